@@ -1,0 +1,3 @@
+"""headgate: a stateful stream processor for Python people."""
+
+__version__ = "0.1.0"

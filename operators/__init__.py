@@ -1,0 +1,1 @@
+"""What a job says: the public graph API, one file per operator, expressions, windows."""

@@ -1,0 +1,152 @@
+"""The contract between an operator and the subtask that runs it.
+
+An operator is created once per subtask, from a factory that travels with the job. All its methods run
+in the subtask's mailbox, never concurrently. Life: `open` -> `restore` (only with a snapshot) ->
+`process` / `on_watermark` / timers ... -> `finish` (end of data; may still emit) -> `close`.
+A crash at any point means: a new instance, restored from the last completed checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..state.keygroups import KeyGroupRange
+from ..state.snapshot import CommitPermit, RestoredState, StateSnapshot
+from .clock import Clock
+from .elements import Batch
+
+
+class Output(Protocol):
+    """Where an operator sends what it makes: the next operator of the chain, or the exchange."""
+
+    def emit(self, batch: Batch) -> None:
+        """Send a batch downstream. Never blocks: backpressure is applied between inputs."""
+        ...
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        """Send a batch to the side output `tag`; without a consumer it is dropped by choice."""
+        ...
+
+    def emit_watermark(self, timestamp: int) -> None:
+        """Send a watermark (ms). The caller keeps it monotone."""
+        ...
+
+    def emit_idle(self, idle: bool) -> None:
+        """Announce that this stream went idle, or is active again."""
+        ...
+
+
+class Counter(Protocol):
+    """A metric that only grows."""
+
+    def inc(self, amount: int = 1) -> None: ...
+
+
+class Metrics(Protocol):
+    """Metrics in the scope of one operator subtask."""
+
+    def counter(self, name: str) -> Counter:
+        """The counter `name` (Flink's metric name, features.md section 4); created on first use."""
+        ...
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Register a gauge whose value is read when metrics are scraped."""
+        ...
+
+
+class TimerService(Protocol):
+    """Processing-time callbacks, run in the mailbox of the subtask."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run `callback` once after `delay_ms`; returns a function that cancels it."""
+        ...
+
+
+@dataclass(slots=True)
+class OperatorContext:
+    """What an operator may know about where it runs."""
+
+    job_name: str
+    operator_name: str
+    subtask_index: int
+    parallelism: int
+    max_parallelism: int
+    attempt: int
+    key_groups: KeyGroupRange
+    clock: Clock
+    timers: TimerService
+    metrics: Metrics
+    logger: logging.Logger | logging.LoggerAdapter[Any]
+    run_in_thread: Callable[[Callable[[], Any]], asyncio.Future[Any]]
+    """Run a blocking function in the worker's I/O threads."""
+    options: dict[str, str] = field(default_factory=dict)
+    restored_checkpoint: int = 0
+    """Id of the checkpoint this attempt was restored from; 0 for a fresh start."""
+
+
+class Operator:
+    """One subtask's instance of an operator. Subclasses override what they need."""
+
+    output: Output
+    context: OperatorContext
+
+    def open(self, context: OperatorContext) -> None:
+        """Called first, before any state or record. Raising fails the attempt."""
+        self.context = context
+
+    def restore(self, state: RestoredState) -> None:
+        """Take over the state of the last completed checkpoint: the rows of own key groups only.
+
+        Called after `open`, only if the job was restored (the state may still be empty).
+        """
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        """Handle one batch of input number `input_index` (0 for operators with one input)."""
+        raise NotImplementedError
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Event time of all inputs reached `timestamp` (ms). The default passes it on."""
+        self.output.emit_watermark(timestamp)
+
+    def on_idle(self, idle: bool) -> None:
+        """All inputs went idle, or one is active again. The default passes it on."""
+        self.output.emit_idle(idle)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        """Called before the barrier goes out; may emit: that still belongs to `checkpoint_id`."""
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
+        """The synchronous part: a cheap consistent cut. Slow work goes into its table makers."""
+        return None
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        """Checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged."""
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` will never complete; its data belongs to the next one."""
+
+    def finish(self) -> None:
+        """All inputs ended; flush, may emit. Not called again after restoring a finished subtask."""
+
+    def close(self) -> None:
+        """Release resources. Also called after failures, then without `finish`. Must not raise."""
+
+
+class AsyncOperator(Operator):
+    """An operator with coroutine user code. It is always the head of a chain.
+
+    The subtask awaits `process_async` before it handles anything else, so the order of records, and
+    the barrier behind them, are kept. `process` of such an operator is never called.
+    """
+
+    async def process_async(self, batch: Batch, input_index: int) -> None:
+        """Like `process`; may await. Cancellation leaves the batch unprocessed: the attempt is over."""
+        raise NotImplementedError
+
+
+OperatorFactory = Callable[[], Operator]
+"""Makes one operator instance per subtask; must be picklable by cloudpickle."""

@@ -1,0 +1,161 @@
+"""What travels on a channel: batches of records, and the control elements between them.
+
+A batch is only a container: everything a user can observe (order per key, watermarks, barriers)
+behaves as if its records were processed one by one, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Timestamps: TypeAlias = npt.NDArray[np.int64]
+"""Event time of each record, milliseconds since the epoch, UTC."""
+
+WATERMARK_MAX = 2**63 - 1
+"""The watermark of a stream that has ended."""
+WATERMARK_MIN = -(2**63)
+"""The watermark of a stream that has not yet seen an event time."""
+
+
+@final
+class ColumnBatch:
+    """Records as Arrow columns; `timestamps` is None until the stream has event time."""
+
+    __slots__ = ("data", "timestamps")
+
+    def __init__(self, data: pa.RecordBatch, timestamps: Timestamps | None = None) -> None:
+        self.data = data
+        self.timestamps = timestamps
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows in view (a slice counts only its own rows)."""
+        times = 0 if self.timestamps is None else self.timestamps.nbytes
+        return int(self.data.nbytes) + times
+
+    def slice(self, offset: int, length: int) -> ColumnBatch:
+        """Rows [offset, offset + length) without copying."""
+        times = None if self.timestamps is None else self.timestamps[offset : offset + length]
+        return ColumnBatch(self.data.slice(offset, length), times)
+
+    def take(self, indices: npt.NDArray[np.integer[Any]]) -> ColumnBatch:
+        """The rows at `indices`, copied in that order."""
+        times = None if self.timestamps is None else self.timestamps[indices]
+        return ColumnBatch(self.data.take(pa.array(indices)), times)
+
+
+@final
+class ObjectBatch:
+    """Records as Python objects, when the user's stream is of objects."""
+
+    __slots__ = ("records", "timestamps")
+
+    def __init__(self, records: list[Any], timestamps: Timestamps | None = None) -> None:
+        self.records = records
+        self.timestamps = timestamps
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def nbytes(self) -> int:
+        """An estimate: 64 bytes a record. Objects have no size of their own worth measuring."""
+        return 64 * len(self.records)
+
+    def slice(self, offset: int, length: int) -> ObjectBatch:
+        """Records [offset, offset + length), as a new list of the same objects."""
+        times = None if self.timestamps is None else self.timestamps[offset : offset + length]
+        return ObjectBatch(self.records[offset : offset + length], times)
+
+    def take(self, indices: npt.NDArray[np.integer[Any]]) -> ObjectBatch:
+        """The records at `indices`, in that order."""
+        times = None if self.timestamps is None else self.timestamps[indices]
+        records = self.records
+        return ObjectBatch([records[i] for i in indices.tolist()], times)
+
+
+Batch: TypeAlias = ColumnBatch | ObjectBatch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No more records with event time <= `timestamp` (ms) are expected on this channel."""
+
+    timestamp: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WatermarkStatus:
+    """The channel went idle (it leaves the minimum) or became active again."""
+
+    idle: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """How a checkpoint is taken. `stop`: sources emit nothing behind the barrier."""
+
+    stop: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """Separates the records of checkpoint `checkpoint_id` from those of the next."""
+
+    checkpoint_id: int
+    trigger_ms: int
+    options: CheckpointOptions = field(default=CheckpointOptions())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CancelCheckpointMarker:
+    """Checkpoint `checkpoint_id` was given up: whoever aligns on it must stop waiting."""
+
+    checkpoint_id: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """No records follow; barriers still may (the last checkpoint commits the sinks' tail)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """Nothing follows: the channel is closed in good order."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LatencyMarker:
+    """Sent by a source at `marked_ms`; measures queueing on its way, bypassing user code."""
+
+    marked_ms: int
+    source_id: str
+    subtask_index: int
+
+
+Control: TypeAlias = (
+    Watermark
+    | WatermarkStatus
+    | CheckpointBarrier
+    | CancelCheckpointMarker
+    | EndOfData
+    | EndOfPartition
+    | LatencyMarker
+)
+Element: TypeAlias = Batch | Control

@@ -1,0 +1,102 @@
+"""The logical graph: what the user said, before chains and subtasks.
+
+Nodes are added by the fluent API (`stream.py`) or by the manifest, never removed. The graph travels to
+the coordinator by cloudpickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from .base import OperatorFactory
+from .partitioning import Partitioning
+from .sink import Sink
+from .source import Source
+
+
+class Chaining(Enum):
+    """May this operator run in the same subtask as the one before it?"""
+
+    ALWAYS = "always"
+    HEAD = "head"  # only as the first of a chain (coroutine user code)
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The user's line that made a node: `file:line` and its source text."""
+
+    location: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.location}  {self.text}".rstrip()
+
+
+@dataclass(slots=True)
+class Input:
+    """An edge into a node: from `node`, or from its side output `side`."""
+
+    node: Node
+    partitioning: Partitioning
+    side: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One logical operator.
+
+    `name` is unique in the job and the address of the node's state. Exactly one of `source` and
+    `factory` is set. `schema` describes what the node emits (None: Python objects); `row_type` is the
+    class its records become in per-record functions.
+    """
+
+    id: int
+    name: str
+    kind: str
+    origin: Origin
+    inputs: tuple[Input, ...] = ()
+    source: Source | None = None
+    factory: OperatorFactory | None = None
+    sink: Sink | None = None
+    schema: pa.Schema | None = None
+    row_type: type[Any] | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    chaining: Chaining = Chaining.ALWAYS
+    stateful: bool = False
+    sides: dict[str, pa.Schema | None] = field(default_factory=dict)
+    """Side outputs of this node and their schemas."""
+    detail: str = ""
+    """A short text for `explain`: the expression, the window, the sink."""
+    columns_read: frozenset[str] | None = None
+    """Input columns this node needs beyond passing them on; None: all of them."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """All nodes of a job, in the order they were added (so inputs come before their readers)."""
+
+    nodes: list[Node] = field(default_factory=list)
+
+    def sources(self) -> Iterator[Node]:
+        """The nodes that read from outside."""
+        return (node for node in self.nodes if node.source is not None)
+
+    def sinks(self) -> Iterator[Node]:
+        """The nodes that write to outside."""
+        return (node for node in self.nodes if node.sink is not None)
+
+    def consumers(self, node: Node) -> list[tuple[Node, int]]:
+        """The readers of `node`, main and side outputs, with their input number."""
+        return [
+            (reader, index)
+            for reader in self.nodes
+            for index, input_ in enumerate(reader.inputs)
+            if input_.node is node
+        ]

@@ -1,0 +1,1 @@
+"""The job manifest: YAML to the same graph as the Python API."""

@@ -1,0 +1,93 @@
+"""The contract of sources: splits, readers, positions (features.md SRC-01, SRC-02).
+
+A source is a description that travels with the job. It is cut into *splits*; each subtask reads some
+of them, one reader per subtask. A reader's position is part of every checkpoint, and reading on from a
+restored position yields exactly the records that followed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from .base import OperatorContext
+from .elements import Batch
+
+REJECTED = "rejected"
+"""The side output of records that could not be read."""
+
+
+class SourceReader:
+    """Reads the splits of one subtask. All methods run in the subtask's mailbox."""
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        """Called first. `reject(batch)` sends unreadable records to the side output `rejected`."""
+        self.context = context
+        self.reject = reject
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        """Take over splits: as made by `Source.splits`, or as returned by `snapshot` (with position).
+
+        Called once after `open`, possibly with none.
+        """
+        raise NotImplementedError
+
+    def poll(self) -> Batch | None:
+        """The next batch if there is one right now, else None. Must not block for more than some ms.
+
+        The position moves past the batch at once: it is the caller's from here on.
+        """
+        raise NotImplementedError
+
+    async def wait(self) -> None:
+        """Return when `poll` may have something again. Cancelling it leaves the reader unchanged."""
+        await asyncio.sleep(0.01)
+
+    @property
+    def finished(self) -> bool:
+        """True when no record will ever come again (then `poll` returns None)."""
+        raise NotImplementedError
+
+    def snapshot(self) -> list[bytes]:
+        """One byte string per unfinished split: the split with the position of the next record."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release resources; also called after failures. Must not raise."""
+
+
+class Source:
+    """Description of a source; picklable.
+
+    Attributes:
+        schema: Arrow schema of the records, None for a source of Python objects.
+        row_type: the class a record becomes in per-record functions, None for a generated one.
+        bounded: True if the source ends.
+    """
+
+    schema: pa.Schema | None = None
+    row_type: type[Any] | None = None
+    bounded: bool = False
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """Cut the source into splits; called once per job, at a fresh start, never after a restore.
+
+        Split i goes to subtask i mod parallelism. The cut must not depend on `parallelism` unless
+        the records then do not either. May do blocking I/O.
+        """
+        raise NotImplementedError
+
+    def reader(self) -> SourceReader:
+        """A new reader for one subtask."""
+        raise NotImplementedError
+
+    def with_columns(self, columns: Sequence[str]) -> Source:
+        """The same source, reading only these columns (a subset, in schema order)."""
+        return self
+
+    def describe(self) -> str:
+        """A short text for `explain`, such as `files(flights/*.parquet)`."""
+        return type(self).__name__

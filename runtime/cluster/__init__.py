@@ -1,0 +1,1 @@
+"""Starting workers and learning that they died; the only room that imports ray."""

@@ -1,0 +1,1 @@
+"""Channels between subtasks: credits, partitioners, wire format, sockets."""

@@ -1,0 +1,1 @@
+"""The checkpoint store: local directory, S3, in memory."""

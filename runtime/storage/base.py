@@ -1,0 +1,81 @@
+"""The checkpoint store: four calls for truth, and four more for bulk files.
+
+Names are relative, `/`-separated, and made only by `runtime/protocol/names.py`. A store is bound to one
+job's root (a directory, or a bucket and prefix). Two kinds of objects live in it:
+
+* **records**: small, the truth. `read`, `put`, `create_if_absent`, `delete`.
+* **files**: state files, up to many GB, written once under a name nobody else uses, invisible until
+  complete. `write_file`, `read_file`, `delete_files`; nothing is true about them until a record says so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The object did not exist; it does now, with our bytes."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Existed:
+    """The object was there before us; `data` is what it holds. It was not changed."""
+
+    data: bytes
+
+
+class CheckpointStore(ABC):
+    """One job's part of durable storage. All calls may raise StorageError after their retries."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect, and probe the guarantees below.
+
+        Raises:
+            StorageError: unreachable, or the store ignores conditional writes.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release connections."""
+
+    @abstractmethod
+    async def read(self, name: str) -> bytes | None:
+        """The newest bytes of a record, None if there is none. Reads what was last written, always."""
+
+    @abstractmethod
+    async def put(self, name: str, data: bytes) -> None:
+        """Create or replace a record atomically. Only for hints that may be stale."""
+
+    @abstractmethod
+    async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
+        """Create a record unless it exists: linearizable, and durable when it returns.
+
+        If the answer of an earlier try was lost, the retry finds our own bytes and reports `Created`.
+        """
+
+    @abstractmethod
+    async def delete(self, name: str) -> None:
+        """Delete a record. That it is absent already counts as success."""
+
+    @abstractmethod
+    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+        """Write a state file; durable when it returns, never visible in part (multipart if large)."""
+
+    @abstractmethod
+    async def read_file(self, name: str) -> bytes:
+        """The whole file. Raises StorageError naming the object if it is missing."""
+
+    @abstractmethod
+    async def delete_files(self, names: Sequence[str]) -> None:
+        """Delete files; absent ones are fine."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The root as a user writes it: a path or an s3:// address."""

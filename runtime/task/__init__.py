@@ -1,0 +1,1 @@
+"""A subtask: mailbox, operator chain, watermark valve, snapshots."""
