@@ -1,0 +1,64 @@
+"""Which columns does a function read? Found in its bytecode, so that only those become Python objects."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+_LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
+_INTROSPECTION = frozenset({"locals", "vars", "eval", "exec", "dir"})
+
+
+def used_columns(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The attributes (`row.a`) and items (`row["a"]`) that `function` reads from its only parameter.
+
+    None when in doubt: the row itself is handed on, stored, rebound, seen by an inner function, or the
+    callable is not a plain Python function of one parameter.
+    """
+    if not isinstance(function, FunctionType):
+        return None
+    code = function.__code__
+    if not _one_plain_parameter(code) or _INTROSPECTION & set(code.co_names):
+        return None
+    row = code.co_varnames[0]
+    if row in code.co_cellvars:
+        return None
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    names: set[str] = set()
+    for index, step in enumerate(steps):
+        if not _mentions(step, row):
+            continue
+        name = _read_after(steps, index) if step.opname in _LOADS else None
+        if name is None:
+            return None
+        names.add(name)
+    return frozenset(names)
+
+
+def _one_plain_parameter(code: CodeType) -> bool:
+    variable = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return code.co_argcount == 1 and code.co_kwonlyargcount == 0 and not variable
+
+
+def _mentions(step: dis.Instruction, row: str) -> bool:
+    """True if an instruction touches the parameter; later Pythons fuse two variables into one."""
+    if "FAST" not in step.opname and "DEREF" not in step.opname:
+        return False
+    return step.argval == row or (isinstance(step.argval, tuple) and row in step.argval)
+
+
+def _read_after(steps: list[dis.Instruction], index: int) -> str | None:
+    """The column read by the instructions right behind the load at `index`."""
+    following = steps[index + 1 : index + 3]
+    if following and following[0].opname in _ATTRIBUTES:
+        return str(following[0].argval)
+    if len(following) == 2 and following[0].opname == "LOAD_CONST":
+        is_item = following[1].opname in _SUBSCRIPTS and following[1].argrepr in ("", "[]")
+        if is_item and isinstance(following[0].argval, str):
+            return str(following[0].argval)
+    return None

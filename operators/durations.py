@@ -1,0 +1,86 @@
+"""Durations as users write them: "30s", "1h 30m", "200 ms", or a timedelta; inside, whole milliseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from ..errors import UsageError
+
+Duration: TypeAlias = str | timedelta
+
+_UNIT_MS: Final[dict[str, int]] = {
+    "ms": 1,
+    "milli": 1,
+    "millis": 1,
+    "millisecond": 1,
+    "milliseconds": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "secs": 1_000,
+    "second": 1_000,
+    "seconds": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "mins": 60_000,
+    "minute": 60_000,
+    "minutes": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "hours": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "days": 86_400_000,
+}
+_PARTS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+_PART = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
+_FIX = 'write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"'
+
+
+def parse_duration(value: object, what: str = "duration") -> int:
+    """Milliseconds of a duration. `what` names the argument in the error.
+
+    Raises:
+        UsageError: not a duration; bare numbers are refused, for their unit would be a guess.
+    """
+    if isinstance(value, timedelta):
+        return _timedelta_ms(value, what)
+    if isinstance(value, bool | int | float):
+        raise UsageError(f"{what} needs a unit value=`{value}`", fix=_FIX)
+    if not isinstance(value, str):
+        raise UsageError(f"{what} is not a duration type=`{type(value).__name__}`", fix=_FIX)
+    total, position, text = 0, 0, value
+    while position < len(text):
+        part = _PART.match(text, position)
+        unit_ms = None if part is None else _UNIT_MS.get(part[2].lower())
+        if part is None or unit_ms is None:
+            break
+        total += int(part[1]) * unit_ms
+        position = part.end()
+    if not text.strip() or position < len(text):
+        if text.strip().isdigit():
+            raise UsageError(f"{what} needs a unit value=`{value}`", fix=_FIX)
+        raise UsageError(f"{what} is not a duration value=`{value}`", fix=_FIX)
+    return total
+
+
+def _timedelta_ms(value: timedelta, what: str) -> int:
+    whole, rest = divmod(value, timedelta(milliseconds=1))
+    if whole < 0:
+        raise UsageError(f"{what} must not be negative value=`{value}`")
+    if rest:
+        raise UsageError(f"{what} is finer than a millisecond value=`{value}`")
+    return whole
+
+
+def format_duration(milliseconds: int) -> str:
+    """The shortest text that `parse_duration` reads back: 5400000 is "1h 30m"."""
+    if milliseconds <= 0:
+        return "0s" if milliseconds == 0 else f"-{format_duration(-milliseconds)}"
+    parts = []
+    for unit, size in _PARTS:
+        count, milliseconds = divmod(milliseconds, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts)

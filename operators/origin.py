@@ -1,0 +1,36 @@
+"""Where in the user's code a step was written, for error messages and `explain`."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import FrameType
+
+from .graph import Origin
+
+_PACKAGE = __name__.partition(".")[0]
+_ROOMS = frozenset({"operators", "state", "connectors", "runtime", "errors"})
+
+
+def capture_origin() -> Origin:
+    """The innermost caller outside headgate: its `file:line` and the text of that line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    if frame is None:
+        return Origin("<unknown>")
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    return Origin(f"{_shown(path)}:{line}", linecache.getline(path, line).strip())
+
+
+def _is_ours(frame: FrameType) -> bool:
+    # By room, not by directory: examples and tests lie in the same tree and are users.
+    first, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
+    return first == _PACKAGE and (not rest or rest.partition(".")[0] in _ROOMS)
+
+
+def _shown(path: str) -> str:
+    """The path relative to the working directory if it lies below it."""
+    prefix = os.path.join(os.getcwd(), "")
+    return path[len(prefix) :] if path.startswith(prefix) else path

@@ -1,0 +1,270 @@
+"""Between columns and records: the fast ways, and the only ones.
+
+Timestamps become aware datetimes in UTC and back; nulls become None. Only the columns a function reads
+are turned into Python objects. Measured: one Struct per record is the cheapest record to make, and its
+classes are not tracked by the garbage collector, which would otherwise dominate (columnar.md 5).
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .bytecode import used_columns
+from .elements import Batch, ColumnBatch
+from .schema import unknown_column
+
+PER_RECORD_ROWS = 8_192
+"""Rows handed to a per-record function at a time; larger pieces fall out of the CPU's cache."""
+
+
+class RowMismatch(ValueError):
+    """A record does not fit the schema; `index` is its place in the batch."""
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+@cache
+def row_type(names: tuple[str, ...]) -> type[Any]:
+    """The generated class of records with these columns: `row.a` and `row["a"]`.
+
+    Instances pickle by column names, so that they reach processes that never saw the class.
+    """
+    attributes = {name: _attribute(name, index) for index, name in enumerate(names)}
+
+    def item(self: Any, column: str) -> Any:
+        try:
+            return getattr(self, attributes[column])
+        except KeyError:
+            raise KeyError(f"{column}; columns: {', '.join(names)}") from None
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return _rebuild_row, (names, msgspec.structs.astuple(self))
+
+    return msgspec.defstruct(
+        "Row",
+        [(attribute, Any) for attribute in attributes.values()],
+        namespace={"__getitem__": item, "__reduce__": reduce},
+        module=__name__,
+        gc=False,
+    )
+
+
+def _attribute(name: str, index: int) -> str:
+    plain = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
+    return name if plain else f"column_{index}"
+
+
+def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return row_type(names)(*values)
+
+
+class RowReader:
+    """Makes the records of a batch for one user function: picklable, decided at plan time.
+
+    `columns` are those the function reads; None if it may see the whole record.
+    """
+
+    def __init__(
+        self, schema: pa.Schema | None, record_class: type[Any] | None, function: Callable[..., Any]
+    ) -> None:
+        self.columns: tuple[str, ...] | None = None
+        self.record_class = record_class
+        if schema is None:
+            return
+        used = used_columns(function)
+        if used is not None and used <= set(schema.names):
+            self.columns = tuple(name for name in schema.names if name in used)
+            # The function cannot tell a narrow record from a whole one: it only reads these fields.
+            self.record_class = None
+
+    @property
+    def columns_read(self) -> frozenset[str] | None:
+        """For `Node.columns_read`."""
+        return None if self.columns is None else frozenset(self.columns)
+
+    def __call__(self, batch: Batch) -> list[Any]:
+        """The records of `batch`."""
+        if not isinstance(batch, ColumnBatch):
+            return batch.records
+        return to_rows(batch.data, self.record_class, self.columns)
+
+
+def check_attributes(
+    function: Callable[..., Any],
+    schema: pa.Schema,
+    record_class: type[Any] | None,
+    step: str,
+    where: str,
+) -> None:
+    """Raise PlanError if the function reads a column that generated records will not have."""
+    if record_class is not None:
+        return
+    for name in sorted(used_columns(function) or ()):
+        if name not in schema.names and not hasattr(row_type(tuple(schema.names)), name):
+            raise unknown_column(name, schema, step, where)
+
+
+def to_rows(
+    data: pa.RecordBatch,
+    record_class: type[Any] | None = None,
+    columns: Sequence[str] | None = None,
+) -> list[Any]:
+    """The rows of `data` as records: instances of `record_class`, or of a generated class."""
+    names = tuple(data.schema.names if columns is None else columns)
+    if not names:
+        return [row_type(())()] * data.num_rows
+    lists = [to_list(data.column(name)) for name in names]
+    if record_class is None:
+        return list(map(row_type(names), *lists))
+    if _positional_fields(record_class) == names:
+        return list(map(record_class, *lists))
+    return [
+        record_class(**dict(zip(names, values, strict=True))) for values in zip(*lists, strict=True)
+    ]
+
+
+@cache
+def _positional_fields(record_class: type[Any]) -> tuple[str, ...] | None:
+    """The fields in the order of the constructor; None if it takes keywords only."""
+    if issubclass(record_class, msgspec.Struct):
+        return None if record_class.__struct_config__.kw_only else record_class.__struct_fields__
+    return getattr(record_class, "__match_args__", None)
+
+
+def to_list(column: pa.Array) -> list[Any]:
+    """The values of a column as Python objects; ten times faster than `to_pylist` where it matters."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return _datetimes(column)
+    if pa.types.is_dictionary(kind):
+        return to_list(column.dictionary_decode())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        return list(column.to_numpy(zero_copy_only=False))
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if plain and column.null_count == 0:
+        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return values
+    return list(column.to_pylist())
+
+
+def _datetimes(column: pa.Array) -> list[datetime | None]:
+    """Aware datetimes. Raises rather than cut off nanoseconds, which a datetime cannot hold."""
+    micros = pc.cast(column, pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+    naive = micros.to_numpy(zero_copy_only=False) if micros.null_count == 0 else None
+    if naive is None:
+        return [None if v is None else v.replace(tzinfo=UTC) for v in _naive(micros)]
+    return [v.replace(tzinfo=UTC) for v in naive.view("datetime64[us]").tolist()]
+
+
+def _naive(micros: pa.Array) -> list[datetime | None]:
+    filled = micros.fill_null(np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
+    values: list[datetime | None] = filled.view(
+        "datetime64[us]"
+    ).tolist()  # the minimum is NaT: None
+    return values
+
+
+def to_columns(records: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    """The records as columns of `schema`: Structs, dataclasses, mappings or tuples, all of one kind.
+
+    Raises:
+        RowMismatch: a record lacks a field, or a value does not fit its column.
+    """
+    if not records:
+        return _empty(schema)
+    first = records[0]
+    if isinstance(first, tuple):
+        columns: list[Sequence[Any]] = _transpose(records, len(schema.names), schema)
+    else:
+        getter = itemgetter if isinstance(first, Mapping) else attrgetter
+        columns = [_gather(records, name, getter) for name in schema.names]
+    arrays = [
+        _to_array(values, field, records) for values, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+
+
+def _transpose(records: Sequence[Any], width: int, schema: pa.Schema) -> list[Sequence[Any]]:
+    for index, record in enumerate(records):
+        if not isinstance(record, tuple):
+            raise RowMismatch(f"returned a {type(record).__name__} after tuples", index)
+        if len(record) != width:
+            columns = ", ".join(schema.names)
+            raise RowMismatch(
+                f"returned a tuple of {len(record)} values for {width} columns: {columns}", index
+            )
+    return list(zip(*records, strict=True))
+
+
+def _gather(records: Sequence[Any], name: str, getter: Callable[[str], Any]) -> list[Any]:
+    values: list[Any] = []
+    try:
+        values.extend(map(getter(name), records))
+    except (AttributeError, KeyError, TypeError) as error:
+        index = len(values)
+        kind = type(records[index]).__name__
+        raise RowMismatch(f"returned a {kind} without `{name}`", index) from error
+    return values
+
+
+def _to_array(values: Sequence[Any], field: pa.Field, records: Sequence[Any]) -> pa.Array:
+    try:
+        if pa.types.is_integer(field.type):
+            # Without this, Arrow would silently cut 1.5 down to 1.
+            array = _integers(values, field.type)
+        else:
+            array = pa.array(values, field.type)
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+        TypeError,
+    ) as error:
+        index = _first_bad(values, field)
+        raise RowMismatch(
+            f"returned a {type(values[index]).__name__} for column `{field.name}` of type {field.type}",
+            index,
+        ) from error
+    if not field.nullable and array.null_count:
+        index = next(i for i, value in enumerate(values) if value is None)
+        raise RowMismatch(f"returned None for column `{field.name}`, which is not optional", index)
+    return array
+
+
+def _integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    inferred = pa.array(values)
+    if pa.types.is_integer(inferred.type):
+        return inferred.cast(kind)
+    if pa.types.is_null(inferred.type):
+        return pa.nulls(len(inferred), kind)
+    raise TypeError(f"not integers but {inferred.type}")
+
+
+def _first_bad(values: Sequence[Any], field: pa.Field) -> int:
+    """The first value that cannot stand in the column alone; 0 if only the mixture is wrong."""
+    for index, value in enumerate(values):
+        try:
+            if pa.types.is_integer(field.type):
+                _integers([value], field.type)
+            else:
+                pa.array([value], field.type)
+        except (pa.ArrowException, OverflowError, TypeError):
+            return index
+    return 0

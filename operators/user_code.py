@@ -1,0 +1,51 @@
+"""Errors of the user's functions: which step, which line, which record, and the original exception."""
+
+from __future__ import annotations
+
+import reprlib
+import traceback
+from typing import Any
+
+from ..errors import UserCodeError
+from .graph import Origin
+
+RECORD_TEXT_MAX = 300
+"""Characters of a record shown in an error."""
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 120
+_short.maxdict = _short.maxlist = _short.maxtuple = 12
+
+
+def describe_record(record: Any) -> str:
+    """The record as text, at most `RECORD_TEXT_MAX` characters; never raises."""
+    try:
+        if isinstance(record, str | bytes | dict | list | tuple):
+            text = _short.repr(record)
+        else:
+            text = repr(record)
+    except Exception as error:
+        text = f"<{type(record).__name__}: its repr raised {type(error).__name__}>"
+    return text if len(text) <= RECORD_TEXT_MAX else f"{text[: RECORD_TEXT_MAX - 1]}…"
+
+
+def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> UserCodeError:
+    """The error to raise, `from error`, when the function of `step` failed on `record`."""
+    reason = str(error).strip()
+    shown = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    return UserCodeError(
+        f"the function of `{step}` raised {shown} record=`{describe_record(record)}`",
+        where=str(origin),
+        detail="".join(traceback.format_exception(error)),
+    )
+
+
+def bad_result(
+    step: str, origin: Origin, record: Any, problem: str, fix: str = ""
+) -> UserCodeError:
+    """The error to raise when the function of `step` returned something of the wrong kind."""
+    return UserCodeError(
+        f"the function of `{step}` {problem} record=`{describe_record(record)}`",
+        where=str(origin),
+        fix=fix,
+    )
