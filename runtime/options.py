@@ -1,0 +1,523 @@
+"""Every option of a job: key, type, default, unit, meaning. Nothing is listed that nothing reads.
+
+Keys, defaults and meanings are Flink's where the meaning is Flink's; our own start with `headgate.`.
+`python -m headgate.runtime.options` prints this table as Markdown (docs/options.md).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from ..errors import OptionError, UsageError
+from ..operators.durations import format_duration, parse_duration
+from ..operators.sizes import format_size, parse_size
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ValueType(Protocol[T_co]):
+    """How the text of an option becomes a value."""
+
+    @property
+    def name(self) -> str:
+        """What the docs call it."""
+        ...
+
+    def parse(self, text: str) -> T_co:
+        """The value; raises UsageError (without the key) for a text that is none."""
+        ...
+
+    def format(self, value: Any) -> str:
+        """A text that parses to `value` again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Milliseconds, written with a unit: `10 s`."""
+
+    at_least_ms: int = 0
+    name: str = "duration"
+
+    def parse(self, text: str) -> int:
+        value = parse_duration(text)
+        if value < self.at_least_ms:
+            raise OptionError(f"must be at least {format_duration(self.at_least_ms)}")
+        return value
+
+    def format(self, value: Any) -> str:
+        return format_duration(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes, written with a unit: `32 kb`."""
+
+    at_least: int = 1
+    name: str = "size"
+
+    def parse(self, text: str) -> int:
+        value = parse_size(text)
+        if value < self.at_least:
+            raise OptionError(f"must be at least {format_size(self.at_least)}")
+        return value
+
+    def format(self, value: Any) -> str:
+        return format_size(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number within bounds."""
+
+    at_least: int = 0
+    at_most: int = 2**31 - 1
+    name: str = "integer"
+
+    def parse(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise OptionError("must be a whole number") from None
+        if not self.at_least <= value <= self.at_most:
+            raise OptionError(f"must lie in {self.at_least}..{self.at_most}")
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """`true` or `false`."""
+
+    name: str = "boolean"
+
+    def parse(self, text: str) -> bool:
+        try:
+            return {"true": True, "false": False}[text.strip().lower()]
+        except KeyError:
+            raise OptionError("must be true or false") from None
+
+    def format(self, value: Any) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text but an empty one."""
+
+    name: str = "text"
+
+    def parse(self, text: str) -> str:
+        if not text.strip():
+            raise OptionError("must not be empty")
+        return text.strip()
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words; `others` are Flink's other spellings of them."""
+
+    words: tuple[str, ...]
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " \\| ".join(f"`{word}`" for word in self.words)
+
+    def parse(self, text: str) -> str:
+        wanted = text.strip().lower()
+        for word in self.words:
+            if wanted == word.lower():
+                return word
+        for other, word in self.others:
+            if wanted == other:
+                return word
+        raise OptionError(f"must be one of {', '.join(self.words)}")
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Option(Generic[T]):
+    """One option.
+
+    Attributes:
+        default: the value when it is not set; None means what `doc` says.
+        unit: what the parsed value counts.
+        aliases: older names of the key, accepted as well.
+    """
+
+    key: str
+    type: ValueType[Any]
+    default: T
+    unit: str
+    doc: str
+    aliases: tuple[str, ...] = ()
+
+    def default_text(self) -> str:
+        """The default as a user would write it; `unset` if there is none."""
+        return "unset" if self.default is None else self.type.format(self.default)
+
+
+CHECKPOINT_INTERVAL = Option[int | None](
+    "execution.checkpointing.interval",
+    Duration(at_least_ms=10),
+    None,
+    "ms",
+    "Time between the starts of periodic checkpoints; unset: no periodic checkpoints.",
+)
+CHECKPOINT_TIMEOUT = Option[int](
+    "execution.checkpointing.timeout",
+    Duration(at_least_ms=10),
+    600_000,
+    "ms",
+    "A checkpoint that is not complete after this time is aborted.",
+)
+CHECKPOINT_MIN_PAUSE = Option[int](
+    "execution.checkpointing.min-pause",
+    Duration(),
+    0,
+    "ms",
+    "Least time from the end of a checkpoint to the start of the next; above 0 at most one runs.",
+)
+CHECKPOINT_MAX_CONCURRENT = Option[int](
+    "execution.checkpointing.max-concurrent-checkpoints",
+    Integer(at_least=1, at_most=1000),
+    1,
+    "checkpoints",
+    "How many checkpoints may be under way at once.",
+)
+CHECKPOINT_TOLERABLE_FAILURES = Option[int](
+    "execution.checkpointing.tolerable-failed-checkpoints",
+    Integer(),
+    0,
+    "checkpoints",
+    "How many checkpoints in a row may fail before the job does.",
+)
+CHECKPOINT_RETAINED = Option[int](
+    "execution.checkpointing.num-retained",
+    Integer(at_least=1, at_most=10_000),
+    1,
+    "checkpoints",
+    "How many completed checkpoints are kept.",
+    ("state.checkpoints.num-retained",),
+)
+CHECKPOINT_RETENTION = Option[str](
+    "execution.checkpointing.externalized-checkpoint-retention",
+    Choice(("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS")),
+    "RETAIN_ON_CANCELLATION",
+    "",
+    "What happens to the last checkpoint when a job is cancelled. Unlike Flink's, the default keeps it: "
+    "state must not vanish because a flag was forgotten.",
+)
+CHECKPOINT_DIR = Option[str | None](
+    "execution.checkpointing.dir",
+    Text(),
+    None,
+    "",
+    "Where checkpoints go: a directory or `s3://bucket/prefix`. Required for checkpoints.",
+    ("state.checkpoints.dir",),
+)
+BUFFER_TIMEOUT = Option[int](
+    "execution.buffer-timeout.interval",
+    Duration(),
+    100,
+    "ms",
+    "A partly filled buffer is sent after this time; 0: at once.",
+    ("execution.buffer-timeout",),
+)
+PARALLELISM = Option[int](
+    "parallelism.default",
+    Integer(at_least=1, at_most=32768),
+    1,
+    "subtasks",
+    "Parallelism of operators that do not set their own.",
+)
+MAX_PARALLELISM = Option[int | None](
+    "pipeline.max-parallelism",
+    Integer(at_least=1, at_most=32768),
+    None,
+    "key groups",
+    "Number of key groups, fixed for the life of the job's state; unset: the next power of two of "
+    "1.5 × parallelism, at least 128.",
+)
+CHAINING = Option[bool](
+    "pipeline.operator-chaining.enabled",
+    Boolean(),
+    True,
+    "",
+    "Run operators joined by a forward edge in one subtask.",
+    ("pipeline.operator-chaining",),
+)
+WATERMARK_INTERVAL = Option[int](
+    "pipeline.auto-watermark-interval",
+    Duration(),
+    200,
+    "ms",
+    "How often watermarks are sent; 0: after every batch.",
+)
+RESTART_STRATEGY = Option[str | None](
+    "restart-strategy.type",
+    Choice(
+        ("fixed-delay", "none"),
+        (("fixeddelay", "fixed-delay"), ("off", "none"), ("disable", "none")),
+    ),
+    None,
+    "",
+    "What to do when a job fails; unset: `fixed-delay` with checkpoints, `none` without.",
+    ("restart-strategy",),
+)
+RESTART_ATTEMPTS = Option[int](
+    "restart-strategy.fixed-delay.attempts",
+    Integer(),
+    1,
+    "restarts",
+    "How many times a job is restarted before it fails.",
+)
+RESTART_DELAY = Option[int](
+    "restart-strategy.fixed-delay.delay",
+    Duration(),
+    1_000,
+    "ms",
+    "Pause before a restart.",
+)
+HEARTBEAT_INTERVAL = Option[int](
+    "heartbeat.interval",
+    Duration(at_least_ms=10),
+    10_000,
+    "ms",
+    "How often the coordinator and the workers ask each other for a sign of life.",
+)
+HEARTBEAT_TIMEOUT = Option[int](
+    "heartbeat.timeout",
+    Duration(at_least_ms=10),
+    50_000,
+    "ms",
+    "A peer silent for this long is taken for dead; must be above the interval.",
+)
+BUFFERS_PER_CHANNEL = Option[int](
+    "taskmanager.network.memory.buffers-per-channel",
+    Integer(at_least=1, at_most=10_000),
+    2,
+    "buffers",
+    "Exclusive buffers of each channel: what may be under way without a further credit.",
+)
+FLOATING_BUFFERS = Option[int](
+    "taskmanager.network.memory.floating-buffers-per-gate",
+    Integer(at_most=100_000),
+    8,
+    "buffers",
+    "Buffers the channels of one input gate share, given to those with a backlog.",
+)
+METRICS_PORT = Option[int | None](
+    "metrics.port",
+    Integer(at_most=65535),
+    None,
+    "",
+    "TCP port of the Prometheus endpoint; 0: a free one; unset: no endpoint.",
+)
+S3_ENDPOINT = Option[str | None](
+    "s3.endpoint", Text(), None, "", "Address of the S3 service; unset: that of the region."
+)
+S3_REGION = Option[str | None](
+    "s3.region",
+    Text(),
+    None,
+    "",
+    "Region of the S3 service; unset: from the environment.",
+    ("s3.endpoint.region",),
+)
+S3_PATH_STYLE = Option[bool](
+    "s3.path-style-access",
+    Boolean(),
+    False,
+    "",
+    "Put the bucket into the path instead of the host name (MinIO and other S3-alikes).",
+    ("s3.path.style.access",),
+)
+BUFFER_ROWS = Option[int](
+    "headgate.buffer.rows",
+    Integer(at_least=1, at_most=1_048_576),
+    8_192,
+    "rows",
+    "Largest number of rows in one buffer.",
+)
+BUFFER_SIZE = Option[int](
+    "headgate.buffer.max-size",
+    Size(at_least=1024),
+    1_048_576,
+    "bytes",
+    "Largest size of one buffer; a single larger record still travels, alone.",
+)
+ASYNC_IN_FLIGHT = Option[int](
+    "headgate.async.max-in-flight",
+    Integer(at_least=1, at_most=100_000),
+    100,
+    "records",
+    "How many calls of one coroutine function are under way at once in a subtask.",
+)
+TASK_SLICE = Option[int](
+    "headgate.task.slice",
+    Duration(at_least_ms=1),
+    50,
+    "ms",
+    "Longest stretch of user code between two looks at barriers, credits and timers; longer batches "
+    "are split.",
+)
+
+OPTIONS: tuple[Option[Any], ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Option)
+)
+_BY_NAME: dict[str, Option[Any]] = {
+    name: option for option in OPTIONS for name in (option.key, *option.aliases)
+}
+
+
+def find_option(key: str) -> Option[Any]:
+    """The option named `key`, or of which `key` is an older name.
+
+    Raises:
+        OptionError: there is none; `fix` names the nearest.
+    """
+    option = _BY_NAME.get(key)
+    if option is not None:
+        return option
+    near = difflib.get_close_matches(key, _BY_NAME, n=1, cutoff=0.6)
+    raise OptionError(
+        f"unknown option key=`{key}`",
+        fix=f"did you mean `{near[0]}`?" if near else "see docs/options.md for all options",
+    )
+
+
+class Options:
+    """The options of one job: checked texts, typed values, defaults for the rest. Immutable."""
+
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+        """Parse and check `texts`.
+
+        Raises:
+            OptionError: with all problems at once.
+        """
+        self._values, problems = _parse(texts or {})
+        if len(problems) == 1:
+            raise next(iter(problems.values()))
+        if problems:
+            lines = "\n".join(str(problem) for problem in problems.values())
+            raise OptionError(f"{len(problems)} mistakes in the options:\n{lines}")
+
+    @staticmethod
+    def problems(texts: Mapping[str, str]) -> dict[str, OptionError]:
+        """What is wrong with `texts`, by the key as the user wrote it; empty if nothing is."""
+        return _parse(texts)[1]
+
+    def get(self, option: Option[T]) -> T:
+        """The value of `option`, in its unit."""
+        value: T = self._values.get(option.key, option.default)
+        return value
+
+    def is_set(self, option: Option[Any]) -> bool:
+        """True if the user set it, also if to the default."""
+        return option.key in self._values
+
+    def override(self, texts: Mapping[str, str]) -> Options:
+        """These options with those of `texts` in their place."""
+        theirs = {find_option(key).key: text for key, text in texts.items() if key in _BY_NAME}
+        unknown = {key: text for key, text in texts.items() if key not in _BY_NAME}
+        return Options({**self.explicit(), **theirs, **unknown})
+
+    def explicit(self) -> dict[str, str]:
+        """The texts of what the user set, under the current keys."""
+        return {key: _BY_NAME[key].type.format(value) for key, value in self._values.items()}
+
+    def effective(self) -> dict[str, str]:
+        """The texts of everything with a value, set or default: what operators see."""
+        defaults = {o.key: o.default_text() for o in OPTIONS if o.default is not None}
+        return {**defaults, **self.explicit()}
+
+
+def _parse(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, OptionError]]:
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    problems: dict[str, OptionError] = {}
+    for key, text in texts.items():
+        try:
+            option = find_option(key)
+            if option.key in values:
+                raise OptionError(
+                    f"option is set twice key=`{option.key}` also_as=`{written[option.key]}`",
+                    fix="keep one of them",
+                )
+            written[option.key] = key
+            values[option.key] = _value(option, key, text)
+        except OptionError as problem:
+            problems[key] = problem
+    for key, problem in _contradictions(values):
+        problems.setdefault(written[key], problem)
+    return values, problems
+
+
+def _value(option: Option[T], key: str, text: object) -> T:
+    if not isinstance(text, str):
+        raise OptionError(
+            f"option value must be text key=`{key}` value=`{text!r}`", fix=f'write "{text}"'
+        )
+    try:
+        value: T = option.type.parse(text)
+    except UsageError as error:
+        raise OptionError(
+            f"bad option value key=`{key}` value=`{text}`", fix=error.fix or error.message
+        ) from None
+    return value
+
+
+def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
+    """Options that are fine alone and wrong together, each with the key to blame."""
+    interval = values.get(HEARTBEAT_INTERVAL.key, HEARTBEAT_INTERVAL.default)
+    timeout = values.get(HEARTBEAT_TIMEOUT.key, HEARTBEAT_TIMEOUT.default)
+    if timeout <= interval:
+        blamed = HEARTBEAT_TIMEOUT if HEARTBEAT_TIMEOUT.key in values else HEARTBEAT_INTERVAL
+        yield (
+            blamed.key,
+            OptionError(
+                f"heartbeat timeout is not above the interval "
+                f"interval=`{format_duration(interval)}` timeout=`{format_duration(timeout)}`",
+                fix=f"raise {HEARTBEAT_TIMEOUT.key}, or lower {HEARTBEAT_INTERVAL.key}",
+            ),
+        )
+
+
+def markdown() -> str:
+    """The table of all options, for docs/options.md."""
+    lines = [
+        "# Options",
+        "",
+        "<!-- generated: python -m headgate.runtime.options > docs/options.md -->",
+        "",
+        "Set them with `hg.Job(..., options={...})`, under `spec.options` of a manifest, or with",
+        "`headgate run -D key=value`. Unknown keys are refused. Durations and sizes need a unit",
+        "(`10 s`, `32 kb`).",
+        "",
+        "| key | type | default | unit | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for option in OPTIONS:
+        aliases = "".join(f" Also `{alias}`." for alias in option.aliases)
+        lines.append(
+            f"| `{option.key}` | {option.type.name} | `{option.default_text()}` | {option.unit} "
+            f"| {option.doc}{aliases} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

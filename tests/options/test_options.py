@@ -1,0 +1,157 @@
+"""Options: every mistake is refused, at once, with the nearest key; the docs are current."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from headgate.errors import OptionError
+from headgate.runtime import options
+from headgate.runtime.options import OPTIONS, Options, find_option, markdown
+
+ROOT = Path(options.__file__).parent.parent
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    empty = Options()
+    assert empty.get(options.CHECKPOINT_INTERVAL) is None
+    assert empty.get(options.CHECKPOINT_TIMEOUT) == 600_000
+    assert empty.get(options.CHECKPOINT_RETENTION) == "RETAIN_ON_CANCELLATION"
+    assert empty.get(options.BUFFERS_PER_CHANNEL) == 2
+    assert empty.get(options.FLOATING_BUFFERS) == 8
+    assert empty.get(options.HEARTBEAT_INTERVAL) == 10_000
+    assert empty.get(options.HEARTBEAT_TIMEOUT) == 50_000
+    assert empty.get(options.BUFFER_TIMEOUT) == 100
+    assert empty.explicit() == {}
+
+
+def test_every_default_is_a_value_its_own_type_accepts() -> None:
+    for option in OPTIONS:
+        if option.default is not None:
+            assert option.type.parse(option.default_text()) == option.default, option.key
+
+
+def test_keys_and_aliases_are_unique() -> None:
+    names = [name for option in OPTIONS for name in (option.key, *option.aliases)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "option", "value"),
+    [
+        ("execution.checkpointing.interval", "30s", options.CHECKPOINT_INTERVAL, 30_000),
+        ("execution.checkpointing.timeout", "5 min", options.CHECKPOINT_TIMEOUT, 300_000),
+        ("headgate.buffer.max-size", "64kb", options.BUFFER_SIZE, 65_536),
+        ("pipeline.operator-chaining.enabled", "FALSE", options.CHAINING, False),
+        ("restart-strategy.type", "fixeddelay", options.RESTART_STRATEGY, "fixed-delay"),
+        ("restart-strategy.type", "disable", options.RESTART_STRATEGY, "none"),
+        ("s3.endpoint", " http://localhost:9000 ", options.S3_ENDPOINT, "http://localhost:9000"),
+        ("state.checkpoints.num-retained", "3", options.CHECKPOINT_RETAINED, 3),
+        ("state.checkpoints.dir", "/tmp/ck", options.CHECKPOINT_DIR, "/tmp/ck"),
+        ("execution.buffer-timeout", "0ms", options.BUFFER_TIMEOUT, 0),
+        ("restart-strategy", "none", options.RESTART_STRATEGY, "none"),
+    ],
+)
+def test_a_text_becomes_a_value(
+    key: str, text: str, option: options.Option[object], value: object
+) -> None:
+    parsed = Options({key: text})
+    assert parsed.get(option) == value
+    assert parsed.is_set(option)
+    assert Options(parsed.explicit()).get(option) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "part"),
+    [
+        ("execution.checkpointing.interval", "5ms", "at least 10"),
+        ("execution.checkpointing.interval", "5", "unit"),
+        ("execution.checkpointing.num-retained", "0", "1..10000"),
+        ("execution.checkpointing.num-retained", "two", "whole number"),
+        ("restart-strategy.type", "exponential-delay", "one of fixed-delay, none"),
+        ("pipeline.operator-chaining.enabled", "yes", "true or false"),
+        ("parallelism.default", "40000", "1..32768"),
+        ("metrics.port", "70000", "0..65535"),
+        ("s3.endpoint", "  ", "not be empty"),
+    ],
+)
+def test_a_bad_value_is_refused_with_key_value_and_reason(key: str, text: str, part: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options({key: text})
+    assert f"key=`{key}` value=`{text}`" in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known() -> None:
+    with pytest.raises(OptionError) as caught:
+        Options({"execution.checkpoint.interval": "10s"})
+    assert caught.value.message == "unknown option key=`execution.checkpoint.interval`"
+    assert caught.value.fix == "did you mean `execution.checkpointing.interval`?"
+    with pytest.raises(OptionError, match="docs/options.md"):
+        find_option("zzz")
+
+
+def test_a_flink_option_that_we_do_not_have_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(OptionError, match="unknown option"):
+        Options({"execution.checkpointing.unaligned.enabled": "true"})
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    texts = {
+        "parallelism.default": "0",
+        "metrics.prot": "1",
+        "heartbeat.timeout": "1s",
+        "s3.region": "eu-central-1",
+    }
+    assert set(Options.problems(texts)) == {
+        "parallelism.default",
+        "metrics.prot",
+        "heartbeat.timeout",
+    }
+    with pytest.raises(OptionError) as caught:
+        Options(texts)
+    text = str(caught.value)
+    assert text.startswith("3 mistakes in the options:")
+    assert "parallelism.default" in text
+    assert "did you mean `metrics.port`?" in text
+    assert "heartbeat timeout is not above the interval" in text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_a_key_and_its_older_name_together_are_refused() -> None:
+    with pytest.raises(OptionError, match="set twice"):
+        Options({"state.checkpoints.dir": "a", "execution.checkpointing.dir": "b"})
+
+
+def test_a_value_that_is_no_text_is_refused() -> None:
+    with pytest.raises(OptionError, match='write "4"'):
+        Options({"parallelism.default": 4})  # type: ignore[dict-item]
+
+
+def test_override_replaces_also_across_older_names() -> None:
+    base = Options({"state.checkpoints.dir": "a", "parallelism.default": "2"})
+    over = base.override({"execution.checkpointing.dir": "b"})
+    assert over.get(options.CHECKPOINT_DIR) == "b"
+    assert over.get(options.PARALLELISM) == 2
+    assert base.get(options.CHECKPOINT_DIR) == "a"
+    with pytest.raises(OptionError, match="unknown option"):
+        base.override({"nope": "1"})
+
+
+def test_effective_texts_hold_defaults_and_parse_to_the_same_values() -> None:
+    chosen = Options({"headgate.task.slice": "20ms"})
+    again = Options(chosen.effective())
+    for option in OPTIONS:
+        assert again.get(option) == chosen.get(option), option.key
+
+
+def test_the_docs_are_current() -> None:
+    assert (ROOT / "docs" / "options.md").read_text() == markdown()
+
+
+def test_the_module_prints_the_docs() -> None:
+    command = [sys.executable, "-m", "headgate.runtime.options"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == markdown()
