@@ -5,16 +5,33 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 from .graph import Origin
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOMS = frozenset({"operators", "state", "connectors", "runtime", "errors"})
+_given: ContextVar[Origin | None] = ContextVar("origin", default=None)
+
+
+@contextmanager
+def origin_is(origin: Origin) -> Iterator[None]:
+    """Steps made inside were written at `origin`, not where the Python code that makes them is."""
+    token = _given.set(origin)
+    try:
+        yield
+    finally:
+        _given.reset(token)
 
 
 def capture_origin() -> Origin:
     """The innermost caller outside headgate: its `file:line` and the text of that line."""
+    given = _given.get()
+    if given is not None:
+        return given
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
