@@ -1,0 +1,476 @@
+"""The checkpoint coordinator as a state machine: events in, decisions out (features.md 3.10).
+
+    IDLE ──start──> RUNNING ──stop or final checkpoint triggered──> ENDING ──published──> ENDED
+      ^                │  ^────────── final checkpoint failed ────────│                     │
+      └──job failed────┴───────────────────┴────────────────────────────────────────────────┘
+    and from anywhere ──shutdown──> CLOSED
+
+A checkpoint is *collecting* until all subtasks acknowledged, then *ready*, then *publishing*: one at a
+time, so that entries are written in order of their ids. Only once it is published is it complete, and
+only then is anybody told. While it is being published nothing can abort it: its entry may be there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum, unique
+from typing import Generic, final
+
+from ...errors import check
+from ...operators.elements import CheckpointOptions
+from .checkpoint_decisions import (
+    CheckpointDecision,
+    Discard,
+    FailJob,
+    NotifyAborted,
+    NotifyComplete,
+    Payload,
+    Publish,
+    RequestDone,
+    RequestFailed,
+    RequestToken,
+    Trigger,
+    WakeAt,
+)
+from .checkpoint_settings import CheckpointSettings
+from .failures import CheckpointFailure
+from .ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+
+REQUESTS_WAITING_MAX = 1000
+ABORTED_REMEMBERED_MAX = 16
+"""Aborted checkpoints whose late acknowledgements are still recognised, and their files deleted."""
+STORY_EVENTS_MAX = 64
+_PLAIN = CheckpointOptions()
+
+
+@unique
+class Phase(Enum):
+    """Where the coordinator stands; see the drawing at the top."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class _Pending(Generic[Payload]):
+    checkpoint_id: CheckpointId
+    trigger_ms: int
+    missing: set[SubtaskId]
+    token: RequestToken | None = None
+    options: CheckpointOptions = _PLAIN
+    final: bool = False
+    publishing: bool = False
+    deletable: bool = True
+    """False once its entry may exist: then its files may be in use, whatever we believe."""
+    acks: dict[SubtaskId, Payload] = field(default_factory=dict)
+
+    @property
+    def ending(self) -> bool:
+        """It is the last one of the job, or of this run of it."""
+        return self.final or self.options.stop
+
+
+@final
+class CheckpointCoordinator(Generic[Payload]):
+    """Decides when checkpoints start, complete and fail. One instance per reign over a job.
+
+    `now_ms` must come from one clock that does not go back; if it does, time stands still.
+    Messages of subtasks of earlier attempts must not be passed in, except late acknowledgements,
+    whose files are then deleted.
+    """
+
+    def __init__(self, settings: CheckpointSettings) -> None:
+        self._settings = settings
+        self._phase = Phase.IDLE
+        self._now_ms = 0
+        self._subtasks: frozenset[SubtaskId] = frozenset()
+        self._next_id = CheckpointId(1)
+        self._pending: dict[CheckpointId, _Pending[Payload]] = {}
+        self._requests: deque[RequestToken] = deque()
+        self._aborted: deque[CheckpointId] = deque(maxlen=ABORTED_REMEMBERED_MAX)
+        self._last_completed = NO_CHECKPOINT
+        self._last_failed = NO_CHECKPOINT
+        self._last_completion_ms: int | None = None
+        self._failures_in_a_row = 0
+        self._next_periodic_ms: int | None = None
+        self._wake_ms: int | None = None
+        self._out: list[CheckpointDecision[Payload]] = []
+        self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the coordinator stands."""
+        return self._phase
+
+    @property
+    def pending_ids(self) -> tuple[CheckpointId, ...]:
+        """The checkpoints under way, oldest first."""
+        return tuple(sorted(self._pending))
+
+    def missing(self, checkpoint_id: CheckpointId) -> tuple[SubtaskId, ...]:
+        """The subtasks a pending checkpoint still waits for."""
+        return tuple(sorted(self._pending[checkpoint_id].missing))
+
+    # -- events: the job ----------------------------------------------------------------------------
+
+    def start(
+        self,
+        subtasks: Collection[SubtaskId],
+        next_checkpoint_id: CheckpointId,
+        now_ms: int,
+        *,
+        first_delay_ms: int | None = None,
+    ) -> list[CheckpointDecision[Payload]]:
+        """All subtasks of an attempt run. Every `Publish` of the one before must have been answered.
+
+        Args:
+            subtasks: all of them; each takes part in every checkpoint, finished or not.
+            next_checkpoint_id: above every id the job log or an earlier attempt has used.
+            now_ms: the time.
+            first_delay_ms: when to trigger first, if not after one interval (for jitter).
+        """
+        self._event("start", now_ms, next_checkpoint_id, len(subtasks))
+        self._check(self._phase is Phase.IDLE and not self._pending, "start of a job that runs")
+        self._check(subtasks, "start of a job without subtasks")
+        self._check(next_checkpoint_id >= self._next_id, "a checkpoint id would be used twice")
+        self._phase = Phase.RUNNING
+        self._subtasks = frozenset(subtasks)
+        self._next_id = next_checkpoint_id
+        self._last_completion_ms = None
+        interval_ms = self._settings.effective_interval_ms
+        if interval_ms is not None:
+            delay_ms = interval_ms if first_delay_ms is None else first_delay_ms
+            self._next_periodic_ms = self._now_ms + delay_ms
+        return self._decisions()
+
+    def job_failed(self, now_ms: int) -> list[CheckpointDecision[Payload]]:
+        """The attempt is over. Whatever is not being published is aborted."""
+        self._event("job_failed", now_ms)
+        self._end_attempt(CheckpointFailure.JOB_FAILED)
+        return self._decisions()
+
+    def shutdown(self, now_ms: int, *, superseded: bool) -> list[CheckpointDecision[Payload]]:
+        """The coordinator stops for good. If it is superseded it must not delete anything either."""
+        self._event("shutdown", now_ms, superseded)
+        reason = CheckpointFailure.SUPERSEDED if superseded else CheckpointFailure.SHUTDOWN
+        self._end_attempt(reason)
+        self._phase = Phase.CLOSED
+        if superseded:
+            self._aborted.clear()
+            self._out = [item for item in self._out if not isinstance(item, Discard)]
+        return self._decisions()
+
+    # -- events: time and requests ------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> list[CheckpointDecision[Payload]]:
+        """Time has passed. Never wrong to call, also too early."""
+        self._event("tick", now_ms)
+        self._wake_ms = None
+        for pending in self._by_age():
+            expires_ms = pending.trigger_ms + self._settings.timeout_ms
+            # Failing one can end the attempt, and with it the others.
+            if pending.missing and expires_ms <= self._now_ms and self._is_pending(pending):
+                self._fail(pending, CheckpointFailure.EXPIRED)
+        return self._decisions()
+
+    def request(
+        self, now_ms: int, *, token: RequestToken, stop: bool = False, final: bool = False
+    ) -> list[CheckpointDecision[Payload]]:
+        """A checkpoint is asked for; exactly one `RequestDone` or `RequestFailed` answers it.
+
+        Args:
+            now_ms: the time.
+            token: comes back with the answer.
+            stop: sources emit nothing behind the barrier; if it fails the job fails over.
+            final: all subtasks have reached the end of their data. If it fails, ask again.
+        """
+        self._event("request", now_ms, token, *["stop"] * stop, *["final"] * final)
+        if self._phase in (Phase.ENDING, Phase.ENDED):
+            self._out.append(RequestFailed(token, CheckpointFailure.STOPPING))
+        elif self._phase is not Phase.RUNNING:
+            self._out.append(RequestFailed(token, CheckpointFailure.NOT_ALL_RUNNING))
+        elif stop or final:
+            self._refuse_requests(CheckpointFailure.STOPPING)
+            self._trigger(token, stop=stop, final=final)
+        elif len(self._requests) >= REQUESTS_WAITING_MAX:
+            self._out.append(RequestFailed(token, CheckpointFailure.TOO_MANY_REQUESTS))
+        else:
+            self._requests.append(token)
+        return self._decisions()
+
+    # -- events: subtasks ---------------------------------------------------------------------------
+
+    def acked(
+        self, checkpoint_id: CheckpointId, subtask: SubtaskId, payload: Payload, now_ms: int
+    ) -> list[CheckpointDecision[Payload]]:
+        """A subtask's snapshot is durable. Repeated and late ones are expected."""
+        self._event("acked", now_ms, checkpoint_id, subtask)
+        pending = self._pending.get(checkpoint_id)
+        if pending is None:
+            # Not if the id is merely unknown: it may be complete, and the files in use.
+            if checkpoint_id in self._aborted:
+                self._out.append(Discard(checkpoint_id, (payload,)))
+        elif subtask in pending.missing:
+            pending.missing.remove(subtask)
+            pending.acks[subtask] = payload
+        else:
+            self._check(subtask in pending.acks, "ack of an unknown subtask", subtask=subtask)
+        return self._decisions()
+
+    def declined(
+        self,
+        checkpoint_id: CheckpointId,
+        subtask: SubtaskId,
+        reason: CheckpointFailure,
+        now_ms: int,
+    ) -> list[CheckpointDecision[Payload]]:
+        """A subtask will not, or could not, take its snapshot."""
+        self._event("declined", now_ms, checkpoint_id, subtask, reason)
+        pending = self._pending.get(checkpoint_id)
+        # One that has acknowledged before repeats or contradicts itself; its files are safe.
+        if pending is not None and subtask in pending.missing:
+            self._fail(pending, reason)
+        return self._decisions()
+
+    # -- events: publication ------------------------------------------------------------------------
+
+    def published(
+        self, checkpoint_id: CheckpointId, now_ms: int
+    ) -> list[CheckpointDecision[Payload]]:
+        """The checkpoint's entry is durable: it is complete, and subsumes all older ones."""
+        self._event("published", now_ms, checkpoint_id)
+        pending = self._publishing(checkpoint_id)
+        del self._pending[checkpoint_id]
+        self._last_completed = checkpoint_id
+        if checkpoint_id > self._last_failed:
+            self._failures_in_a_row = 0
+        if self._phase in (Phase.RUNNING, Phase.ENDING):
+            self._last_completion_ms = self._now_ms
+            self._out.append(NotifyComplete(checkpoint_id))
+            if pending.token is not None:
+                self._out.append(RequestDone(pending.token, checkpoint_id))
+            for older in self._by_age():
+                if older.checkpoint_id < checkpoint_id:
+                    self._abort(older, CheckpointFailure.SUBSUMED)
+            if pending.ending:
+                self._phase = Phase.ENDED
+        return self._decisions()
+
+    def publish_failed(
+        self, checkpoint_id: CheckpointId, now_ms: int, *, certain: bool
+    ) -> list[CheckpointDecision[Payload]]:
+        """The entry could not be written.
+
+        Args:
+            checkpoint_id: of the `Publish` decision.
+            now_ms: the time.
+            certain: False if the entry may be there after all (a lost answer). Then no file of it is
+                deleted, since a restore may find it.
+        """
+        self._event("publish_failed", now_ms, checkpoint_id, certain)
+        pending = self._publishing(checkpoint_id)
+        pending.publishing = False
+        pending.deletable = certain
+        if self._phase in (Phase.RUNNING, Phase.ENDING):
+            self._fail(pending, CheckpointFailure.FINALIZE_FAILURE)
+        else:
+            self._abort(pending, CheckpointFailure.FINALIZE_FAILURE)
+        return self._decisions()
+
+    # -- transitions --------------------------------------------------------------------------------
+
+    def _trigger(
+        self, token: RequestToken | None, *, stop: bool = False, final: bool = False
+    ) -> None:
+        checkpoint_id = self._next_id
+        self._next_id = CheckpointId(checkpoint_id + 1)
+        pending: _Pending[Payload] = _Pending(
+            checkpoint_id,
+            self._now_ms,
+            set(self._subtasks),
+            token=token,
+            options=CheckpointOptions(stop=stop),
+            final=final,
+        )
+        self._pending[checkpoint_id] = pending
+        if pending.ending:
+            self._phase = Phase.ENDING
+        self._out.append(Trigger(checkpoint_id, self._now_ms, pending.options))
+
+    def _fail(self, pending: _Pending[Payload], reason: CheckpointFailure) -> None:
+        """Abort a checkpoint by its own fault, and draw the consequences for the job."""
+        self._abort(pending, reason)
+        what = f"{reason.sentence} checkpoint_id=`{pending.checkpoint_id}`"
+        if pending.options.stop:
+            # Its sources stay silent behind the barrier: only a restart brings them back.
+            self._fail_job(reason, f"the last checkpoint of a stopping job failed: {what}")
+            return
+        if pending.final:
+            self._phase = Phase.RUNNING
+        if not reason.counts:
+            return
+        self._failures_in_a_row += 1
+        self._last_failed = max(self._last_failed, pending.checkpoint_id)
+        tolerable = self._settings.tolerable_failures
+        if self._failures_in_a_row > tolerable:
+            self._fail_job(reason, f"too many checkpoints failed: {what} tolerable=`{tolerable}`")
+
+    def _fail_job(self, reason: CheckpointFailure, message: str) -> None:
+        self._failures_in_a_row = 0
+        self._out.append(FailJob(reason, message))
+        self._end_attempt(CheckpointFailure.JOB_FAILED)
+
+    def _end_attempt(self, reason: CheckpointFailure) -> None:
+        """Abort everything but what is being published: its entry may be there by now."""
+        if self._phase is Phase.CLOSED:
+            return
+        for pending in self._by_age():
+            if not pending.publishing:
+                self._abort(pending, reason)
+            else:
+                self._refuse(pending, reason)
+        self._refuse_requests(reason)
+        self._next_periodic_ms = None
+        self._phase = Phase.IDLE
+
+    def _abort(self, pending: _Pending[Payload], reason: CheckpointFailure) -> None:
+        del self._pending[pending.checkpoint_id]
+        if pending.deletable:
+            self._aborted.append(pending.checkpoint_id)
+            if pending.acks:
+                payloads = tuple(pending.acks[subtask] for subtask in sorted(pending.acks))
+                self._out.append(Discard(pending.checkpoint_id, payloads))
+        self._out.append(NotifyAborted(pending.checkpoint_id, reason))
+        self._refuse(pending, reason)
+
+    def _refuse(self, pending: _Pending[Payload], reason: CheckpointFailure) -> None:
+        if pending.token is not None:
+            self._out.append(RequestFailed(pending.token, reason))
+            pending.token = None
+
+    def _refuse_requests(self, reason: CheckpointFailure) -> None:
+        self._out.extend(RequestFailed(token, reason) for token in self._requests)
+        self._requests.clear()
+
+    # -- after every event --------------------------------------------------------------------------
+
+    def _decisions(self) -> list[CheckpointDecision[Payload]]:
+        """Do what has become possible, and hand over all decisions since the event."""
+        self._publish_next()
+        self._trigger_due()
+        wake_ms = self._next_wake_ms()
+        if wake_ms is not None and wake_ms != self._wake_ms:
+            self._out.append(WakeAt(wake_ms))
+        self._wake_ms = wake_ms
+        decisions, self._out = self._out, []
+        return decisions
+
+    def _publish_next(self) -> None:
+        by_age = self._by_age()
+        if any(pending.publishing for pending in by_age):
+            return
+        for pending in by_age:
+            if not pending.missing:
+                pending.publishing = True
+                acks = {subtask: pending.acks[subtask] for subtask in sorted(pending.acks)}
+                self._out.append(
+                    Publish(
+                        pending.checkpoint_id,
+                        pending.trigger_ms,
+                        pending.options,
+                        pending.final,
+                        acks,
+                    )
+                )
+                return
+
+    def _trigger_due(self) -> None:
+        while self._may_trigger() and self._requests:
+            self._trigger(self._requests.popleft())
+        due_ms = self._periodic_due_ms()
+        interval_ms = self._settings.effective_interval_ms
+        if interval_ms is not None and due_ms is not None and due_ms <= self._now_ms:
+            self._next_periodic_ms = self._now_ms + interval_ms
+            self._trigger(None)
+
+    def _may_trigger(self) -> bool:
+        concurrent = self._settings.effective_max_concurrent
+        return self._phase is Phase.RUNNING and len(self._pending) < concurrent
+
+    def _periodic_due_ms(self) -> int | None:
+        """When the next periodic trigger may happen; None while another event must come first."""
+        if self._next_periodic_ms is None or not self._may_trigger():
+            return None
+        if self._last_completion_ms is None:
+            return self._next_periodic_ms
+        rested_ms = self._last_completion_ms + self._settings.min_pause_ms
+        return max(self._next_periodic_ms, rested_ms)
+
+    def _next_wake_ms(self) -> int | None:
+        deadlines = [
+            pending.trigger_ms + self._settings.timeout_ms
+            for pending in self._pending.values()
+            if pending.missing
+        ]
+        due_ms = self._periodic_due_ms()
+        if due_ms is not None:
+            deadlines.append(due_ms)
+        return min(deadlines, default=None)
+
+    # -- helpers ------------------------------------------------------------------------------------
+
+    def _by_age(self) -> list[_Pending[Payload]]:
+        return [self._pending[checkpoint_id] for checkpoint_id in sorted(self._pending)]
+
+    def _is_pending(self, pending: _Pending[Payload]) -> bool:
+        return self._pending.get(pending.checkpoint_id) is pending
+
+    def _publishing(self, checkpoint_id: CheckpointId) -> _Pending[Payload]:
+        pending = self._pending.get(checkpoint_id)
+        known = pending is not None and pending.publishing
+        self._check(known, "an answer to no Publish decision", checkpoint_id=checkpoint_id)
+        return self._pending[checkpoint_id]
+
+    def _event(self, name: str, now_ms: int, *details: object) -> None:
+        self._now_ms = max(self._now_ms, now_ms)
+        self._story.append(" ".join([f"{now_ms}ms", name, *map(str, details)]))
+
+    def _check(self, condition: object, message: str, **context: object) -> None:
+        """Like `errors.check`; the error tells the story that led here."""
+        if not condition:
+            check(False, message, **context, phase=self._phase.value, story="; ".join(self._story))
+
+    def validate(self) -> None:
+        """Check all invariants; for tests, after every event."""
+        for pending in self._pending.values():
+            id_ = pending.checkpoint_id
+            self._check(self._last_completed < id_ < self._next_id, "pending id", checkpoint_id=id_)
+            self._check(not pending.missing & pending.acks.keys(), "acked and missing", id=id_)
+            everyone = pending.missing | pending.acks.keys()
+            self._check(everyone == self._subtasks, "a subtask is unaccounted for", id=id_)
+            self._check(not (pending.publishing and pending.missing), "published early", id=id_)
+            self._check(id_ not in self._aborted, "both pending and aborted", id=id_)
+        publishing = [p for p in self._pending.values() if p.publishing]
+        ready = [p for p in self._pending.values() if not p.missing]
+        ending = [p.checkpoint_id for p in self._pending.values() if p.ending]
+        self._check(len(publishing) == min(1, len(ready)), "not exactly one ready one publishing")
+        self._check(self._last_completed not in self._aborted, "both completed and aborted")
+        if self._phase in (Phase.IDLE, Phase.CLOSED):
+            self._check(len(publishing) == len(self._pending), "pending without a running job")
+        else:
+            self._check((self._phase is Phase.ENDING) == bool(ending), "ending without its reason")
+            self._check(
+                ending in ([], [self._next_id - 1]), "the last checkpoint is not the newest"
+            )
+            limit = self._settings.effective_max_concurrent + len(ending)
+            self._check(len(self._pending) <= limit, "too many checkpoints at once")
+        if self._phase is not Phase.RUNNING:
+            self._check(not self._requests, "requests wait for nothing")
+        tolerable = self._settings.tolerable_failures
+        self._check(self._failures_in_a_row <= tolerable, "failures beyond what is tolerable")
+        self._check(not self._out, "decisions were left behind")

@@ -1,0 +1,112 @@
+"""Why checkpoints and jobs fail: one name and one sentence each, the same in logs, metrics and the CLI."""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+
+from ...errors import (
+    BadRecordError,
+    ExchangeError,
+    FencedError,
+    HeadgateError,
+    StateError,
+    StorageError,
+    UsageError,
+    UserCodeError,
+)
+
+
+@unique
+class CheckpointFailure(Enum):
+    """Why a checkpoint did not complete, or was not even started.
+
+    The value is the name on the wire and in metrics. Only those with `counts` are held against
+    `tolerable_failures`: they say that this job cannot take checkpoints, while the others say that
+    something else got in the way (features.md 3.10).
+    """
+
+    sentence: str
+    counts: bool
+
+    DECLINED = "declined", "a subtask declined the checkpoint", True
+    EXPIRED = "expired", "not every subtask acknowledged before the timeout", True
+    IO = "io", "the checkpoint store refused or broke", True
+    ASYNC_EXCEPTION = "async_exception", "writing the snapshot of a subtask failed", True
+    FINALIZE_FAILURE = "finalize_failure", "the completed checkpoint could not be published", True
+
+    SUBSUMED = "subsumed", "a newer checkpoint took its place", False
+    CANCEL_MARKER = "cancel_marker", "a subtask upstream gave the checkpoint up", False
+    NOT_READY = "not_ready", "a subtask was not ready, or was closing", False
+    NOT_ALL_RUNNING = "not_all_running", "not all subtasks of the job are running", False
+    MIN_PAUSE = "min_pause", "the minimum pause after the last checkpoint is not over", False
+    TOO_MANY_REQUESTS = "too_many_requests", "too many checkpoint requests are waiting", False
+    STOPPING = "stopping", "the job is already taking its last checkpoint", False
+    JOB_FAILED = "job_failed", "the job failed while the checkpoint was under way", False
+    SUPERSEDED = "superseded", "a newer coordinator owns the job", False
+    SHUTDOWN = "shutdown", "the coordinator was shut down", False
+
+    def __new__(cls, name: str, sentence: str, counts: bool) -> CheckpointFailure:
+        member = object.__new__(cls)
+        member._value_ = name
+        member.sentence = sentence
+        member.counts = counts
+        return member
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@unique
+class FailureKind(Enum):
+    """Why an attempt of a job ended. Only a `recoverable` one may be followed by another attempt."""
+
+    sentence: str
+    recoverable: bool
+
+    USER_CODE = "user_code", "a user's function raised", True
+    BAD_RECORD = "bad_record", "a record could not be read, and would be bad again", False
+    EXCHANGE = "exchange", "a channel between subtasks broke", True
+    STORAGE = "storage", "the checkpoint store or a file system refused or broke", True
+    STATE = "state", "the snapshot cannot be restored into this job", False
+    USAGE = "usage", "the job is wrong as written", False
+    WORKER_LOST = "worker_lost", "a worker process died", True
+    HEARTBEAT_TIMEOUT = "heartbeat_timeout", "a worker stopped answering", True
+    CHECKPOINTS = "checkpoints", "too many checkpoints in a row failed", True
+    STOP = "stop", "the last checkpoint of a stopping job failed", True
+    SUPERSEDED = "superseded", "a newer coordinator owns the job", False
+    INTERNAL = "internal", "a promise of headgate itself was broken", True
+
+    def __new__(cls, name: str, sentence: str, recoverable: bool) -> FailureKind:
+        member = object.__new__(cls)
+        member._value_ = name
+        member.sentence = sentence
+        member.recoverable = recoverable
+        return member
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def of(cls, error: BaseException) -> FailureKind:
+        """The kind of an error that a subtask or a worker reported.
+
+        An exception that is none of ours came out of a function of the user's.
+        """
+        if isinstance(error, HeadgateError):
+            for type_, kind in _KINDS:
+                if isinstance(error, type_):
+                    return kind
+            return cls.INTERNAL
+        return cls.USER_CODE
+
+
+# More special types come first.
+_KINDS: tuple[tuple[type[HeadgateError], FailureKind], ...] = (
+    (UserCodeError, FailureKind.USER_CODE),
+    (BadRecordError, FailureKind.BAD_RECORD),
+    (ExchangeError, FailureKind.EXCHANGE),
+    (FencedError, FailureKind.SUPERSEDED),
+    (StorageError, FailureKind.STORAGE),
+    (StateError, FailureKind.STATE),
+    (UsageError, FailureKind.USAGE),
+)

@@ -1,0 +1,69 @@
+"""Which workers stopped answering (features.md REC-07)."""
+
+from __future__ import annotations
+
+from typing import final
+
+from ...errors import check
+from .ids import WorkerId
+
+
+@final
+class HeartbeatMonitor:
+    """Declares a worker lost once nothing was heard of it for `timeout_ms`.
+
+    `tick` is to be called every `interval_ms`. If it comes later than that, it was ourselves who
+    stalled, with the beats waiting unread behind us: the time overslept is held against nobody.
+    """
+
+    def __init__(self, interval_ms: int, timeout_ms: int) -> None:
+        check(
+            0 < interval_ms < timeout_ms,
+            "the heartbeat timeout must be longer than the interval",
+            interval_ms=interval_ms,
+            timeout_ms=timeout_ms,
+        )
+        self._interval_ms = interval_ms
+        self._timeout_ms = timeout_ms
+        self._heard_ms: dict[WorkerId, int] = {}
+        self._ticked_ms: int | None = None
+
+    def watch(self, worker: WorkerId, now_ms: int) -> None:
+        """Expect beats of this worker from now on."""
+        if not self._heard_ms:
+            self._ticked_ms = now_ms  # nobody was watched: the time before was not overslept
+        self._heard_ms[worker] = now_ms
+
+    def forget(self, worker: WorkerId) -> None:
+        """Expect nothing more: it was stopped, or its death is known already."""
+        self._heard_ms.pop(worker, None)
+
+    def beat(self, worker: WorkerId, now_ms: int) -> None:
+        """Something was heard of a worker; ignored unless it is watched (a zombie may still beat)."""
+        if worker in self._heard_ms:
+            self._heard_ms[worker] = max(now_ms, self._heard_ms[worker])
+
+    def tick(self, now_ms: int) -> list[WorkerId]:
+        """The workers lost by now, each reported once, in order of name."""
+        if self._ticked_ms is None:
+            return []
+        overslept_ms = now_ms - self._ticked_ms - self._interval_ms
+        if overslept_ms > 0:
+            for worker, heard_ms in self._heard_ms.items():
+                self._heard_ms[worker] = min(now_ms, heard_ms + overslept_ms)
+        self._ticked_ms = max(now_ms, self._ticked_ms)
+        lost = sorted(
+            worker
+            for worker, heard_ms in self._heard_ms.items()
+            if now_ms - heard_ms >= self._timeout_ms
+        )
+        for worker in lost:
+            del self._heard_ms[worker]
+        return lost
+
+    def next_deadline_ms(self) -> int | None:
+        """When to call `tick` next; None while nobody is watched."""
+        if not self._heard_ms or self._ticked_ms is None:
+            return None
+        earliest_loss_ms = min(self._heard_ms.values()) + self._timeout_ms
+        return min(self._ticked_ms + self._interval_ms, earliest_loss_ms)

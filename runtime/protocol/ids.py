@@ -1,0 +1,35 @@
+"""Every identifier of the protocol is a type of its own: never a bare int or str.
+
+All are plain ints and strings when the program runs, so they cost nothing and travel as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType, final
+
+CheckpointId = NewType("CheckpointId", int)
+"""Number of a checkpoint: 1, 2, ...; strictly increasing over the whole life of a job."""
+Generation = NewType("Generation", int)
+"""Number of a coordinator's reign over a job: the fencing token."""
+Attempt = NewType("Attempt", int)
+"""Number of an execution of a job's subtasks, counted over all generations."""
+WorkerId = NewType("WorkerId", str)
+"""Name of a worker process."""
+ChannelPosition = NewType("ChannelPosition", int)
+"""Which input channel of a subtask, counted over all its inputs: 0, 1, ..."""
+
+NO_CHECKPOINT = CheckpointId(0)
+"""Stands for "none yet": smaller than the id of every checkpoint."""
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class SubtaskId:
+    """One parallel instance of one vertex of the job."""
+
+    vertex: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.vertex}.{self.index}"
