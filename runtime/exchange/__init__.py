@@ -1,1 +1,5 @@
-"""Channels between subtasks: credits, partitioners, wire format, sockets."""
+"""How batches and control elements move between subtasks: buffers, credits, partitioners, wire format.
+
+Reading path: `channel.py` (the sending end and its credits), `gate.py` (the receiving end, which grants
+them), `partition.py` (what a subtask emits into), `wire.py` and `hub.py` (between workers).
+"""

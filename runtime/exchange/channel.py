@@ -1,0 +1,151 @@
+"""The sending end of a channel: a queue, and credits that say how much of it may go.
+
+One credit is one free buffer at the receiver. Batches wait in the queue for credit; control elements
+need none but keep their place in line. `local.py` and `links.py` say how an element really travels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Protocol, TypeAlias
+
+from ...errors import ExchangeError, HeadgateError
+from ...operators.elements import Batch, Control, Element, EndOfPartition
+from .controls import BATCHES, append_control
+from .settings import ExchangeSettings
+
+ChannelId: TypeAlias = int
+"""Names a channel within one attempt; given by the planner, fits in 32 bits."""
+CHANNEL_ID_MAX = 2**32 - 1
+
+
+class ChannelListener(Protocol):
+    """What a result partition wants to know of its channels."""
+
+    def backlog_changed(self, change: int) -> None:
+        """+1: the channel began to hold batches it cannot send; -1: it holds none any more."""
+        ...
+
+    def channel_failed(self, error: HeadgateError) -> None:
+        """The channel is broken for good."""
+        ...
+
+
+class OutputChannel(ABC):
+    """The sending end. Nothing travels before the receiver has granted the first credits."""
+
+    def __init__(self, channel_id: ChannelId, settings: ExchangeSettings) -> None:
+        self.channel_id = channel_id
+        self.queue: deque[Element] = deque()
+        self.queued_buffers = 0
+        """Batches in the queue; the receiver knows it as the backlog."""
+        self.credits = 0
+        self.error: HeadgateError | None = None
+        self.finished = False
+        """The end of the partition was sent: a broken connection no longer matters."""
+        self.listener: ChannelListener | None = None
+        self._controls_max = settings.queued_controls_max
+        self._is_open = False
+        self._announced = 0
+        self._pumping = False
+        self._was_backlogged = False
+
+    def send(self, batch: Batch) -> None:
+        """Send `batch` now or once there is credit. Never blocks, never raises: see `error`."""
+        if self.error is None:
+            self.queue.append(batch)
+            self.queued_buffers += 1
+            self.pump()
+
+    def send_control(self, control: Control) -> None:
+        """Send `control` behind all that was sent before."""
+        if self.error is None:
+            try:
+                append_control(self.queue, control, self._controls_max)
+            except ExchangeError as error:
+                self.fail(error)
+            self.pump()
+
+    def add_credits(self, count: int) -> None:
+        """The receiver has `count` more free buffers. The first grant opens the channel."""
+        self._is_open = True
+        self.credits += count
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what credits and transport allow."""
+        if self._pumping or self.error is not None:
+            # A local receiver grants credit from within a send: the loop below picks it up.
+            return
+        self._pumping = True
+        try:
+            self._drain()
+        except HeadgateError as error:
+            self.fail(error)
+        finally:
+            self._pumping = False
+        if self._was_backlogged != (self.queued_buffers > 0):
+            self._was_backlogged = not self._was_backlogged
+            if self.listener is not None:
+                self.listener.backlog_changed(1 if self._was_backlogged else -1)
+
+    def _drain(self) -> None:
+        queue = self.queue
+        while self._is_open:
+            while queue and self._can_transmit():
+                element = queue[0]
+                if not isinstance(element, BATCHES):
+                    queue.popleft()
+                    self.finished = isinstance(element, EndOfPartition)
+                    self._transmit_control(element)
+                elif self.credits > 0:
+                    queue.popleft()
+                    self.credits -= 1
+                    self.queued_buffers -= 1
+                    self._announced = self.queued_buffers
+                    self._transmit(element, self.queued_buffers)
+                else:
+                    break
+            self._flush()
+            if self.credits > 0 or self.queued_buffers <= self._announced:
+                return
+            # No batch can carry the news of this backlog, so it goes alone; that may earn credit.
+            self._announced = self.queued_buffers
+            self._announce_backlog(self.queued_buffers)
+
+    def fail(self, error: HeadgateError) -> None:
+        """The channel is broken: drop what waits, tell the partition. The first error stays."""
+        if self.error is None:
+            self.error = error
+            self._drop()
+            if self.listener is not None:
+                self.listener.channel_failed(error)
+
+    def release(self) -> None:
+        """The partition is gone. What waits is dropped, unless the partition ended in good order."""
+        self.listener = None
+        if not (self.queue and isinstance(self.queue[-1], EndOfPartition)):
+            self._drop()
+
+    def _drop(self) -> None:
+        self.queue.clear()
+        self.queued_buffers = 0
+
+    # -- how elements travel ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _can_transmit(self) -> bool:
+        """False while the transport has enough to do; `pump` is called when that ends."""
+
+    @abstractmethod
+    def _transmit(self, batch: Batch, backlog: int) -> None: ...
+
+    @abstractmethod
+    def _transmit_control(self, control: Control) -> None: ...
+
+    @abstractmethod
+    def _announce_backlog(self, backlog: int) -> None: ...
+
+    def _flush(self) -> None:  # noqa: B027  only some transports collect
+        """Send what `_transmit` collected."""

@@ -1,0 +1,311 @@
+"""The receiving end: all channels of all inputs of one subtask, and the credits their senders need.
+
+Each channel owns `exclusive_buffers` credits. `floating_buffers` more belong to the gate: one is lent to
+a channel whose sender announced a backlog above its credits, and comes back when a buffer is taken. So
+for every channel: credits granted + buffers queued = exclusive + lent; memory is bounded by
+channels × exclusive + floating buffers, whatever the senders do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...errors import ExchangeError, HeadgateError, check
+from ...operators.elements import Batch, Control, Element
+from .channel import ChannelId
+from .controls import BATCHES, append_control
+from .settings import ExchangeSettings
+from .waiter import Waiter
+
+
+class CreditReceiver(Protocol):
+    """The way back to a channel's sender."""
+
+    def add_credits(self, count: int) -> None:
+        """Tell the sender that `count` more buffers are free."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InputChannelSpec:
+    """One channel of a gate, and the number of the operator input it belongs to."""
+
+    channel_id: ChannelId
+    input_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateStats:
+    """What waits in a gate right now."""
+
+    queued_buffers: int
+    queued_bytes: int
+    queued_controls: int
+    buffers_lent: int
+    buffers_total: int
+
+    @property
+    def pool_usage(self) -> float:
+        """Queued buffers as a share of all buffers the gate may hold."""
+        return self.queued_buffers / self.buffers_total
+
+
+class _InputChannel:
+    __slots__ = (
+        "backlog", "blocked", "granted", "lent", "queue", "queued", "sender", "spec", "wants_credit",
+    )  # fmt: skip
+
+    def __init__(self, spec: InputChannelSpec) -> None:
+        self.spec = spec
+        self.queue: deque[Element] = deque()
+        self.queued = 0  # batches in the queue
+        self.granted = 0  # credits the sender has, or that are on their way to it
+        self.lent = 0  # floating credits among granted + queued
+        self.backlog = 0  # batches the sender holds, as it said last
+        self.blocked = False
+        self.wants_credit = False  # stands in the line for floating credits
+        self.sender: CreditReceiver | None = None
+
+
+class InputGate:
+    """Takes what senders send; the subtask polls it. All calls belong in one event loop."""
+
+    def __init__(
+        self, channels: Sequence[InputChannelSpec], settings: ExchangeSettings | None = None
+    ) -> None:
+        settings = settings or ExchangeSettings()
+        self._channels = [_InputChannel(spec) for spec in channels]
+        self._position_of = {spec.channel_id: at for at, spec in enumerate(channels)}
+        check(len(self._position_of) == len(channels), "a channel appears twice in one gate")
+        self._exclusive = settings.exclusive_buffers
+        self._floating = settings.floating_buffers
+        self._pool = settings.floating_buffers
+        self._controls_max = settings.queued_controls_max
+        self._credit_line: deque[_InputChannel] = deque()
+        # Positions that have elements and are not blocked, each once, in the order of their turn.
+        self._ready: deque[int] = deque()
+        self._queued = 0
+        self._buffers_total = len(channels) * self._exclusive + self._floating
+        self._error: HeadgateError | None = None
+        self._lending = False
+        self._waiter = Waiter()
+
+    # -- the subtask's side -------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    @property
+    def channel_ids(self) -> list[ChannelId]:
+        """The channels, by position."""
+        return [channel.spec.channel_id for channel in self._channels]
+
+    def input_index_of(self, position: int) -> int:
+        """The number of the operator input that channel `position` belongs to."""
+        return self._channels[position].spec.input_index
+
+    @property
+    def available(self) -> bool:
+        """True if `poll` would return an element, or raise."""
+        return bool(self._ready) or self._error is not None
+
+    def poll(self) -> tuple[int, Element] | None:
+        """Take the next element: round robin over the channels that have one and are not blocked.
+
+        Taking a batch returns a credit to its sender.
+
+        Raises:
+            ExchangeError: a channel broke, or the gate is closed; queued elements are given up.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._ready:
+            return None
+        position = self._ready.popleft()
+        channel = self._channels[position]
+        element = channel.queue.popleft()
+        if channel.queue:
+            self._ready.append(position)
+        if isinstance(element, BATCHES):
+            self._recycle(channel)
+        return position, element
+
+    async def wait(self) -> None:
+        """Return once `available`. One waiter; cancelling loses nothing."""
+        while not self.available:
+            await self._waiter.wait()
+
+    def set_listener(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever the gate becomes available, instead of using `wait`."""
+        self._waiter.listener = wake
+
+    def block(self, position: int) -> None:
+        """Take nothing from channel `position` until `unblock_all`; its credits run out upstream."""
+        channel = self._channels[position]
+        if not channel.blocked:
+            channel.blocked = True
+            if channel.queue:
+                self._ready.remove(position)
+
+    def unblock_all(self) -> None:
+        """End all blocks."""
+        for position, channel in enumerate(self._channels):
+            if channel.blocked:
+                channel.blocked = False
+                if channel.queue:
+                    self._ready.append(position)
+        if self._ready:
+            self._waiter.wake()
+
+    def fail(self, error: HeadgateError) -> None:
+        """A channel broke: `poll` raises `error` from now on. The first error stays."""
+        if self._error is None:
+            self._error = error
+            self._drop()
+            self._waiter.wake()
+
+    def close(self) -> None:
+        """Give up all that is queued; what still arrives is ignored. Safe to call twice."""
+        self.fail(ExchangeError("the input gate is closed"))
+
+    def _drop(self) -> None:
+        self._ready.clear()
+        self._credit_line.clear()
+        self._queued = 0
+        for channel in self._channels:
+            channel.queue.clear()
+            channel.queued = 0
+
+    def stats(self) -> GateStats:
+        """Measure the queues; costs a walk over them."""
+        batches = [e for c in self._channels for e in c.queue if isinstance(e, BATCHES)]
+        return GateStats(
+            queued_buffers=len(batches),
+            queued_bytes=sum(batch.nbytes for batch in batches),
+            queued_controls=sum(len(c.queue) for c in self._channels) - len(batches),
+            buffers_lent=self._floating - self._pool,
+            buffers_total=self._buffers_total,
+        )
+
+    # -- the senders' side --------------------------------------------------------------------------
+
+    def attach(self, channel_id: ChannelId, sender: CreditReceiver) -> int:
+        """Make `sender` the sending end of a channel; returns its position. Then call `open`."""
+        position = self._position_of.get(channel_id)
+        if position is None:
+            raise ExchangeError(f"the gate has no such channel channel=`{channel_id}`")
+        channel = self._channels[position]
+        if channel.sender is not None:
+            raise ExchangeError(f"the channel has a sender already channel=`{channel_id}`")
+        channel.sender = sender
+        return position
+
+    def open(self, position: int) -> None:
+        """Grant the first credits."""
+        self._grant(self._channels[position], self._exclusive)
+
+    def receive(self, position: int, batch: Batch, backlog: int) -> None:
+        """A batch arrived; `backlog` more wait at its sender."""
+        if self._error is not None:
+            return
+        channel = self._channels[position]
+        check(channel.granted > 0, "batch without credit", channel=channel.spec.channel_id)
+        check(self._queued < self._buffers_total, "the gate is over its buffers")
+        channel.granted -= 1
+        channel.queued += 1
+        self._queued += 1
+        was_empty = not channel.queue
+        channel.queue.append(batch)
+        if was_empty and not channel.blocked:
+            self._give_turn(position)
+        self._set_backlog(channel, backlog)
+
+    def receive_control(self, position: int, control: Control) -> None:
+        """A control element arrived.
+
+        Raises:
+            ExchangeError: far too many wait already.
+        """
+        if self._error is not None:
+            return
+        channel = self._channels[position]
+        was_empty = not channel.queue
+        append_control(channel.queue, control, self._controls_max)
+        if was_empty and not channel.blocked:
+            self._give_turn(position)
+
+    def receive_backlog(self, position: int, backlog: int) -> None:
+        """The sender holds `backlog` batches and has no credit left."""
+        if self._error is None:
+            self._set_backlog(self._channels[position], backlog)
+
+    def _give_turn(self, position: int) -> None:
+        self._ready.append(position)
+        self._waiter.wake()
+
+    # -- credits ------------------------------------------------------------------------------------
+
+    def _grant(self, channel: _InputChannel, count: int) -> None:
+        channel.granted += count
+        if channel.sender is not None:
+            channel.sender.add_credits(count)
+
+    def _recycle(self, channel: _InputChannel) -> None:
+        """A buffer is free again: back to the pool if it was lent, else to the sender as credit."""
+        channel.queued -= 1
+        self._queued -= 1
+        if channel.lent > 0:
+            channel.lent -= 1
+            self._pool += 1
+            self._join_credit_line(channel)
+            self._lend()
+        else:
+            self._grant(channel, 1)
+
+    def _set_backlog(self, channel: _InputChannel, backlog: int) -> None:
+        channel.backlog = backlog
+        self._join_credit_line(channel)
+        self._lend()
+
+    def _join_credit_line(self, channel: _InputChannel) -> None:
+        if channel.backlog > channel.granted and not channel.wants_credit:
+            channel.wants_credit = True
+            self._credit_line.append(channel)
+
+    def _lend(self) -> None:
+        """Lend free floating credits one by one, so that no channel takes the pool for itself."""
+        if self._lending:
+            # A local sender uses its credit, and comes back here, within `_grant`.
+            return
+        self._lending = True
+        try:
+            while self._pool > 0 and self._credit_line:
+                channel = self._credit_line.popleft()
+                channel.wants_credit = False
+                if channel.backlog > channel.granted:
+                    self._pool -= 1
+                    channel.lent += 1
+                    self._grant(channel, 1)
+                    self._join_credit_line(channel)
+        finally:
+            self._lending = False
+
+    def validate(self) -> None:
+        """Check all invariants of the credits; for tests and after suspicious events."""
+        lent = sum(channel.lent for channel in self._channels)
+        check(self._pool >= 0, "the pool is overdrawn", pool=self._pool)
+        check(self._pool + lent == self._floating, "floating credits leaked", lent=lent)
+        for position, channel in enumerate(self._channels):
+            own = self._exclusive if channel.sender is not None else 0
+            check(
+                channel.granted + channel.queued == own + channel.lent,
+                "credits leaked",
+                channel=channel.spec.channel_id,
+            )
+            batches = sum(isinstance(element, BATCHES) for element in channel.queue)
+            check(batches == channel.queued, "buffers miscounted", queued=channel.queued)
+            expected = 1 if channel.queue and not channel.blocked else 0
+            check(self._ready.count(position) == expected, "turn lost", position=position)

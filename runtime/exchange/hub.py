@@ -1,0 +1,305 @@
+"""The exchange of one worker: its listeners, its connections to peers, and the channels of an attempt.
+
+Life of an attempt: register the gates and make the output channels on all workers, `connect` on all
+workers, run, `reset`. An attempt number is used once and only grows, so a worker left over from an
+earlier attempt can neither connect nor be connected to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ...errors import ExchangeError, UsageError, check
+from .channel import ChannelId, OutputChannel
+from .gate import InputGate
+from .links import AcceptingEnd, DiallingEnd, Hello, SocketOutputChannel, refusal_of
+from .local import LocalOutputChannel
+from .settings import ExchangeSettings
+from .wire import WIRE_VERSION
+
+UDS_PATH_BYTES_MAX = 107
+"""What fits a Unix socket address on Linux."""
+
+
+class WorkerAddress(msgspec.Struct, frozen=True):
+    """Where a worker listens. Peers with the same `host_id` may use the Unix socket."""
+
+    worker_id: str
+    host: str
+    uds_path: str | None
+    tcp_port: int
+    host_id: str
+
+    def encode(self) -> bytes:
+        """As msgpack, for control messages."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> WorkerAddress:
+        """The reverse of `encode`."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+def this_host() -> str:
+    """Equal for processes that share a file system and a kernel; pods of one node differ."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()}/{boot_id.read_text().strip() if boot_id.exists() else ''}"
+
+
+class ExchangeHub:
+    """One per worker. All calls belong in one event loop; several hubs may share it."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        token: str,
+        *,
+        settings: ExchangeSettings | None = None,
+        on_failure: Callable[[str, ExchangeError], None] | None = None,
+    ) -> None:
+        """Make a hub; `start` opens its listeners.
+
+        Args:
+            worker_id: unique among the workers that may meet.
+            token: the cluster's shared secret; peers must show it.
+            settings: limits.
+            on_failure: called with a peer's id when a connection with live channels broke, after
+                their gates and partitions have failed. At most once per connection.
+        """
+        self.worker_id = worker_id
+        self.on_failure = on_failure
+        self._token = token
+        self._settings = settings or ExchangeSettings()
+        self._servers: list[asyncio.Server] = []
+        self._uds_path: str | None = None
+        self._address: WorkerAddress | None = None
+        self._attempt: int | None = None
+        self._last_attempt = -1
+        self._gates: dict[ChannelId, InputGate] = {}
+        self._local: dict[ChannelId, LocalOutputChannel] = {}
+        self._dialling: dict[str, DiallingEnd] = {}
+        self._accepting: set[AcceptingEnd] = set()
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        uds_dir: str | None,
+        tcp_host: str = "127.0.0.1",
+        *,
+        advertised_host: str | None = None,
+        host_id: str | None = None,
+    ) -> WorkerAddress:
+        """Open the listeners and return where they are.
+
+        Args:
+            uds_dir: directory of the Unix socket; None: TCP only.
+            tcp_host: address to bind.
+            advertised_host: where peers reach us, if that is not `tcp_host` (a wildcard, a NAT).
+            host_id: see `this_host`.
+        """
+        check(self._address is None, "the hub was started already")
+        loop = asyncio.get_running_loop()
+        if uds_dir is not None:
+            # Worker ids may be long, and paths of Unix sockets must be short.
+            name = hashlib.blake2s(self.worker_id.encode(), digest_size=8).hexdigest()
+            path = os.path.join(uds_dir, f"{name}.sock")
+            if len(os.fsencode(path)) > UDS_PATH_BYTES_MAX:
+                raise UsageError(
+                    f"the path of the Unix socket is too long path=`{path}`",
+                    fix=f"use a directory that leaves it within {UDS_PATH_BYTES_MAX} bytes",
+                )
+            self._servers.append(await loop.create_unix_server(self._accept, path))
+            self._uds_path = path
+            os.chmod(path, 0o600)
+        tcp = await loop.create_server(self._accept, tcp_host, 0)
+        self._servers.append(tcp)
+        port = int(tcp.sockets[0].getsockname()[1])
+        self._address = WorkerAddress(
+            worker_id=self.worker_id,
+            host=advertised_host or tcp_host,
+            uds_path=self._uds_path,
+            tcp_port=port,
+            host_id=host_id or this_host(),
+        )
+        return self._address
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt this hub works for; None between attempts."""
+        return self._attempt
+
+    async def reset(self) -> None:
+        """Drop all gates, channels and connections of the attempt; ready for the next.
+
+        Nothing is flushed and `on_failure` is not called. Peers that still run the attempt see their
+        connections break.
+        """
+        self._attempt = None
+        ends = [*self._dialling.values(), *self._accepting]
+        for end in ends:
+            end.shut_down()
+        for gate in set(self._gates.values()):
+            gate.close()
+        for local in self._local.values():
+            local.fail(ExchangeError("the attempt is over"))
+        for dialling in self._dialling.values():
+            dialling.abandon()
+        self._gates.clear()
+        self._local.clear()
+        self._dialling.clear()
+        await asyncio.gather(*(end.closed for end in ends if end.has_socket))
+
+    async def close(self) -> None:
+        """Reset, and stop listening. The hub cannot be started again."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        await self.reset()
+        for server in servers:
+            await server.wait_closed()
+        if self._uds_path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._uds_path)
+
+    # -- channels -----------------------------------------------------------------------------------
+
+    def register_gate(self, gate: InputGate, attempt: int) -> None:
+        """Receive for `gate`, whose senders may be here or elsewhere, connected already or not."""
+        self._use(attempt)
+        for channel_id in gate.channel_ids:
+            if channel_id in self._gates:
+                raise ExchangeError(f"the channel has a gate already channel=`{channel_id}`")
+        for channel_id in gate.channel_ids:
+            self._gates[channel_id] = gate
+            local = self._local.get(channel_id)
+            if local is not None:
+                local.bind(gate)
+        for end in list(self._accepting):
+            end.gate_registered(gate)
+
+    def output_channel(
+        self, channel_id: ChannelId, peer: WorkerAddress, attempt: int
+    ) -> OutputChannel:
+        """The sending end of a channel to `peer`: by reference if that is this worker, else a socket.
+
+        It may be used at once; elements wait until the peer is connected and has the gate.
+        """
+        self._use(attempt)
+        if peer.worker_id != self.worker_id:
+            channel = SocketOutputChannel(channel_id, self._settings)
+            self._end_for(peer.worker_id, attempt).add(channel)
+            return channel
+        if channel_id in self._local:
+            raise ExchangeError(f"the channel exists already channel=`{channel_id}`")
+        local = self._local[channel_id] = LocalOutputChannel(channel_id, self._settings)
+        gate = self._gates.get(channel_id)
+        if gate is not None:
+            local.bind(gate)
+        return local
+
+    def _use(self, attempt: int) -> None:
+        """Begin `attempt`, or go on with it."""
+        if self._attempt is None:
+            if attempt <= self._last_attempt:
+                raise ExchangeError(
+                    f"the attempt is over attempt=`{attempt}` last=`{self._last_attempt}`"
+                )
+            self._attempt = self._last_attempt = attempt
+        elif attempt != self._attempt:
+            raise ExchangeError(
+                f"another attempt runs here attempt=`{attempt}` running=`{self._attempt}`",
+                fix="reset the hub between attempts",
+            )
+
+    # -- connections --------------------------------------------------------------------------------
+
+    async def connect(self, peers: Iterable[WorkerAddress], attempt: int) -> None:
+        """Connect to all `peers` we send to; others, and this worker itself, are left out.
+
+        Cancelling leaves connections half made: `reset` follows.
+
+        Raises:
+            ExchangeError: a peer cannot be reached, or refused us (token, attempt).
+        """
+        self._use(attempt)
+        wanted = [(peer, end) for peer in peers if (end := self._dialling.get(peer.worker_id))]
+        tasks = [
+            asyncio.create_task(self._dial(peer, end), name=f"connect {peer.worker_id}")
+            for peer, end in wanted
+            if not end.dialled
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _dial(self, peer: WorkerAddress, end: DiallingEnd) -> None:
+        end.dialled = True
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
+                await self._open_socket(peer, end)
+                await end.established
+        except (OSError, TimeoutError) as error:
+            failure = ExchangeError(
+                f"cannot connect to a worker peer=`{peer.worker_id}` host=`{peer.host}` "
+                f"port=`{peer.tcp_port}` error=`{error!r}`"
+            )
+            end.break_off(failure)
+            raise failure from error
+
+    async def _open_socket(self, peer: WorkerAddress, end: DiallingEnd) -> None:
+        loop = asyncio.get_running_loop()
+        own = self._address
+        if own is not None and own.host_id == peer.host_id and peer.uds_path is not None:
+            # A file system that is not shared after all shows itself here; TCP works anyway.
+            with suppress(FileNotFoundError, PermissionError):
+                await loop.create_unix_connection(lambda: end, peer.uds_path)
+                return
+        await loop.create_connection(lambda: end, peer.host, peer.tcp_port)
+
+    def _end_for(self, peer_id: str, attempt: int) -> DiallingEnd:
+        end = self._dialling.get(peer_id)
+        if end is None:
+            hello = Hello(WIRE_VERSION, self._token, self.worker_id, peer_id, attempt)
+            end = self._dialling[peer_id] = DiallingEnd(self._settings, hello, self.connection_lost)
+        return end
+
+    def _accept(self) -> AcceptingEnd:
+        end = AcceptingEnd(self._settings, self)
+        self._accepting.add(end)
+        return end
+
+    # -- for the accepting ends ---------------------------------------------------------------------
+
+    def admit(self, hello: Hello, end: AcceptingEnd) -> str:
+        """Why a caller is refused; empty if it is welcome. One connection per peer."""
+        refusal = refusal_of(hello, self.worker_id, self._token, self._attempt)
+        if not refusal and any(
+            other.peer_id == hello.worker_id for other in self._accepting - {end}
+        ):
+            return f"the worker is connected already worker=`{hello.worker_id}`"
+        return refusal
+
+    def gate_of(self, channel_id: ChannelId) -> InputGate | None:
+        """The gate that holds a channel, if it is registered."""
+        return self._gates.get(channel_id)
+
+    def connection_lost(self, peer_id: str, error: ExchangeError) -> None:
+        """A connection with live channels broke; gates and partitions have failed already."""
+        if self.on_failure is not None:
+            self.on_failure(peer_id, error)
+
+    def forget(self, end: AcceptingEnd) -> None:
+        """The connection is gone."""
+        self._accepting.discard(end)

@@ -1,0 +1,324 @@
+"""The two ends of a connection between workers, and the channels that run over it.
+
+A worker dials each worker it sends to; batches and control elements travel from the dialling to the
+accepting end, credits come back. So two workers that send to each other have two connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from ...errors import ExchangeError, HeadgateError
+from ...operators.elements import Batch, Control, EndOfPartition
+from .channel import ChannelId, OutputChannel
+from .controls import BATCHES
+from .gate import InputGate
+from .settings import ExchangeSettings
+from .sockets import FrameConnection
+from .wire import (
+    BACKLOG_MAX,
+    SEQUENCE_MASK,
+    WIRE_VERSION,
+    ElementDecoder,
+    ElementEncoder,
+    Header,
+    Kind,
+    Parts,
+    frame,
+)
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The first frame of the dialling end."""
+
+    version: int
+    token: str
+    worker_id: str
+    expected_peer: str
+    attempt: int
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The accepting end's reply; `refusal` is empty if the caller is welcome."""
+
+    refusal: str
+
+
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_ANSWER = msgspec.msgpack.Decoder(Answer)
+
+
+class SocketOutputChannel(OutputChannel):
+    """Sends to a gate of another worker. Elements are encoded only once there is credit for them."""
+
+    def __init__(self, channel_id: ChannelId, settings: ExchangeSettings) -> None:
+        super().__init__(channel_id, settings)
+        self._connection: FrameConnection | None = None
+        self._encoder = ElementEncoder(channel_id)
+        self._parts: Parts = []
+
+    def bind(self, connection: FrameConnection) -> None:
+        """Use `connection`; its other end answers with the first credits."""
+        self._connection = connection
+        connection.write(self._encoder.open())
+
+    def _can_transmit(self) -> bool:
+        return self._connection is not None and self._connection.writable
+
+    def _transmit(self, batch: Batch, backlog: int) -> None:
+        self._parts += self._encoder.batch(batch, backlog)
+
+    def _transmit_control(self, control: Control) -> None:
+        self._parts += self._encoder.control(control)
+
+    def _announce_backlog(self, backlog: int) -> None:
+        assert self._connection is not None
+        self._connection.write(self._encoder.backlog(backlog))
+
+    def _flush(self) -> None:
+        if self._parts:
+            assert self._connection is not None
+            parts, self._parts = self._parts, []
+            self._connection.write(parts)
+
+
+class DiallingEnd(FrameConnection):
+    """Our end of a connection we send on; made before the socket, to collect its channels."""
+
+    def __init__(
+        self,
+        settings: ExchangeSettings,
+        hello: Hello,
+        on_loss: Callable[[str, ExchangeError], None],
+    ) -> None:
+        super().__init__(settings)
+        self.peer_id = hello.expected_peer
+        self._hello = hello
+        self._on_loss = on_loss
+        self._channels: dict[ChannelId, SocketOutputChannel] = {}
+        self._credit_sequences: dict[ChannelId, int] = {}
+        self._turn = 0
+        self.dialled = False
+        self.established: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the peer welcomed us; fails if it did not."""
+        # Nobody may be waiting any more when it fails.
+        self.established.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def add(self, channel: SocketOutputChannel) -> None:
+        """Run `channel` over this connection, now or once it is established."""
+        if channel.channel_id in self._channels:
+            raise ExchangeError(f"the channel exists already channel=`{channel.channel_id}`")
+        self._channels[channel.channel_id] = channel
+        self._credit_sequences[channel.channel_id] = 0
+        if self.broken:
+            channel.fail(ExchangeError(f"the connection is broken peer=`{self.peer_id}`"))
+        elif self.established.done():
+            channel.bind(self)
+
+    def connected(self) -> None:
+        self.write(frame(Kind.HELLO, msgspec.msgpack.encode(self._hello)))
+
+    def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
+        if not self.established.done():
+            self._read_answer(header, payload)
+            return
+        channel = self._channels.get(header.channel)
+        if header.kind is not Kind.CREDIT or channel is None:
+            raise ExchangeError(
+                f"unexpected frame kind=`{header.kind.name}` channel=`{header.channel}`"
+            )
+        expected = self._credit_sequences[header.channel]
+        if header.sequence != expected:
+            raise ExchangeError(
+                f"credit out of sequence channel=`{header.channel}` "
+                f"expected=`{expected}` received=`{header.sequence}`"
+            )
+        self._credit_sequences[header.channel] = (expected + 1) & SEQUENCE_MASK
+        channel.add_credits(header.backlog)
+
+    def _read_answer(self, header: Header, payload: bytes | bytearray) -> None:
+        if header.kind is not Kind.HELLO:
+            raise ExchangeError(f"the peer does not speak our protocol kind=`{header.kind.name}`")
+        refusal = _ANSWER.decode(payload).refusal
+        if refusal:
+            raise ExchangeError(f"the peer refused the connection: {refusal}")
+        self.establish()
+        self.established.set_result(None)
+        for channel in list(self._channels.values()):
+            channel.bind(self)
+
+    def resumed(self) -> None:
+        channels = list(self._channels.values())
+        # Each time another channel goes first, since the first may fill the socket again.
+        self._turn = (self._turn + 1) % max(1, len(channels))
+        for channel in channels[self._turn :] + channels[: self._turn]:
+            channel.pump()
+
+    def abandon(self) -> None:
+        """The attempt is over: whoever still holds one of the channels shall not wait for it."""
+        for channel in self._channels.values():
+            channel.fail(ExchangeError("the attempt is over"))
+        if not self.established.done():
+            self.established.set_exception(ExchangeError("the attempt is over"))
+
+    def lost(self, error: ExchangeError) -> None:
+        error = ExchangeError(f"{error.message} peer=`{self.peer_id}`")
+        if not self.established.done():
+            self.established.set_exception(error)
+        live = [channel for channel in self._channels.values() if not channel.finished]
+        for channel in live:
+            channel.fail(error)
+        if live:
+            self._on_loss(self.peer_id, error)
+
+
+class _SocketInput:
+    """The receiving end of one channel, and the way back for its credits."""
+
+    def __init__(self, connection: FrameConnection, channel_id: ChannelId) -> None:
+        self.gate: InputGate | None = None
+        self.finished = False
+        self._position = 0
+        self._connection = connection
+        self._channel_id = channel_id
+        self._decoder = ElementDecoder(channel_id)
+        self._credit_sequence = 0
+
+    def bind(self, gate: InputGate) -> None:
+        self._position = gate.attach(self._channel_id, self)
+        self.gate = gate
+        gate.open(self._position)
+
+    def add_credits(self, count: int) -> None:
+        while count > 0:
+            portion = min(count, BACKLOG_MAX)
+            count -= portion
+            sequence = self._credit_sequence
+            self._credit_sequence += 1
+            self._connection.write(
+                frame(Kind.CREDIT, channel=self._channel_id, sequence=sequence, backlog=portion)
+            )
+
+    def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
+        element = self._decoder.decode(header, payload)
+        if header.kind is Kind.OPEN:
+            return
+        gate = self.gate
+        if gate is None:
+            raise ExchangeError(f"frame before the first credit channel=`{self._channel_id}`")
+        if header.kind is Kind.BACKLOG:
+            gate.receive_backlog(self._position, header.backlog)
+        elif isinstance(element, BATCHES):
+            gate.receive(self._position, element, header.backlog)
+        elif element is not None:
+            self.finished = isinstance(element, EndOfPartition)
+            gate.receive_control(self._position, element)
+
+
+class GateDirectory(Protocol):
+    """What an accepting end wants of its hub."""
+
+    def admit(self, hello: Hello, end: AcceptingEnd) -> str:
+        """Why the caller is refused; empty if it is welcome."""
+        ...
+
+    def gate_of(self, channel_id: ChannelId) -> InputGate | None:
+        """The gate that holds a channel, if it is registered."""
+        ...
+
+    def connection_lost(self, peer_id: str, error: ExchangeError) -> None:
+        """A connection with live channels broke."""
+        ...
+
+    def forget(self, end: AcceptingEnd) -> None:
+        """The connection is gone."""
+        ...
+
+
+class AcceptingEnd(FrameConnection):
+    """Our end of a connection we receive on."""
+
+    def __init__(self, settings: ExchangeSettings, hub: GateDirectory) -> None:
+        super().__init__(settings)
+        self.peer_id = ""
+        self._hub = hub
+        self._inputs: dict[ChannelId, _SocketInput] = {}
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._settings.connect_timeout_ms / 1000, self.shut_down)
+
+    def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
+        if not self.peer_id:
+            self._read_hello(header, payload)
+            return
+        input_ = self._inputs.get(header.channel)
+        if input_ is None:
+            if header.kind is not Kind.OPEN:
+                raise ExchangeError(f"the channel is not open channel=`{header.channel}`")
+            input_ = self._inputs[header.channel] = _SocketInput(self, header.channel)
+            input_.frame_received(header, payload)
+            gate = self._hub.gate_of(header.channel)
+            if gate is not None:
+                input_.bind(gate)
+        else:
+            input_.frame_received(header, payload)
+
+    def _read_hello(self, header: Header, payload: bytes | bytearray) -> None:
+        if header.kind is not Kind.HELLO:
+            raise ExchangeError(f"frame before the handshake kind=`{header.kind.name}`")
+        hello = _HELLO.decode(payload)
+        refusal = self._hub.admit(hello, self)
+        self.write(frame(Kind.HELLO, msgspec.msgpack.encode(Answer(refusal))))
+        if refusal:
+            self.hang_up()
+            return
+        self.peer_id = hello.worker_id
+        self.establish()
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def gate_registered(self, gate: InputGate) -> None:
+        """Bind the channels of `gate` that were opened before it was there."""
+        for channel_id in gate.channel_ids:
+            input_ = self._inputs.get(channel_id)
+            if input_ is not None:
+                try:
+                    input_.bind(gate)
+                except HeadgateError as error:
+                    self.break_off(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+        self._hub.forget(self)
+
+    def lost(self, error: ExchangeError) -> None:
+        live = [input_ for input_ in self._inputs.values() if not input_.finished]
+        error = ExchangeError(f"{error.message} peer=`{self.peer_id}`")
+        for input_ in live:
+            if input_.gate is not None:
+                input_.gate.fail(error)
+        if live:
+            self._hub.connection_lost(self.peer_id, error)
+
+
+def refusal_of(hello: Hello, worker_id: str, token: str, attempt: int | None) -> str:
+    """Why a caller is refused; empty if it is welcome."""
+    # Compared as bytes and in constant time; nothing else is said to strangers.
+    if not hmac.compare_digest(hello.token.encode(), token.encode()):
+        return "wrong token"
+    if hello.version != WIRE_VERSION:
+        return f"other version of the protocol version=`{hello.version}` ours=`{WIRE_VERSION}`"
+    if hello.expected_peer != worker_id:
+        return f"this is another worker worker=`{worker_id}`"
+    if hello.attempt != attempt:
+        return f"another attempt runs here attempt=`{attempt}` yours=`{hello.attempt}`"
+    return ""

@@ -1,0 +1,211 @@
+"""What a subtask emits into: batches go to the channels the partitioner names, in buffers of good size.
+
+Emission never blocks. A channel without credit queues, the partition is then `backlogged`, and the
+subtask takes no further input until it is not: backpressure is only this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...errors import ExchangeError, HeadgateError, check
+from ...operators.clock import Clock
+from ...operators.elements import Batch, Control, ObjectBatch
+from .channel import OutputChannel
+from .partitioners import Partitioner
+from .settings import ExchangeSettings
+from .slicing import BatchSizer, Coalescer, cut
+from .waiter import Waiter
+
+
+@dataclass(slots=True)
+class PartitionStats:
+    """What left a partition so far, counted per receiving channel, and what waits for credit."""
+
+    records_out: int = 0
+    bytes_out: int = 0
+    buffers_out: int = 0
+    queued_buffers: int = 0
+
+
+class ResultPartition:
+    """One output of a subtask: the channels to the subtasks of one downstream vertex."""
+
+    def __init__(
+        self,
+        channels: Sequence[OutputChannel],
+        partitioner: Partitioner,
+        settings: ExchangeSettings,
+        clock: Clock,
+    ) -> None:
+        check(channels, "a result partition needs a channel")
+        self._channels = list(channels)
+        self._partitioner = partitioner
+        self._settings = settings
+        self._clock = clock
+        timeout_ms = settings.buffer_timeout_ms
+        self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        self._coalescers = [Coalescer() for _ in channels]
+        # When each partly filled buffer got its first record; the oldest is the first.
+        self._buffered_since: dict[int, float] = {}
+        self._sizer = BatchSizer()
+        self._stats = PartitionStats()
+        self._backlogged_channels = 0
+        self._error: HeadgateError | None = None
+        self._waiter = Waiter()
+        for channel in channels:
+            channel.listener = self
+            if channel.queued_buffers:
+                self._backlogged_channels += 1
+            if channel.error is not None:
+                self.channel_failed(channel.error)
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    def emit(self, batch: Batch) -> None:
+        """Send `batch`, in part later: see `flush`. Never blocks.
+
+        Raises:
+            ExchangeError: a channel broke, or a record cannot be sent.
+            UserCodeError: the user's key or partition function failed.
+        """
+        rows = len(batch)
+        if rows == 0:
+            return
+        if self._error is not None:
+            raise self._error
+        target = self._rows_target(batch)
+        passes_through = rows >= target and len(self._channels) == 1
+        row_bytes = 0.0 if passes_through else self._sizer.nbytes(batch) / rows
+        for index, piece in self._partitioner(batch):
+            self._add(index, piece, target, row_bytes)
+        if self._timeout_s == 0:
+            self.flush()
+        self._raise_if_failed()
+
+    def broadcast(self, element: Control) -> None:
+        """Send a control element on all channels, behind everything emitted so far.
+
+        Raises:
+            ExchangeError: a channel broke.
+        """
+        self.flush()
+        for channel in self._channels:
+            channel.send_control(element)
+        self._raise_if_failed()
+
+    def flush(self) -> None:
+        """Send all partly filled buffers now."""
+        for index in list(self._buffered_since):
+            self._flush_channel(index)
+
+    def _rows_target(self, batch: Batch) -> int:
+        if isinstance(batch, ObjectBatch):
+            return self._settings.object_rows_per_buffer
+        return self._settings.rows_per_buffer_target
+
+    def _add(self, index: int, piece: Batch, target: int, row_bytes: float) -> None:
+        coalescer = self._coalescers[index]
+        rows = len(piece)
+        if coalescer.pieces and (rows >= target or not coalescer.accepts(piece)):
+            self._flush_channel(index)
+        if rows >= target:
+            self._send(index, piece)
+            return
+        if not coalescer.pieces:
+            self._buffered_since[index] = self._clock.monotonic()
+        coalescer.add(piece, rows * row_bytes)
+        full = coalescer.size_bytes >= self._settings.buffer_size_max_bytes
+        if full or coalescer.rows >= target:
+            self._flush_channel(index)
+
+    def _flush_channel(self, index: int) -> None:
+        del self._buffered_since[index]
+        self._send(index, self._coalescers[index].take())
+
+    def _send(self, index: int, batch: Batch) -> None:
+        stats, channel = self._stats, self._channels[index]
+        for buffer, size in cut(batch, self._settings, self._sizer):
+            stats.records_out += len(buffer)
+            stats.bytes_out += size
+            stats.buffers_out += 1
+            channel.send(buffer)
+
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    @property
+    def oldest_buffered_at(self) -> float | None:
+        """Monotonic time at which the oldest unsent record was emitted; None: nothing is unsent."""
+        return next(iter(self._buffered_since.values()), None)
+
+    def next_flush(self) -> float | None:
+        """Monotonic time at which `flush` is due; None: nothing to flush, or no timeout."""
+        oldest = self.oldest_buffered_at
+        if oldest is None or self._timeout_s is None:
+            return None
+        return oldest + self._timeout_s
+
+    def flush_due(self, now: float) -> bool:
+        """True if a partly filled buffer has waited for the buffer timeout."""
+        due = self.next_flush()
+        return due is not None and now >= due
+
+    # -- backpressure -------------------------------------------------------------------------------
+
+    @property
+    def backlogged(self) -> bool:
+        """True if a channel holds batches it may not send yet.
+
+        Raises:
+            ExchangeError: a channel broke, so that waiting would never end.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._backlogged_channels > 0
+
+    async def until_writable(self) -> None:
+        """Return once no channel is backlogged. One waiter; cancelling loses nothing.
+
+        Raises:
+            ExchangeError: a channel broke, or the partition was closed.
+        """
+        while self.backlogged:
+            await self._waiter.wait()
+
+    def set_listener(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the backlog ends or a channel breaks, instead of using `until_writable`."""
+        self._waiter.listener = wake
+
+    def backlog_changed(self, change: int) -> None:
+        """From a channel: it began (+1) or ceased (-1) to be backlogged."""
+        self._backlogged_channels += change
+        if self._backlogged_channels == 0:
+            self._waiter.wake()
+
+    def channel_failed(self, error: HeadgateError) -> None:
+        """From a channel: it is broken. The first error stays."""
+        if self._error is None:
+            self._error = error
+            self._waiter.wake()
+
+    # -- the rest -----------------------------------------------------------------------------------
+
+    def stats(self) -> PartitionStats:
+        """Counters since the start, and the queue length now."""
+        self._stats.queued_buffers = sum(channel.queued_buffers for channel in self._channels)
+        return self._stats
+
+    def close(self) -> None:
+        """Let go of the channels. After the end of the partition they still send what they hold;
+        otherwise it is given up. Safe to call twice."""
+        for channel in self._channels:
+            channel.release()
+        self._coalescers = [Coalescer() for _ in self._channels]
+        self._buffered_since.clear()
+        if self._error is None:
+            self.channel_failed(ExchangeError("the result partition is closed"))

@@ -1,0 +1,45 @@
+"""The limits of an exchange. Every queue and buffer of this room is bounded by one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ...errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSettings:
+    """Sizes and timeouts; the defaults are Flink's where Flink has the setting."""
+
+    exclusive_buffers: int = 2
+    """Credits a channel always has."""
+    floating_buffers: int = 8
+    """Credits of a gate that are lent to channels whose sender has a backlog."""
+    buffer_size_max_bytes: int = 1 << 20
+    """A buffer is cut to this size; a single larger record travels alone."""
+    rows_per_buffer_target: int = 8192
+    """Small column batches are put together until a buffer has this many rows."""
+    rows_per_buffer_max: int = 65_536
+    """Column batches above this are cut."""
+    object_rows_per_buffer: int = 1000
+    """Batches of Python objects are put together, and cut, to this many records."""
+    buffer_timeout_ms: int | None = 100
+    """A partly filled buffer waits at most this long; 0: not at all; None: until it is full."""
+    queued_controls_max: int = 10_000
+    """Control elements one channel may hold at either end; above it the channel fails."""
+    frame_size_max_bytes: int = 1 << 30
+    """A frame above this is taken for a corrupt header."""
+    write_buffer_high_bytes: int = 1 << 20
+    """Above this much unsent data in a socket, frames wait in their channels' queues."""
+    connect_timeout_ms: int = 10_000
+    """A connection must be made, and its handshake be over, in this time."""
+
+    def __post_init__(self) -> None:
+        may_be_zero = ("floating_buffers", "buffer_timeout_ms")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < (0 if field.name in may_be_zero else 1):
+                raise OptionError(
+                    f"exchange setting is too small {field.name}=`{value}`",
+                    fix=f"the default is {field.default}",
+                )

@@ -1,0 +1,302 @@
+"""The wire format: frames of a 16-byte header and a payload, and how elements become frames.
+
+    length u32 | kind u8 | flags u8 | backlog u16 | channel u32 | sequence u32      (little endian)
+
+`length` counts the payload. `sequence` counts the frames of one channel in one direction, modulo 2**32: a
+gap or repeat is an error. `backlog` is the number of batches that wait at the sender; in CREDIT frames,
+which travel the other way, it is the number of credits. Objects travel as pickles: only peers that
+showed the cluster's token get to send frames.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias
+
+import cloudpickle
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...errors import ExchangeError
+from ...operators.elements import (
+    Batch,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    ColumnBatch,
+    Control,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    ObjectBatch,
+    Watermark,
+    WatermarkStatus,
+)
+from .channel import ChannelId
+
+WIRE_VERSION = 1
+HEADER = struct.Struct("<IBBHII")
+HEADER_BYTES = HEADER.size
+BACKLOG_MAX = 0xFFFF
+SEQUENCE_MASK = 0xFFFF_FFFF
+TIMESTAMPS_COLUMN = pa.field("__timestamps", pa.int64(), nullable=False)
+
+Parts: TypeAlias = list[Any]
+"""Bytes-like objects to be written one after the other."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    """First frame in both directions: who calls, and the answer. msgpack."""
+    OPEN = 2
+    """The sender will use this channel; credits may come."""
+    SCHEMA = 3
+    """Arrow schema of the COLUMNS frames that follow on the channel."""
+    COLUMNS = 4
+    """An Arrow IPC record batch without its schema; with DICTIONARIES a whole IPC stream."""
+    OBJECTS = 5
+    """Pickle, protocol 5, of (records, timestamps)."""
+    CONTROL = 6
+    """msgpack of [tag, control element]."""
+    BACKLOG = 7
+    """The sender has a backlog and no credit."""
+    CREDIT = 8
+    """Receiver to sender: that many more buffers are free."""
+
+
+class Flags(IntEnum):
+    """Bits of the header's flags."""
+
+    TIMESTAMPS = 1
+    """The last column holds the event times."""
+    DICTIONARIES = 2
+    """The payload is an IPC stream of one batch, with its schema and dictionaries."""
+
+
+class Header(NamedTuple):
+    """A frame's header."""
+
+    length: int
+    kind: Kind
+    flags: int
+    backlog: int
+    channel: ChannelId
+    sequence: int
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+def unpack_header(buffer: bytes | bytearray, offset: int = 0) -> Header:
+    """Read a header.
+
+    Raises:
+        ExchangeError: the frame's kind is unknown.
+    """
+    length, kind, flags, backlog, channel, sequence = HEADER.unpack_from(buffer, offset)
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ExchangeError(f"unknown kind of frame kind=`{kind}` channel=`{channel}`")
+    return Header(length, known, flags, backlog, channel, sequence)
+
+
+def frame(
+    kind: Kind,
+    payload: Any = b"",
+    *,
+    channel: int = 0,
+    sequence: int = 0,
+    backlog: int = 0,
+    flags: int = 0,
+) -> Parts:
+    """A frame as parts to write. `payload` is bytes or an Arrow buffer."""
+    length = len(payload)
+    if length > SEQUENCE_MASK:
+        raise ExchangeError(
+            f"a buffer does not fit a frame bytes=`{length}`",
+            fix="records must be smaller than 4 GiB",
+        )
+    backlog = min(backlog, BACKLOG_MAX)
+    header = HEADER.pack(length, kind, flags, backlog, channel, sequence & SEQUENCE_MASK)
+    return [header, memoryview(payload)] if length else [header]
+
+
+# ---- control elements -----------------------------------------------------------------------------
+
+_CONTROLS: tuple[type[Any], ...] = (
+    Watermark,
+    WatermarkStatus,
+    CheckpointBarrier,
+    CancelCheckpointMarker,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+)  # the position is the tag on the wire: append only
+_TAGS = {kind: tag for tag, kind in enumerate(_CONTROLS)}
+_CONTROL_DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _CONTROLS]
+_TAGGED = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+
+
+def encode_control(control: Control) -> bytes:
+    """A control element as bytes."""
+    return msgspec.msgpack.encode((_TAGS[type(control)], control))
+
+
+def decode_control(payload: bytes | bytearray) -> Control:
+    """The reverse of `encode_control`."""
+    tag, body = _TAGGED.decode(payload)
+    if not 0 <= tag < len(_CONTROL_DECODERS):
+        raise ExchangeError(f"unknown control element tag=`{tag}`")
+    control: Control = _CONTROL_DECODERS[tag].decode(body)
+    return control
+
+
+# ---- one channel ----------------------------------------------------------------------------------
+
+
+class ElementEncoder:
+    """The frames of one channel, sender's side: numbers them and remembers the schema it sent."""
+
+    def __init__(self, channel: ChannelId) -> None:
+        self._channel = channel
+        self._sequence = 0
+        self._schema: pa.Schema | None = None
+        self._has_dictionaries = False
+        self._dumps: Any = pickle.dumps
+
+    def _frame(self, kind: Kind, payload: Any = b"", backlog: int = 0, flags: int = 0) -> Parts:
+        sequence = self._sequence
+        self._sequence += 1
+        return frame(
+            kind, payload, channel=self._channel, sequence=sequence, backlog=backlog, flags=flags
+        )
+
+    def open(self) -> Parts:
+        """Announce the channel."""
+        return self._frame(Kind.OPEN)
+
+    def backlog(self, count: int) -> Parts:
+        """Announce a backlog."""
+        return self._frame(Kind.BACKLOG, backlog=count)
+
+    def control(self, control: Control) -> Parts:
+        """A control element."""
+        return self._frame(Kind.CONTROL, encode_control(control))
+
+    def batch(self, batch: Batch, backlog: int) -> Parts:
+        """A batch; its schema goes first if the receiver does not have it.
+
+        Raises:
+            ExchangeError: a record cannot be pickled.
+        """
+        if isinstance(batch, ObjectBatch):
+            return self._frame(Kind.OBJECTS, self._pickle(batch), backlog)
+        data, flags, parts = batch.data, 0, []
+        if batch.timestamps is not None:
+            data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
+            flags = Flags.TIMESTAMPS
+        if self._schema is None or not data.schema.equals(self._schema, check_metadata=True):
+            self._schema = data.schema
+            self._has_dictionaries = any(map(_has_dictionary, data.schema.types))
+            if not self._has_dictionaries:
+                parts = self._frame(Kind.SCHEMA, data.schema.serialize(), backlog)
+        if self._has_dictionaries:
+            return self._frame(Kind.COLUMNS, _to_stream(data), backlog, flags | Flags.DICTIONARIES)
+        return parts + self._frame(Kind.COLUMNS, data.serialize(), backlog, flags)
+
+    def _pickle(self, batch: ObjectBatch) -> bytes:
+        content = (batch.records, batch.timestamps)
+        try:
+            try:
+                return bytes(self._dumps(content, protocol=5))
+            except Exception:
+                if self._dumps is cloudpickle.dumps:
+                    raise
+                # Classes of the user's script exist by value only; slower, so not tried first.
+                self._dumps = cloudpickle.dumps
+                return bytes(self._dumps(content, protocol=5))
+        except Exception as error:
+            raise ExchangeError(
+                f"a record cannot be sent to another worker error=`{error!r}`",
+                fix="records must be picklable: no open files, locks or sockets in them",
+            ) from error
+
+
+class ElementDecoder:
+    """The frames of one channel, receiver's side."""
+
+    def __init__(self, channel: ChannelId) -> None:
+        self._channel = channel
+        self._expected = 0
+        self._schema: pa.Schema | None = None
+
+    def decode(self, header: Header, payload: bytes | bytearray) -> Element | None:
+        """The element in a frame; None for frames that carry none.
+
+        Raises:
+            ExchangeError: a frame was lost or repeated, or cannot come here.
+        """
+        if header.sequence != self._expected:
+            raise ExchangeError(
+                f"frame out of sequence channel=`{self._channel}` "
+                f"expected=`{self._expected}` received=`{header.sequence}`"
+            )
+        self._expected = (self._expected + 1) & SEQUENCE_MASK
+        match header.kind:
+            case Kind.COLUMNS:
+                return self._columns(header.flags, payload)
+            case Kind.OBJECTS:
+                records, timestamps = pickle.loads(payload)
+                return ObjectBatch(records, timestamps)
+            case Kind.CONTROL:
+                return decode_control(payload)
+            case Kind.SCHEMA:
+                self._schema = pa.ipc.read_schema(pa.py_buffer(payload))
+                return None
+            case Kind.OPEN | Kind.BACKLOG:
+                return None
+            case _:
+                raise ExchangeError(f"frame of the wrong kind kind=`{header.kind.name}`")
+
+    def _columns(self, flags: int, payload: bytes | bytearray) -> ColumnBatch:
+        buffer = pa.py_buffer(payload)
+        if flags & Flags.DICTIONARIES:
+            data = pa.ipc.open_stream(buffer).read_next_batch()
+        elif self._schema is None:
+            raise ExchangeError(f"columns without a schema channel=`{self._channel}`")
+        else:
+            data = pa.ipc.read_record_batch(buffer, self._schema)
+        if not flags & Flags.TIMESTAMPS:
+            return ColumnBatch(data)
+        last = data.num_columns - 1
+        timestamps = data.column(last).to_numpy(zero_copy_only=True)
+        return ColumnBatch(data.remove_column(last), timestamps.astype(np.int64, copy=False))
+
+
+def _has_dictionary(type_: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type_):
+        return True
+    return any(_has_dictionary(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _to_stream(data: pa.RecordBatch) -> pa.Buffer:
+    """An IPC stream of one batch: the only form in which dictionaries travel with their batch."""
+    columns = [_compact(column) for column in data.columns]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=data.schema))
+    return sink.getvalue()
+
+
+def _compact(column: pa.Array) -> pa.Array:
+    """Leave out dictionary values that the column does not use, if there are clearly many."""
+    type_ = column.type
+    if not pa.types.is_dictionary(type_) or type_.ordered or len(column.dictionary) <= len(column):
+        return column
+    fresh = column.dictionary_decode().dictionary_encode()
+    return pa.DictionaryArray.from_arrays(fresh.indices.cast(type_.index_type), fresh.dictionary)
