@@ -1,0 +1,402 @@
+"""The job log: the one linearizable truth of a job. Decisions only; reading and writing lie outside.
+
+The log is a dense sequence of records 1, 2, 3, ..., each made by create-if-absent: of two coordinators
+that want a slot exactly one gets it. A coordinator first *claims* a generation (a second dense sequence,
+`GenerationRecord`), then reads the log to its tail and appends `GenerationStarted`. From then on it
+knows its next slot; whatever else it finds there means that a newer coordinator has started: it is
+fenced. So an old leader's checkpoint either lies before the new leader's start entry, and the new
+leader has seen it, or it is never completed.
+
+Trimming must not bring slots back to life. Three rules see to it:
+
+1. `GenerationStarted` entries are never deleted. The next slot of a fenced leader is always one of
+   them, so it can wake up as late as it likes: the slot is taken.
+2. Before entries below a new *head* are deleted, the head is published in the leader's own generation
+   record. Nobody else writes that record, so a late zombie cannot move the head back; the head of the
+   log is the maximum over the records.
+3. A reader that finds a slot empty, and a coordinator that has just appended its start entry, look at
+   the head again: beyond the slot, it was trimmed, and what they did does not count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias, final
+
+import msgspec
+
+from ...errors import StorageError, check
+from .manifest import Manifest
+
+
+class JobStatus(enum.Enum):
+    """How a job ended."""
+
+    FINISHED = "FINISHED"
+    CANCELED = "CANCELED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+
+class GenerationStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+    """A coordinator took over. Entries of older generations cannot follow."""
+
+    generation: int
+    writer: str
+    started_ms: int
+    job_fingerprint: str
+    parallelism: int
+    max_parallelism: int
+    host: str = ""
+    pid: int = 0
+
+
+class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+    """A checkpoint is durable: the moment at which its commits are allowed."""
+
+    generation: int
+    writer: str
+    checkpoint_id: int
+    manifest: Manifest
+    completed_ms: int
+    is_final: bool = False
+    """The job takes no records behind it: stop with savepoint, or the end of all data."""
+
+
+class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+    """The job is over. A later generation may start it again."""
+
+    generation: int
+    writer: str
+    status: JobStatus
+    reason: str
+    ended_ms: int
+    last_checkpoint_id: int = 0
+    """Highest checkpoint id ever used; keeps ids unique when all checkpoints are dropped."""
+
+
+LogEntry: TypeAlias = GenerationStarted | CheckpointCompleted | JobEnded
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims a generation (create-if-absent), then says where its owner trimmed the log to.
+
+    Only its owner replaces it, and `head` only grows.
+    """
+
+    generation: int
+    writer: str
+    head: int = 0
+    """Lowest sequence still needed; that entry exists. 0: not published yet."""
+    settled: int = 0
+    """Leaders of older generations can never publish a head above this one."""
+    swept: int = 1
+    """Entries from here up to the head may still exist, and files of their checkpoints with them."""
+
+
+_entry_decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(
+    GenerationStarted | CheckpointCompleted | JobEnded
+)
+_record_decoder = msgspec.json.Decoder(GenerationRecord)
+
+
+def encode(record: LogEntry | GenerationRecord) -> bytes:
+    """The record as JSON; equal records give equal bytes."""
+    return msgspec.json.encode(record)
+
+
+def decode_entry(data: bytes, name: str) -> LogEntry:
+    """Read a log entry; `name` is only for the error."""
+    try:
+        return _entry_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise _unreadable("job log entry", name, error) from error
+
+
+def decode_record(data: bytes, name: str) -> GenerationRecord:
+    """Read a generation record; `name` is only for the error."""
+    try:
+        return _record_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise _unreadable("generation record", name, error) from error
+
+
+def _unreadable(what: str, name: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"cannot read a {what} name=`{name}` cause=`{error}`",
+        fix="was it written by a newer version of headgate, or changed by hand?",
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoggedCheckpoint:
+    """A completed checkpoint and the log entry that completed it."""
+
+    sequence: int
+    generation: int
+    manifest: Manifest
+    is_final: bool = False
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self.manifest.checkpoint_id
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What the entries `head` to `tail` say. Immutable; `fold` makes the next one."""
+
+    head: int = 1
+    tail: int = 0
+    generation: int = 0
+    writer: str = ""
+    started: GenerationStarted | None = None
+    """Start entry of the current generation; None if the view begins behind it."""
+    starts: tuple[int, ...] = ()
+    """Sequences of all start entries in view: trimming leaves them alone."""
+    checkpoints: tuple[LoggedCheckpoint, ...] = ()
+    """Retained completed checkpoints, newest last."""
+    last_checkpoint_id: int = 0
+    last_end: JobEnded | None = None
+    end_sequence: int = 0
+
+    @staticmethod
+    def beginning_at(head: int) -> LogView:
+        """The view before the entry `head` is read."""
+        return LogView(head=head, tail=head - 1)
+
+    @property
+    def empty(self) -> bool:
+        """True if no coordinator ever started this job."""
+        return self.tail == 0
+
+    @property
+    def newest(self) -> LoggedCheckpoint | None:
+        """The newest completed checkpoint: what a restart restores."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    @property
+    def next_checkpoint_id(self) -> int:
+        """Lowest id that no completed checkpoint has."""
+        return self.last_checkpoint_id + 1
+
+    @property
+    def ended(self) -> JobEnded | None:
+        """How the job ended; None if it never did, or was started again since."""
+        if self.last_end is None or self.last_end.generation != self.generation:
+            return None
+        return self.last_end
+
+    @property
+    def settled(self) -> int:
+        """The highest sequence to which anyone with this view could trim the log."""
+        newest = self.checkpoints[-1].sequence if self.checkpoints else 0
+        return max(newest, self.end_sequence)
+
+    def owned_by(self, writer: str, generation: int) -> bool:
+        """True if `writer` started the current generation, and it is `generation`."""
+        return self.generation == generation and self.writer == writer
+
+
+def fold(view: LogView, entry: LogEntry) -> LogView:
+    """The view with the entry behind its tail added.
+
+    Raises:
+        StorageError: the entry cannot follow: somebody else than headgate wrote or removed records.
+    """
+    sequence = view.tail + 1
+    known = view.tail >= view.head
+    if known:
+        _check_order(view, entry, sequence)
+    base = replace(view, tail=sequence, generation=entry.generation, writer=entry.writer)
+    if isinstance(entry, GenerationStarted):
+        return replace(base, started=entry, starts=(*view.starts, sequence))
+    if isinstance(entry, CheckpointCompleted):
+        logged = LoggedCheckpoint(sequence, entry.generation, entry.manifest, entry.is_final)
+        return replace(
+            base,
+            checkpoints=(*view.checkpoints, logged),
+            last_checkpoint_id=entry.checkpoint_id,
+        )
+    return replace(
+        base,
+        last_end=entry,
+        end_sequence=sequence,
+        last_checkpoint_id=max(view.last_checkpoint_id, entry.last_checkpoint_id),
+    )
+
+
+def fold_all(view: LogView, entries: Iterable[LogEntry]) -> LogView:
+    """`fold` over several entries."""
+    for entry in entries:
+        view = fold(view, entry)
+    return view
+
+
+def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
+    problem = ""
+    if isinstance(entry, GenerationStarted):
+        if entry.generation <= view.generation:
+            problem = "a generation starts after a newer one"
+    elif not view.owned_by(entry.writer, entry.generation):
+        problem = "an entry is not of the coordinator that started its generation"
+    elif view.ended is not None:
+        problem = "an entry follows the end of the job in one generation"
+    elif isinstance(entry, CheckpointCompleted) and entry.checkpoint_id <= view.last_checkpoint_id:
+        problem = "checkpoint ids do not grow"
+    if problem:
+        raise StorageError(
+            f"the job log is damaged: {problem} sequence=`{sequence}` "
+            f"generation=`{entry.generation}` writer=`{entry.writer}`",
+            fix="do two jobs share one checkpoint directory? each needs its own name",
+        )
+
+
+# What became of an attempt to append.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The slot was free; the entry is in the log. `view` includes it."""
+
+    view: LogView
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AlreadyAppended:
+    """An earlier try, whose answer was lost, had succeeded. `view` includes the entry."""
+
+    view: LogView
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A newer coordinator owns the job; ours must stop."""
+
+    by: LogEntry
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Somebody older took the slot before we started: read on, then try behind the tail."""
+
+    view: LogView
+
+
+AppendDecision: TypeAlias = Appended | AlreadyAppended | Fenced | Retry
+
+
+def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) -> AppendDecision:
+    """What follows from trying to create `proposal` in slot `view.tail + 1`.
+
+    Args:
+        view: the view on which the proposal was based.
+        proposal: our entry.
+        existing: what the slot held before us; None if we created it.
+    """
+    starting = isinstance(proposal, GenerationStarted)
+    check(
+        starting or view.owned_by(proposal.writer, proposal.generation),
+        "only the coordinator that started a generation appends to it",
+        generation=proposal.generation,
+        current=view.generation,
+    )
+    if existing is None:
+        return Appended(fold(view, proposal))
+    if existing == proposal:
+        return AlreadyAppended(fold(view, proposal))
+    if not starting or existing.generation >= proposal.generation:
+        return Fenced(existing)
+    return Retry(fold(view, existing))
+
+
+# Where the log begins, and how it is trimmed.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """Where a reader begins. `sequence` 1 with `published` False is a log never trimmed."""
+
+    sequence: int = 1
+    swept: int = 1
+    published: bool = False
+
+
+def merge_head(head: LogHead, record: GenerationRecord) -> LogHead:
+    """The head known so far, with one more generation record; order does not matter."""
+    if record.head == 0:
+        return head
+    if record.head == head.sequence and head.published:
+        return replace(head, swept=min(head.swept, record.swept))
+    if record.head < head.sequence:
+        return head
+    return LogHead(record.head, record.swept, published=True)
+
+
+def older_heads_matter(record: GenerationRecord) -> bool:
+    """False if no older generation can have trimmed, or ever trim, beyond `record.head`."""
+    return record.head == 0 or record.head < record.settled
+
+
+def reader_was_overtaken(view: LogView, head: LogHead) -> bool:
+    """True if the head, read after the first empty slot, says that `view` may lack entries."""
+    return head.published and head.sequence > view.tail
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """A log entry below the head, to be deleted after the files of its checkpoint, if it has one."""
+
+    sequence: int
+    manifest: Manifest | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TrimPlan:
+    """The new head, and what it leaves behind (lowest first)."""
+
+    head: int
+    doomed: tuple[Doomed, ...]
+
+
+def plan_trim(view: LogView, retain: int) -> TrimPlan:
+    """Keep the newest `retain` checkpoints; 0 only for a job that has ended.
+
+    The start entries stay for ever: they hold the slots of fenced coordinators.
+    """
+    check(retain >= 1 or view.ended is not None, "a running job keeps its newest checkpoint")
+    if retain == 0:
+        head = view.end_sequence
+    elif len(view.checkpoints) > retain:
+        head = view.checkpoints[-retain].sequence
+    else:
+        head = view.head
+    manifests = {logged.sequence: logged.manifest for logged in view.checkpoints}
+    kept = set(view.starts)
+    doomed = tuple(
+        Doomed(sequence, manifests.get(sequence))
+        for sequence in range(view.head, head)
+        if sequence not in kept
+    )
+    return TrimPlan(head, doomed)
+
+
+def apply_trim(view: LogView, head: int) -> LogView:
+    """The view once the log begins at `head`."""
+    return replace(
+        view,
+        head=head,
+        starts=tuple(sequence for sequence in view.starts if sequence >= head),
+        checkpoints=tuple(logged for logged in view.checkpoints if logged.sequence >= head),
+    )

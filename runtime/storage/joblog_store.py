@@ -1,0 +1,365 @@
+"""The job log on a checkpoint store: reads and writes what `protocol/joblog.py` decides."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import FencedError, StorageError, check
+from ...operators.clock import Clock
+from ..protocol import joblog, names
+from ..protocol.joblog import (
+    CheckpointCompleted,
+    Doomed,
+    Fenced,
+    GenerationRecord,
+    GenerationStarted,
+    JobEnded,
+    JobStatus,
+    LogEntry,
+    LogHead,
+    LogView,
+    Retry,
+)
+from ..protocol.manifest import Manifest
+from .base import CheckpointStore, Created, Existed
+
+LOAD_ATTEMPTS_MAX = 10
+"""How often a reader starts again because the log was trimmed under its eyes."""
+START_ATTEMPTS_MAX = 20
+"""How often a new leader tries the next slot before it gives up."""
+
+
+class JobLog:
+    """One coordinator's, or one reader's, hold on a job's log.
+
+    A leader calls `start_generation` once, then `complete_checkpoint`, `trim` and `end_job`; a reader
+    only `load`. After FencedError no call of this object writes again.
+
+    An append that raises StorageError, or is cancelled, is *in doubt*: the entry may be in the log. The
+    next append first settles it, by sending the same bytes to the same slot. Until then
+    the files of that checkpoint must not be deleted.
+    """
+
+    def __init__(self, store: CheckpointStore, writer: str, clock: Clock) -> None:
+        """`writer` is a token that no other coordinator process ever had or will have."""
+        self._store = store
+        self._writer = writer
+        self._clock = clock
+        self._view = LogView()
+        self._generation = 0
+        self._fenced_by: FencedError | None = None
+        self._in_doubt: CheckpointCompleted | JobEnded | None = None
+        self._last_claimed = 0
+        self._last_allocated = 0
+        self._settled = 0
+        self._inherited: tuple[Doomed, ...] = ()
+        self._reported: tuple[int, ...] = ()
+        self._lock = asyncio.Lock()
+
+    @property
+    def view(self) -> LogView:
+        """What the log said when it was last read or written by us."""
+        return self._view
+
+    @property
+    def in_doubt(self) -> Manifest | None:
+        """The checkpoint whose append had no answer: neither completed nor failed yet."""
+        entry = self._in_doubt
+        return entry.manifest if isinstance(entry, CheckpointCompleted) else None
+
+    async def load(self) -> LogView:
+        """Read the log to its tail. Not for a leader: its view is always current.
+
+        Raises:
+            StorageError: the log is damaged; never an empty view instead.
+        """
+        async with self._lock:
+            check(self._generation == 0, "a leader does not read the log again")
+            self._view, _ = await self._read_log()
+            return self._view
+
+    async def start_generation(
+        self,
+        *,
+        parallelism: int,
+        max_parallelism: int,
+        job_fingerprint: str = "",
+        host: str = "",
+        pid: int = 0,
+    ) -> int:
+        """Become the leader, and fence all older ones; returns the new generation.
+
+        Afterwards `view` is final for everything older. If it fails with StorageError or is
+        cancelled, this object is no leader and it may be called again.
+
+        Raises:
+            FencedError: another coordinator claimed a newer generation meanwhile.
+        """
+        async with self._lock:
+            check(self._generation == 0, "this coordinator has started already")
+            self._check_not_fenced()
+            generation = await self._claim()
+            started = GenerationStarted(
+                generation=generation,
+                writer=self._writer,
+                started_ms=self._clock.now_ms(),
+                job_fingerprint=job_fingerprint,
+                parallelism=parallelism,
+                max_parallelism=max_parallelism,
+                host=host,
+                pid=pid,
+            )
+            head = await self._append_start(started)
+            await self._take_over(generation, head)
+            return generation
+
+    def allocate_checkpoint_id(self) -> int:
+        """A checkpoint id this generation never used, and no completed checkpoint ever had."""
+        self._last_allocated = max(self._last_allocated, self._view.last_checkpoint_id) + 1
+        return self._last_allocated
+
+    async def complete_checkpoint(self, manifest: Manifest, *, is_final: bool = False) -> None:
+        """Make a checkpoint durable. Only when this returns may its commits be permitted.
+
+        Raises:
+            FencedError: a newer coordinator owns the job; the checkpoint is not, and never will be,
+                complete.
+            StorageError: in doubt, see the class.
+        """
+        async with self._lock:
+            await self._settle()
+            newest = self._view.newest
+            if newest is not None and newest.manifest == manifest:
+                return
+            check(
+                manifest.checkpoint_id > self._view.last_checkpoint_id,
+                "checkpoint ids must grow",
+                checkpoint_id=manifest.checkpoint_id,
+                last=self._view.last_checkpoint_id,
+            )
+            await self._append(
+                CheckpointCompleted(
+                    generation=self._generation,
+                    writer=self._writer,
+                    checkpoint_id=manifest.checkpoint_id,
+                    manifest=manifest,
+                    completed_ms=self._clock.now_ms(),
+                    is_final=is_final,
+                )
+            )
+
+    async def end_job(self, status: JobStatus, reason: str = "") -> None:
+        """Record that the job is over. Repeating it is harmless.
+
+        Raises:
+            FencedError: a newer coordinator owns the job.
+            StorageError: in doubt, see the class.
+        """
+        async with self._lock:
+            await self._settle()
+            if self._view.ended is not None:
+                return
+            await self._append(
+                JobEnded(
+                    generation=self._generation,
+                    writer=self._writer,
+                    status=status,
+                    reason=reason,
+                    ended_ms=self._clock.now_ms(),
+                    last_checkpoint_id=max(self._last_allocated, self._view.last_checkpoint_id),
+                )
+            )
+
+    async def trim(self, retain: int) -> list[Manifest]:
+        """Keep the newest `retain` checkpoints; returns those subsumed since the last call.
+
+        The caller then deletes their files, except those that retained checkpoints or ones in progress
+        share (`manifest.unshared_files`), and must have done so before it calls `trim` again: the log
+        entries of one call are deleted by the next, so that after a crash at any point a new
+        leader's first `trim` returns every manifest whose files may still exist.
+        """
+        async with self._lock:
+            self._check_leader()
+            plan = joblog.plan_trim(self._view, retain)
+            for sequence in self._reported:
+                await self._store.delete(names.log_entry(sequence))
+            doomed = (*self._inherited, *plan.doomed)
+            if doomed or self._reported:
+                swept = doomed[0].sequence if doomed else plan.head
+                await self._publish(plan.head, swept)
+            self._inherited = ()
+            self._reported = tuple(entry.sequence for entry in doomed)
+            self._view = joblog.apply_trim(self._view, plan.head)
+            return [entry.manifest for entry in doomed if entry.manifest is not None]
+
+    # Appending.
+
+    async def _append(self, entry: CheckpointCompleted | JobEnded) -> None:
+        self._in_doubt = entry
+        decision = await self._try_append(entry)
+        self._in_doubt = None
+        if isinstance(decision, Fenced):
+            raise self._fence(decision.by.generation, decision.by.writer)
+        check(not isinstance(decision, Retry), "a leader's append has one outcome")
+        self._view = decision.view
+
+    async def _settle(self) -> None:
+        """Bring an append in doubt to its end before anything else is appended."""
+        self._check_leader()
+        if self._in_doubt is not None:
+            await self._append(self._in_doubt)
+
+    async def _try_append(self, entry: LogEntry) -> joblog.AppendDecision:
+        name = names.log_entry(self._view.tail + 1)
+        result = await self._store.create_if_absent(name, joblog.encode(entry))
+        existing = joblog.decode_entry(result.data, name) if isinstance(result, Existed) else None
+        return joblog.decide_append(self._view, entry, existing)
+
+    async def _append_start(self, started: GenerationStarted) -> LogHead:
+        for _ in range(START_ATTEMPTS_MAX):
+            self._view, _ = await self._read_log()
+            if self._view.generation > started.generation:
+                raise self._fence(self._view.generation, self._view.writer)
+            decision = await self._try_append(started)
+            while isinstance(decision, Retry):
+                self._view = decision.view
+                decision = await self._try_append(started)
+            if isinstance(decision, Fenced):
+                raise self._fence(decision.by.generation, decision.by.writer)
+            # Was the slot only free because it had been trimmed after we read the log?
+            head = await self._read_head()
+            if not joblog.reader_was_overtaken(decision.view, head):
+                self._view = decision.view
+                return head
+        raise StorageError(
+            f"the job log grew faster than this coordinator could follow "
+            f"attempts=`{START_ATTEMPTS_MAX}`",
+            where=self._store.describe(),
+            fix="is an older coordinator of this job still running? stop it, or try again",
+        )
+
+    async def _claim(self) -> int:
+        while True:
+            generation = await self._last_generation() + 1
+            name = names.generation_record(generation)
+            record = GenerationRecord(generation=generation, writer=self._writer)
+            result = await self._store.create_if_absent(name, joblog.encode(record))
+            if isinstance(result, Created):
+                self._last_claimed = generation
+                return generation
+
+    async def _take_over(self, generation: int, head: LogHead) -> None:
+        inherited: list[Doomed] = []
+        for sequence in range(head.swept, head.sequence):
+            name = names.log_entry(sequence)
+            data = await self._store.read(name)
+            entry = None if data is None else joblog.decode_entry(data, name)
+            if isinstance(entry, CheckpointCompleted):
+                inherited.append(Doomed(sequence, entry.manifest))
+            elif isinstance(entry, JobEnded):
+                inherited.append(Doomed(sequence, None))
+        self._inherited = tuple(inherited)
+        self._generation = generation
+        self._settled = self._view.settled
+        try:
+            await self._publish(head.sequence, head.swept)
+        except BaseException:
+            self._generation = 0
+            raise
+
+    # Reading.
+
+    async def _read_log(self) -> tuple[LogView, LogHead]:
+        head = await self._read_head()
+        for _ in range(LOAD_ATTEMPTS_MAX):
+            view = LogView.beginning_at(head.sequence)
+            while True:
+                name = names.log_entry(view.tail + 1)
+                data = await self._store.read(name)
+                if data is None:
+                    break
+                view = joblog.fold(view, joblog.decode_entry(data, name))
+            head = await self._read_head()
+            if not joblog.reader_was_overtaken(view, head):
+                self._check_claimed(view)
+                return view, head
+        raise StorageError(
+            f"the job log is damaged: its first entry is missing "
+            f"name=`{names.log_entry(head.sequence)}`",
+            where=self._store.describe(),
+            fix="were objects deleted by hand or by a lifecycle rule? restore them, or give the job "
+            "a new name to start it without state",
+        )
+
+    def _check_claimed(self, view: LogView) -> None:
+        if view.generation > self._last_claimed:
+            raise StorageError(
+                f"the job log is damaged: a generation was never claimed "
+                f"name=`{names.generation_record(view.generation)}`",
+                where=self._store.describe(),
+                fix="were objects deleted by hand or by a lifecycle rule? restore them",
+            )
+
+    async def _read_head(self) -> LogHead:
+        head = LogHead()
+        for generation in range(await self._last_generation(), 0, -1):
+            name = names.generation_record(generation)
+            data = await self._store.read(name)
+            if data is None:
+                raise StorageError(
+                    f"the job log is damaged: a generation record is missing name=`{name}`",
+                    where=self._store.describe(),
+                    fix="were objects deleted by hand or by a lifecycle rule? restore them",
+                )
+            record = joblog.decode_record(data, name)
+            head = joblog.merge_head(head, record)
+            if not joblog.older_heads_matter(record):
+                break
+        return head
+
+    async def _last_generation(self) -> int:
+        """The highest claimed generation. They are dense and stay, so doubling steps find it."""
+        present, step = self._last_claimed, 1
+        while await self._is_claimed(present + step):
+            present, step = present + step, step * 2
+        absent = present + step
+        while absent - present > 1:
+            middle = (present + absent) // 2
+            if await self._is_claimed(middle):
+                present = middle
+            else:
+                absent = middle
+        self._last_claimed = present
+        return present
+
+    async def _is_claimed(self, generation: int) -> bool:
+        return await self._store.read(names.generation_record(generation)) is not None
+
+    # Leadership.
+
+    async def _publish(self, head: int, swept: int) -> None:
+        record = GenerationRecord(
+            generation=self._generation,
+            writer=self._writer,
+            head=head,
+            settled=self._settled,
+            swept=swept,
+        )
+        name = names.generation_record(self._generation)
+        await self._store.put(name, joblog.encode(record))
+
+    def _check_leader(self) -> None:
+        self._check_not_fenced()
+        check(self._generation > 0, "this coordinator has not started a generation")
+
+    def _check_not_fenced(self) -> None:
+        if self._fenced_by is not None:
+            raise self._fenced_by
+
+    def _fence(self, generation: int, writer: str) -> FencedError:
+        self._fenced_by = FencedError(
+            f"a newer coordinator owns the job generation=`{generation}` writer=`{writer}`",
+            where=self._store.describe(),
+            fix="this one stops; nothing of its unfinished checkpoints becomes visible",
+        )
+        return self._fenced_by

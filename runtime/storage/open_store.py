@@ -1,0 +1,89 @@
+"""From the storage address in a job to its checkpoint store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from ...errors import OptionError, UsageError
+from ..protocol import names
+from .base import CheckpointStore
+from .local import LocalStore
+from .memory import MemoryStore
+
+S3_ENDPOINT = "s3.endpoint"
+S3_REGION = "s3.region"
+S3_PATH_STYLE_ACCESS = "s3.path-style-access"
+
+
+def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> CheckpointStore:
+    """The store of one job below `uri`; the caller awaits its `open()` before anything else.
+
+    Args:
+        uri: a directory, `file:///directory`, `s3://bucket/prefix`, or `memory://name`.
+        job_name: each job has its own directory below the address.
+        options: `s3.endpoint`, `s3.region`, `s3.path-style-access`; other keys are ignored.
+
+    Raises:
+        UsageError: the address is not understood, or the extra it needs is not installed.
+    """
+    directory = names.job_dir(job_name)
+    if "://" not in uri:
+        if not uri.strip():
+            raise UsageError("the checkpoint storage address is empty", fix=_EXAMPLES)
+        return LocalStore(Path(uri).expanduser() / directory)
+    # Not urlsplit: `?`, `#`, `%` and `[` are ordinary characters of a key.
+    scheme, _, rest = uri.partition("://")
+    if scheme == "file":
+        return LocalStore(_file_path(uri, rest) / directory)
+    if scheme == "memory":
+        return MemoryStore("/".join(filter(None, (rest.strip("/"), directory))))
+    if scheme in ("s3", "s3a"):
+        return _s3(uri, rest, directory, options)
+    raise UsageError(
+        f"unknown kind of checkpoint storage scheme=`{scheme}` address=`{uri}`", fix=_EXAMPLES
+    )
+
+
+_EXAMPLES = "write a directory, file:///directory, s3://bucket/prefix or memory://name"
+
+
+def _file_path(uri: str, rest: str) -> Path:
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise UsageError(
+            f"a file address needs three slashes address=`{uri}`", fix="write file:///directory"
+        )
+    return Path("/" + unquote(path))
+
+
+def _s3(uri: str, rest: str, directory: str, options: Mapping[str, str]) -> CheckpointStore:
+    bucket, _, prefix = rest.partition("/")
+    if not bucket:
+        raise UsageError(f"the bucket is missing address=`{uri}`", fix="write s3://bucket/prefix")
+    try:
+        from .s3 import S3Settings, S3Store
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("aiobotocore", "botocore", "aiohttp"):
+            raise
+        raise UsageError(
+            f"checkpoints on S3 need the package aiobotocore address=`{uri}`",
+            fix="run: pip install 'headgate[s3]'",
+        ) from error
+    return S3Store(
+        S3Settings(
+            bucket=bucket,
+            prefix="/".join(filter(None, (prefix.strip("/"), directory))),
+            endpoint=options.get(S3_ENDPOINT, ""),
+            region=options.get(S3_REGION, ""),
+            path_style_access=_boolean(S3_PATH_STYLE_ACCESS, options),
+        )
+    )
+
+
+def _boolean(key: str, options: Mapping[str, str]) -> bool:
+    value = options.get(key, "false").strip().lower()
+    if value not in ("true", "false"):
+        raise OptionError(f"not a boolean key=`{key}` value=`{value}`", fix="write true or false")
+    return value == "true"

@@ -1,0 +1,350 @@
+"""A checkpoint store in an S3 bucket, or any store with S3's conditional PutObject."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ResponseStreamingError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+
+from ...errors import StorageError
+from .base import CheckpointStore, Created, Existed
+from .probe import probe_conditional_create
+from .retry import Retrier, RetryPolicy, Sleep
+
+T = TypeVar("T")
+
+MULTIPART_THRESHOLD_BYTES = 8 << 20
+"""Larger files are uploaded in parts."""
+MULTIPART_PART_BYTES = 8 << 20
+"""Size of a part while 10,000 of them (S3's limit) are enough."""
+MULTIPART_PARTS_MAX = 10_000
+MULTIPART_CONCURRENCY_MAX = 4
+"""Parts of one file in flight: bounds its copies in memory."""
+DELETE_BATCH_MAX = 1000
+"""Keys of one DeleteObjects call (S3's limit)."""
+CONNECTIONS_MAX = 32
+CONNECT_TIMEOUT_S = 10
+READ_TIMEOUT_S = 30
+
+_TRANSIENT_CODES = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "ConditionalRequestConflict",
+        "InternalError",
+        "InternalServerError",
+        "OperationAborted",
+        "PriorRequestNotComplete",
+        "RequestThrottled",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+_TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_TRANSIENT_ERRORS: tuple[type[BaseException], ...] = (
+    HTTPClientError,
+    BotoConnectionError,
+    ResponseStreamingError,
+    IncompleteReadError,
+    aiohttp.ClientError,
+    asyncio.TimeoutError,
+    ConnectionError,
+)
+
+
+class _VanishedError(Exception):
+    """An object existed when we tried to create it, and was gone when we read it."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """True if the same call may succeed a moment later."""
+    if isinstance(error, ClientError):
+        return _code(error) in _TRANSIENT_CODES or _status(error) in _TRANSIENT_STATUS
+    return isinstance(error, (*_TRANSIENT_ERRORS, _VanishedError))
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Where the bucket is. Empty fields, and the credentials, come from the usual AWS places."""
+
+    bucket: str
+    prefix: str
+    endpoint: str = ""
+    region: str = ""
+    path_style_access: bool = False
+
+
+def aiobotocore_client(settings: S3Settings) -> Any:
+    """An async context manager that yields a client; retries are ours, not botocore's."""
+    config: dict[str, Any] = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "max_pool_connections": CONNECTIONS_MAX,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+    }
+    if settings.path_style_access:
+        config["s3"] = {"addressing_style": "path"}
+    if settings.endpoint:
+        # Many S3-compatible stores do not know the checksum trailers that botocore now sends to AWS.
+        config["request_checksum_calculation"] = "when_required"
+        config["response_checksum_validation"] = "when_required"
+    return get_session().create_client(
+        "s3",
+        endpoint_url=settings.endpoint or None,
+        region_name=settings.region or None,
+        config=AioConfig(**config),
+    )
+
+
+class S3Store(CheckpointStore):
+    """Objects below one prefix. Records are single PutObject calls: whole or not there."""
+
+    def __init__(
+        self,
+        settings: S3Settings,
+        *,
+        policy: RetryPolicy | None = None,
+        sleep: Sleep = asyncio.sleep,
+        rng: random.Random | None = None,
+        connect: Callable[[S3Settings], Any] = aiobotocore_client,
+    ) -> None:
+        self._settings = settings
+        self._rng = rng if rng is not None else random.Random()
+        self._retrier = Retrier(
+            policy if policy is not None else RetryPolicy(),
+            transient=is_transient,
+            sleep=sleep,
+            rng=self._rng,
+        )
+        self._connect = connect
+        self._resources = contextlib.AsyncExitStack()
+        self._client: Any = None
+
+    async def open(self) -> None:
+        try:
+            self._client = await self._resources.enter_async_context(self._connect(self._settings))
+        except BotoCoreError as error:
+            raise self._failed("connect to", "", error) from error
+        try:
+            await probe_conditional_create(self, self._rng)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._client = None
+        await self._resources.aclose()
+
+    async def read(self, name: str) -> bytes | None:
+        return await self._run("read", name, lambda: self._get(name))
+
+    async def put(self, name: str, data: bytes) -> None:
+        await self._run("write", name, lambda: self._put(name, data))
+
+    async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
+        async def create() -> Created | Existed:
+            try:
+                await self._put(name, data, IfNoneMatch="*")
+            except ClientError as error:
+                if _status(error) != 412 and _code(error) != "PreconditionFailed":
+                    raise
+                existing = await self._get(name)
+                if existing is None:
+                    raise _VanishedError from error
+                # Our own bytes: an earlier try went through and only its answer was lost.
+                return Created() if existing == data else Existed(existing)
+            return Created()
+
+        return await self._run("create", name, create)
+
+    async def delete(self, name: str) -> None:
+        await self._run(
+            "delete",
+            name,
+            lambda: self._client.delete_object(Bucket=self._settings.bucket, Key=self._key(name)),
+        )
+
+    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+        """As in the base class. Cancellation aborts a multipart upload; nothing becomes visible."""
+        view = memoryview(data).cast("B")
+        if len(view) <= MULTIPART_THRESHOLD_BYTES:
+            body = bytes(view)
+            await self._run("write", name, lambda: self._put(name, body))
+        else:
+            await self._write_parts(name, view)
+
+    async def read_file(self, name: str) -> bytes:
+        data = await self.read(name)
+        if data is None:
+            raise StorageError(f"a state file is missing name=`{name}`", where=self.describe())
+        return data
+
+    async def delete_files(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), DELETE_BATCH_MAX):
+            await self._delete_batch(names[first : first + DELETE_BATCH_MAX])
+
+    def describe(self) -> str:
+        root = f"s3://{self._settings.bucket}/{self._settings.prefix}"
+        return f"{root} endpoint=`{self._settings.endpoint}`" if self._settings.endpoint else root
+
+    # Single calls.
+
+    def _key(self, name: str) -> str:
+        return f"{self._settings.prefix}/{name}" if self._settings.prefix else name
+
+    async def _put(self, name: str, data: bytes, **condition: str) -> None:
+        await self._client.put_object(
+            Bucket=self._settings.bucket, Key=self._key(name), Body=data, **condition
+        )
+
+    async def _get(self, name: str) -> bytes | None:
+        try:
+            answer = await self._client.get_object(
+                Bucket=self._settings.bucket, Key=self._key(name)
+            )
+        except ClientError as error:
+            if _code(error) == "NoSuchKey":
+                return None
+            raise
+        async with answer["Body"] as body:
+            data: bytes = await body.read()
+        return data
+
+    async def _delete_batch(self, names: Sequence[str]) -> None:
+        keys = [{"Key": self._key(name)} for name in names]
+        answer = await self._run(
+            "delete files, first",
+            names[0],
+            lambda: self._client.delete_objects(
+                Bucket=self._settings.bucket, Delete={"Objects": keys, "Quiet": True}
+            ),
+        )
+        refused = answer.get("Errors", [])
+        if refused:
+            raise StorageError(
+                f"cannot delete checkpoint objects count=`{len(refused)}` "
+                f"first=`{refused[0].get('Key')}` cause=`{refused[0].get('Code')}`",
+                where=self.describe(),
+                fix="allow s3:DeleteObject below this prefix",
+            )
+
+    # Multipart upload.
+
+    async def _write_parts(self, name: str, view: memoryview) -> None:
+        target = {"Bucket": self._settings.bucket, "Key": self._key(name)}
+        answer = await self._run(
+            "write", name, lambda: self._client.create_multipart_upload(**target)
+        )
+        upload = {**target, "UploadId": answer["UploadId"]}
+        try:
+            parts = await self._upload_parts(name, view, upload)
+            await self._run("write", name, lambda: self._complete_upload(upload, parts, len(view)))
+        except BaseException:
+            await self._abort_upload(name, upload)
+            raise
+
+    async def _upload_parts(
+        self, name: str, view: memoryview, upload: dict[str, str]
+    ) -> list[dict[str, Any]]:
+        size = max(MULTIPART_PART_BYTES, -(-len(view) // MULTIPART_PARTS_MAX))
+        gate = asyncio.Semaphore(MULTIPART_CONCURRENCY_MAX)
+
+        async def upload_part(number: int) -> dict[str, Any]:
+            async with gate:
+                body = bytes(view[(number - 1) * size : number * size])
+                answer = await self._run(
+                    "write",
+                    name,
+                    lambda: self._client.upload_part(PartNumber=number, Body=body, **upload),
+                )
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        count = -(-len(view) // size)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(upload_part(n)) for n in range(1, count + 1)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0]  # noqa: B904  it carries its own cause
+        return [task.result() for task in tasks]
+
+    async def _complete_upload(
+        self, upload: dict[str, str], parts: list[dict[str, Any]], size: int
+    ) -> None:
+        try:
+            await self._client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **upload)
+        except ClientError as error:
+            if _code(error) != "NoSuchUpload":
+                raise
+            # An earlier try may have gone through without an answer; nobody else uses this name.
+            head = await self._client.head_object(Bucket=upload["Bucket"], Key=upload["Key"])
+            if head["ContentLength"] != size:
+                raise
+
+    async def _abort_upload(self, name: str, upload: dict[str, str]) -> None:
+        """Best effort, also while being cancelled; a bucket rule should expire what remains."""
+        abort = asyncio.ensure_future(
+            self._run("abort", name, lambda: self._client.abort_multipart_upload(**upload))
+        )
+        with contextlib.suppress(StorageError):
+            await asyncio.shield(abort)
+
+    # Errors.
+
+    async def _run(self, verb: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await self._retrier.run(call)
+        except (ClientError, BotoCoreError, _VanishedError, *_TRANSIENT_ERRORS) as error:
+            raise self._failed(verb, name, error) from error
+
+    def _failed(self, verb: str, name: str, error: BaseException) -> StorageError:
+        cause = _code(error) if isinstance(error, ClientError) else type(error).__name__
+        return StorageError(
+            f"cannot {verb} a checkpoint object name=`{name}` cause=`{cause}` detail=`{error}`",
+            where=self.describe(),
+            fix=_advice(error),
+        )
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role"
+    if isinstance(error, ClientError):
+        if _code(error) == "NoSuchBucket":
+            return "create the bucket first, or correct its name"
+        if _status(error) in (401, 403):
+            return (
+                "allow s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload below this "
+                "prefix, and s3:ListBucket on the bucket (without it a missing object looks forbidden)"
+            )
+    if is_transient(error):
+        return "the store did not answer in time, several times over: is it reachable, and healthy?"
+    return ""
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -1,0 +1,139 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+AWS_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+START_SECONDS_MAX = 60
+_bucket_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running S3 server and a fresh bucket in it. `options` are what a job needs to reach it."""
+
+    endpoint: str
+    bucket: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "s3.endpoint": self.endpoint,
+            "s3.region": "us-east-1",
+            "s3.path-style-access": "true",
+        }
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}/checkpoints"
+
+    def inject(self, *faults: dict[str, object]) -> None:
+        """Faults for the next matching requests (tests/s3_server_process.py); forgets `requests`."""
+        self._control("PUT", json.dumps(faults).encode())
+
+    def requests(self) -> list[list[str]]:
+        """Method, path and query of every request since `inject`."""
+        return self._control("GET")["seen"]
+
+    def faults_left(self) -> list[dict[str, object]]:
+        """Injected faults that no request has met yet."""
+        return self._control("GET")["faults"]
+
+    def _control(self, method: str, body: bytes | None = None) -> dict:
+        request = urllib.request.Request(f"{self.endpoint}/__faults__", body, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+
+def _start_s3(*arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("s3_server_process.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(port), *arguments],
+        env={**os.environ, **AWS_ENVIRONMENT},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    endpoint = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            urllib.request.urlopen(f"{endpoint}/__faults__", timeout=5).close()
+            return process, endpoint
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    raise RuntimeError("the S3 server did not start")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    process, endpoint = _start_s3()
+    yield endpoint
+    _stop(process)
+
+
+@pytest.fixture(scope="session")
+def s3_unconditional_endpoint() -> Iterator[str]:
+    process, endpoint = _start_s3("--ignore-conditions")
+    yield endpoint
+    _stop(process)
+
+
+def _with_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for key, value in AWS_ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    for key in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(key, raising=False)
+    server = S3Server(endpoint, f"bucket-{next(_bucket_numbers)}")
+    url = f"{endpoint}/{server.bucket}"
+    authorization = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request"
+    request = urllib.request.Request(url, method="PUT", headers={"Authorization": authorization})
+    urllib.request.urlopen(request, timeout=10).close()
+    server.inject()
+    return server
+
+
+@pytest.fixture
+def s3_server(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A real S3 server on loopback with an empty bucket; AWS credentials are set to fake ones."""
+    return _with_bucket(s3_endpoint, monkeypatch)
+
+
+@pytest.fixture
+def s3_unconditional_server(
+    s3_unconditional_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> S3Server:
+    """Like `s3_server`, but it ignores If-None-Match, as an old store or a careless proxy does."""
+    return _with_bucket(s3_unconditional_endpoint, monkeypatch)
