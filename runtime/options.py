@@ -9,142 +9,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import OptionError, UsageError
-from ..operators.durations import format_duration, parse_duration
-from ..operators.sizes import format_size, parse_size
+from ..operators.durations import format_duration
+from .option_types import Boolean, Choice, Duration, Integer, Size, Text, ValueType
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class ValueType(Protocol[T_co]):
-    """How the text of an option becomes a value."""
-
-    @property
-    def name(self) -> str:
-        """What the docs call it."""
-        ...
-
-    def parse(self, text: str) -> T_co:
-        """The value; raises UsageError (without the key) for a text that is none."""
-        ...
-
-    def format(self, value: Any) -> str:
-        """A text that parses to `value` again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """Milliseconds, written with a unit: `10 s`."""
-
-    at_least_ms: int = 0
-    name: str = "duration"
-
-    def parse(self, text: str) -> int:
-        value = parse_duration(text)
-        if value < self.at_least_ms:
-            raise OptionError(f"must be at least {format_duration(self.at_least_ms)}")
-        return value
-
-    def format(self, value: Any) -> str:
-        return format_duration(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Bytes, written with a unit: `32 kb`."""
-
-    at_least: int = 1
-    name: str = "size"
-
-    def parse(self, text: str) -> int:
-        value = parse_size(text)
-        if value < self.at_least:
-            raise OptionError(f"must be at least {format_size(self.at_least)}")
-        return value
-
-    def format(self, value: Any) -> str:
-        return format_size(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Integer:
-    """A whole number within bounds."""
-
-    at_least: int = 0
-    at_most: int = 2**31 - 1
-    name: str = "integer"
-
-    def parse(self, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise OptionError("must be a whole number") from None
-        if not self.at_least <= value <= self.at_most:
-            raise OptionError(f"must lie in {self.at_least}..{self.at_most}")
-        return value
-
-    def format(self, value: Any) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Boolean:
-    """`true` or `false`."""
-
-    name: str = "boolean"
-
-    def parse(self, text: str) -> bool:
-        try:
-            return {"true": True, "false": False}[text.strip().lower()]
-        except KeyError:
-            raise OptionError("must be true or false") from None
-
-    def format(self, value: Any) -> str:
-        return "true" if value else "false"
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Any text but an empty one."""
-
-    name: str = "text"
-
-    def parse(self, text: str) -> str:
-        if not text.strip():
-            raise OptionError("must not be empty")
-        return text.strip()
-
-    def format(self, value: Any) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of some words; `others` are Flink's other spellings of them."""
-
-    words: tuple[str, ...]
-    others: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return " \\| ".join(f"`{word}`" for word in self.words)
-
-    def parse(self, text: str) -> str:
-        wanted = text.strip().lower()
-        for word in self.words:
-            if wanted == word.lower():
-                return word
-        for other, word in self.others:
-            if wanted == other:
-                return word
-        raise OptionError(f"must be one of {', '.join(self.words)}")
-
-    def format(self, value: Any) -> str:
-        return str(value)
 
 
 @dataclass(frozen=True)
@@ -461,8 +332,8 @@ def _parse(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, OptionEr
             values[option.key] = _value(option, key, text)
         except OptionError as problem:
             problems[key] = problem
-    for key, problem in _contradictions(values):
-        problems.setdefault(written[key], problem)
+    for key, contradiction in _contradictions(values):
+        problems.setdefault(written[key], contradiction)
     return values, problems
 
 

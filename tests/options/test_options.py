@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from headgate.errors import OptionError
 from headgate.runtime import options
 from headgate.runtime.options import OPTIONS, Options, find_option, markdown
@@ -90,7 +91,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known() -> None:
         Options({"execution.checkpoint.interval": "10s"})
     assert caught.value.message == "unknown option key=`execution.checkpoint.interval`"
     assert caught.value.fix == "did you mean `execution.checkpointing.interval`?"
-    with pytest.raises(OptionError, match="docs/options.md"):
+    with pytest.raises(OptionError, match=r"docs/options\.md"):
         find_option("zzz")
 
 
