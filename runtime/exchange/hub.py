@@ -249,7 +249,8 @@ class ExchangeHub:
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
                 await self._open_socket(peer, end)
-                await end.established
+                # Shielded: a cancelled wait must not look like an answer.
+                await asyncio.shield(end.established)
         except (OSError, TimeoutError) as error:
             failure = ExchangeError(
                 f"cannot connect to a worker peer=`{peer.worker_id}` host=`{peer.host}` "
