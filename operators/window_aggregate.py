@@ -1,0 +1,203 @@
+"""Aggregates per key and tumbling event-time window (features.md TIM-06, TIM-08, TIM-09).
+
+A window fires when the watermark reaches its end - 1; the watermark goes on behind its results. With
+allowed lateness its state stays for a while, and a record that comes for a fired window makes the
+result of its key come again, once per batch and key. Rows of a window that is gone are late: they go to
+the side output `late`, and are counted. The order of keys within a window's result is not defined.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import PlanError
+from ..state.key_index import KeyHasher
+from ..state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateSnapshot
+from ..state.values import Index
+from .aggregates import AggregatePlan
+from .base import Operator, OperatorContext
+from .elements import WATERMARK_MIN, Batch, ColumnBatch
+from .keyed_aggregate import (
+    KeyedGroup,
+    KeyedRows,
+    Rows,
+    check_state_table,
+    columns_of,
+    identity_seed,
+    snapshot_table,
+)
+from .windows import WINDOW_FIELDS, TumblingWindow
+
+LATE = "late"
+"""The side output of rows whose window is gone."""
+LATE_COUNTER = "numLateRecordsDropped"
+"""Counts all late rows, also where a job reads the side output."""
+EMIT_ROWS_MAX = 65_536
+_SPARE_GROUPS = 4
+_WINDOWS, _WATERMARK = "windows", "watermark"
+_WATERMARK_SCHEMA = pa.schema(
+    [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), pa.field("watermark", pa.int64(), False)]
+)
+
+
+class WindowAggregate(Operator):
+    """Keyed, or with no keys global, tumbling-window aggregates over columns."""
+
+    def __init__(self, window: TumblingWindow, plan: AggregatePlan, step: str = "window") -> None:
+        assert plan.added == WINDOW_FIELDS
+        self._window, self._plan, self._step = window, plan, step
+        self._groups: dict[int, KeyedGroup] = {}  # by window start
+        self._spare: list[KeyedGroup] = []
+        self._watermark = WATERMARK_MIN
+        self._first_kept = WATERMARK_MIN  # rows before it are late
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._late_rows = context.metrics.counter(LATE_COUNTER)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        data, times = columns_of(batch, self._step), batch.timestamps
+        if times is None:
+            raise PlanError(
+                f"`{self._step}` needs event time, but its input has none",
+                fix='add .event_time("column", max_out_of_order="10s") before the window',
+            )
+        if len(times) and int(times.min()) < self._first_kept:
+            late = times < self._first_kept
+            self._late_rows.inc(int(np.count_nonzero(late)))
+            self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
+            batch = batch.take(np.flatnonzero(~late))
+            data, times = columns_of(batch, self._step), batch.timestamps
+            assert times is not None
+        if not len(times):
+            return
+        rows = KeyedRows(self._plan, self._hasher, data)
+        for start, which in self._window.split(times):
+            whole = isinstance(which, slice) and which.stop - which.start == rows.size
+            self._add(start, rows, None if whole else which)
+
+    def _add(self, start: int, rows: KeyedRows, which: Rows | None) -> None:
+        group = self._groups.get(start)
+        if group is None:
+            group = self._spare.pop() if self._spare else KeyedGroup(self._plan)
+            self._groups[start] = group
+        slots = group.add(rows, which)
+        if self._window.due_at(start) <= self._watermark:
+            self._fire_again(start, group, rows, which, slots)
+
+    def _fire_again(
+        self,
+        start: int,
+        group: KeyedGroup,
+        rows: KeyedRows,
+        which: Rows | None,
+        slots: Index | None,
+    ) -> None:
+        """Emit the new results of the keys that late, but allowed, rows have touched."""
+        if slots is None:
+            self._emit(start, [], group.state.results(slice(0, 1)), 1)
+            return
+        touched, first = np.unique(slots, return_index=True)
+        if which is not None:
+            first = first + which.start if isinstance(which, slice) else which[first]
+        keys = rows.keys_at(first)
+        self._emit(start, keys, group.state.results(touched), len(touched))
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Fire what is due, earliest window first; drop what is gone; pass the watermark on."""
+        before = self._watermark
+        if timestamp > before:
+            self._set_watermark(timestamp)
+            for start in sorted(self._groups):
+                due = self._window.due_at(start)
+                if due > timestamp:
+                    break
+                group = self._groups[start]
+                if due > before:
+                    keys = group.keys.keys() if self._plan.keys else []
+                    size = group.state.size
+                    self._emit(start, keys, group.state.results(slice(0, size)), size)
+                if self._window.gone_at(start) <= timestamp:
+                    self._drop(start)
+        self.output.emit_watermark(timestamp)
+
+    def _set_watermark(self, timestamp: int) -> None:
+        self._watermark = timestamp
+        self._first_kept = self._window.first_kept(timestamp)
+
+    def _drop(self, start: int) -> None:
+        group = self._groups.pop(start)
+        if len(self._spare) < _SPARE_GROUPS:
+            group.clear()
+            self._spare.append(group)
+
+    def _emit(self, start: int, keys: list[pa.Array], results: list[pa.Array], size: int) -> None:
+        schema = self._plan.result_schema
+        for low in range(0, size, EMIT_ROWS_MAX):
+            rows = min(EMIT_ROWS_MAX, size - low)
+            bounds = [
+                pa.array(np.full(rows, edge)).cast(field.type)
+                for edge, field in zip(
+                    (start, start + self._window.size_ms), WINDOW_FIELDS, strict=True
+                )
+            ]
+            columns = [
+                *(column.slice(low, rows) for column in keys),
+                *bounds,
+                *(column.slice(low, rows) for column in results),
+            ]
+            times = np.full(rows, self._window.due_at(start))
+            data = pa.RecordBatch.from_arrays(columns, schema=schema)
+            self.output.emit(ColumnBatch(data, times))
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Table `windows`: one row per open window and key. Table `watermark`: per key group.
+
+        The watermark is kept per key group so that each subtask finds it after a rescale: what was late
+        before stays late.
+        """
+        plan, max_parallelism = self._plan, self.context.max_parallelism
+        makers = [
+            group.freeze(plan, (start, start + self._window.size_ms))
+            for start, group in sorted(self._groups.items())
+        ]
+        own, watermark = self.context.key_groups, self._watermark
+
+        def watermark_table() -> pa.Table:
+            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
+            times = np.full(len(groups), watermark)
+            return pa.Table.from_arrays(
+                [pa.array(groups), pa.array(times)], schema=_WATERMARK_SCHEMA
+            )
+
+        return StateSnapshot(
+            tables={
+                _WINDOWS: lambda: snapshot_table(plan, makers, max_parallelism),
+                _WATERMARK: watermark_table,
+            }
+        )
+
+    def restore(self, state: RestoredState) -> None:
+        """Rebuild the open windows; the watermark is the least of those restored."""
+        watermarks = state.tables.get(_WATERMARK)
+        if watermarks is not None and watermarks.num_rows:
+            self._set_watermark(int(watermarks.column("watermark").to_numpy().min()))
+        table = state.tables.get(_WINDOWS)
+        if table is None or not table.num_rows:
+            return
+        check_state_table(self._plan, table)
+        starts = table.column("window_start").cast(pa.int64()).to_numpy()
+        for start in np.unique(starts).tolist():
+            group = KeyedGroup(self._plan)
+            rows = table.take(pa.array(np.flatnonzero(starts == start)))
+            group.load(self._plan, self._hasher, rows)
+            self._groups[start] = group

@@ -1,0 +1,63 @@
+"""Columns of a batch as numpy arrays, zero copy where Arrow's layout allows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Index: TypeAlias = npt.NDArray[np.intp]
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One column of a batch: `data` without nulls' meaning, `valid` False at nulls (None: no null)."""
+
+    data: Array
+    valid: npt.NDArray[np.bool_] | None
+
+    def pick(self, rows: Index | slice) -> Values:
+        """Some of the rows."""
+        return Values(self.data[rows], None if self.valid is None else self.valid[rows])
+
+
+def values_of(array: pa.Array) -> Values:
+    """A column as numpy, without copying where Arrow's layout allows it."""
+    valid = None
+    if array.null_count:
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+    dtype = storage_dtype(array.type)
+    if dtype is None:
+        data = np.empty(len(array), object)
+        data[:] = array.to_pylist()
+    elif pa.types.is_boolean(array.type):
+        data = array.fill_null(False).to_numpy(zero_copy_only=False).view(np.uint8)
+    else:
+        buffer = np.frombuffer(array.buffers()[1] or b"", dtype)
+        data = buffer[array.offset : array.offset + len(array)]
+    return Values(data, valid)
+
+
+def storage_dtype(type_: pa.DataType) -> np.dtype[Any] | None:
+    """How a column lies in memory, None for what is handled as Python objects."""
+    if pa.types.is_boolean(type_):
+        return np.dtype(np.uint8)
+    if pa.types.is_integer(type_) or pa.types.is_float32(type_) or pa.types.is_float64(type_):
+        dtype: np.dtype[Any] = np.dtype(type_.to_pandas_dtype())
+        return dtype
+    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
+        return np.dtype(f"int{type_.bit_width}")
+    return None
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """True for strings and bytes of any layout but fixed size."""
+    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+    return any(test(type_) for test in (*text, pa.types.is_large_binary)) or type_ in (
+        pa.string_view(),
+        pa.binary_view(),
+    )
