@@ -1,0 +1,137 @@
+"""The plan of the house, kept by a test: no import runs upwards or in a circle, no module is a giant."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headgate
+
+ROOT = Path(headgate.__file__).resolve().parent
+ROOMS = {
+    "errors": set(),
+    "state": {"errors"},
+    "operators": {"errors", "state"},
+    "connectors": {"errors", "state", "operators"},
+    "runtime": {"errors", "state", "operators", "connectors"},
+    "testing": {"errors", "state", "operators", "connectors", "runtime"},
+    "k8s": {"errors", "operators", "runtime"},
+    "__init__": {"errors", "state", "operators", "connectors", "runtime"},
+    "__main__": {"runtime"},
+}
+"""Which rooms of ours each room may import (ARCHITECTURE, section 1)."""
+LINES_MAX = 500
+LONGER_BY_DECISION: dict[str, int] = {}
+"""Modules above LINES_MAX, with the limit each was granted."""
+IMPURE = {
+    "asyncio", "threading", "multiprocessing", "concurrent", "socket", "subprocess",
+    "time", "datetime", "random", "secrets", "uuid", "os", "io", "pathlib", "tempfile", "shutil",
+}  # fmt: skip
+"""What `runtime/protocol` must do without: I/O, clocks, chance, concurrency."""
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package, by dotted name below `headgate`."""
+    found = {}
+    tops = [ROOT / f"{room}.py" for room in ROOMS] + [ROOT / room for room in ROOMS]
+    for top in tops:
+        for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
+            found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path
+    return found
+
+
+def imports(module: str, path: Path) -> Iterator[tuple[str, bool]]:
+    """Absolute dotted names a module imports, anywhere in it, and whether they are ours."""
+    package = module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield _ours(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            if not node.level:
+                base = node.module or ""
+            else:
+                above = package[: len(package) - node.level + 1]
+                base = ".".join(["headgate", *above, *filter(None, [node.module])])
+            name, ours = _ours(base)
+            # `from . import a, b` names modules; `from .a import b` names what is inside one.
+            if ours and not node.module:
+                yield from ((f"{name}.{alias.name}".lstrip("."), True) for alias in node.names)
+            else:
+                yield name, ours
+
+
+def _ours(name: str) -> tuple[str, bool]:
+    if name.split(".")[0] != "headgate":
+        return name, False
+    return name.removeprefix("headgate").lstrip(".") or "__init__", True
+
+
+MODULES = modules()
+IMPORTS = {module: sorted(set(imports(module, path))) for module, path in MODULES.items()}
+
+
+def test_the_package_was_found() -> None:
+    assert {"errors", "operators.elements", "runtime.protocol.alignment"} <= MODULES.keys()
+    assert ("operators.elements", True) in IMPORTS["runtime.protocol.alignment"]
+    assert ("errors", True) in IMPORTS["state.keygroups"]
+
+
+def test_no_import_runs_upwards() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        for name, ours in names
+        if ours and (room := name.split(".")[0]) != (own := module.split(".")[0])
+        if room not in ROOMS[own]
+    ]
+    assert wrong == []
+
+
+def test_the_protocol_is_pure() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        if module.startswith("runtime.protocol.")
+        for name, ours in names
+        if (ours and name.startswith("runtime.") and not name.startswith("runtime.protocol"))
+        or (not ours and name.split(".")[0] in IMPURE)
+    ]
+    assert wrong == []
+
+
+def test_only_the_cluster_imports_ray() -> None:
+    wrong = [
+        module
+        for module, names in IMPORTS.items()
+        if not module.startswith("runtime.cluster.")
+        and any(not ours and name.split(".")[0] == "ray" for name, ours in names)
+    ]
+    assert wrong == []
+
+
+def room_of(module: str) -> str:
+    """The room of a module; inside runtime the rooms are its subpackages."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "runtime" and len(parts) > 1 else parts[0]
+
+
+def test_no_circle_among_rooms() -> None:
+    reach: dict[str, set[str]] = {}
+    for module, names in IMPORTS.items():
+        targets = {room_of(name) for name, ours in names if ours} - {room_of(module)}
+        reach.setdefault(room_of(module), set()).update(targets)
+    for middle in reach:
+        for targets in reach.values():
+            if middle in targets:
+                targets |= reach[middle]
+    assert sorted(room for room, targets in reach.items() if room in targets) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_is_a_giant(module: str) -> None:
+    lines = len(MODULES[module].read_text().splitlines())
+    assert lines <= LONGER_BY_DECISION.get(module, LINES_MAX)
