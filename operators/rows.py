@@ -7,12 +7,13 @@ classes are not tracked by the garbage collector, which would otherwise dominate
 
 from __future__ import annotations
 
+import inspect
 import keyword
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -128,7 +129,7 @@ def to_rows(
     lists = [to_list(data.column(name)) for name in names]
     if record_class is None:
         return list(map(row_type(names), *lists))
-    if _positional_fields(record_class) == names:
+    if _positional_fields(cast(Any, record_class)) == names:
         return list(map(record_class, *lists))
     return [
         record_class(**dict(zip(names, values, strict=True))) for values in zip(*lists, strict=True)
@@ -136,11 +137,12 @@ def to_rows(
 
 
 @cache
-def _positional_fields(record_class: type[Any]) -> tuple[str, ...] | None:
-    """The fields in the order of the constructor; None if it takes keywords only."""
-    if issubclass(record_class, msgspec.Struct):
-        return None if record_class.__struct_config__.kw_only else record_class.__struct_fields__
-    return getattr(record_class, "__match_args__", None)
+def _positional_fields(record_class: Any) -> tuple[str, ...] | None:
+    """The parameters of the constructor in order; None if one takes keywords only."""
+    parameters = inspect.signature(record_class).parameters.values()
+    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters):
+        return None
+    return tuple(parameter.name for parameter in parameters)
 
 
 def to_list(column: pa.Array) -> list[Any]:

@@ -1,0 +1,249 @@
+"""JobGraph: what a job says: its streams, where checkpoints go, when it restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..errors import PlanError
+from ..state.keygroups import check_max_parallelism, default_max_parallelism
+from .durations import Duration, parse_duration
+from .graph import Graph, Node, Origin
+from .optimize import optimize
+from .origin import capture_origin
+from .partitioning import Global
+from .required_name import named
+from .settings import CheckpointSettings, RestartSettings
+from .sink import Guarantee
+from .source import REJECTED, Source
+from .stream import Stream
+from .stream_base import check_parallelism
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]*")
+NAME_LENGTH_MAX: Final = 100
+"""Names become parts of file names in the checkpoint store."""
+
+
+class JobGraph:
+    """A job being written. Nothing runs before `run()` of the subclass in `runtime/job.py`.
+
+    Args:
+        name: names the job in its storage, its metrics and on the command line.
+        parallelism: subtasks of every operator that says nothing else.
+        max_parallelism: number of key groups, fixed for the life of the job's state; None: chosen.
+        options: option keys and values as listed by `headgate options`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parallelism: int = 1,
+        max_parallelism: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        _check_name(name, _NAME, "job", capture_origin())
+        self.name = name
+        self.parallelism = check_parallelism(parallelism, capture_origin())
+        self.max_parallelism = max_parallelism
+        self.options: dict[str, str] = {str(key): str(v) for key, v in (options or {}).items()}
+        self.graph = Graph()
+        self.checkpoint_settings: CheckpointSettings | None = None
+        self.restart_settings: RestartSettings | None = None
+        self._by_name: dict[str, Node] = {}
+        self._derived: set[int] = set()
+
+    @named("a source", "its position in the input is stored under this name")
+    def read(self, source: Source, *, name: str, parallelism: int | None = None) -> Stream[Any]:
+        """The stream of a source's records."""
+        origin = capture_origin()
+        if not isinstance(source, Source):
+            raise PlanError(
+                f"read needs a source, got `{type(source).__name__}`", where=str(origin)
+            )
+        rejected = getattr(source, "rejected_schema", None)
+        node = self.add_node(
+            Node(
+                id=-1,
+                name=name,
+                kind="source",
+                origin=origin,
+                source=source,
+                schema=source.schema,
+                row_type=source.row_type,
+                parallelism=parallelism,
+                stateful=True,
+                sides={REJECTED: rejected},
+                detail=source.describe(),
+            )
+        )
+        return Stream(self, node)
+
+    def checkpoint(
+        self,
+        every: Duration,
+        storage: str,
+        *,
+        timeout: Duration = "10m",
+        min_pause: Duration = "0s",
+        max_concurrent: int = 1,
+        tolerable_failures: int = 0,
+        retain: int = 1,
+    ) -> None:
+        """Make the job's state durable.
+
+        Args:
+            every: from the start of one checkpoint to the start of the next.
+            storage: a directory or an object-store address such as `s3://bucket/path`.
+            timeout: a checkpoint not complete by then is given up.
+            min_pause: least time between the end of one and the start of the next.
+            max_concurrent: checkpoints under way at the same time.
+            tolerable_failures: failed checkpoints in a row that do not fail the job.
+            retain: completed checkpoints that are kept.
+        """
+        origin = capture_origin()
+        every_ms = parse_duration(every, "checkpoint interval")
+        timeout_ms = parse_duration(timeout, "checkpoint timeout")
+        limits = {"every": every_ms, "timeout": timeout_ms, "max_concurrent": max_concurrent}
+        for what, value in {**limits, "retain": retain}.items():
+            if value < 1:
+                raise PlanError(f"checkpoint({what}=...) must be positive", where=str(origin))
+        if tolerable_failures < 0:
+            raise PlanError(
+                "checkpoint(tolerable_failures=...) must not be negative", where=str(origin)
+            )
+        if not isinstance(storage, str) or not storage.strip():
+            raise PlanError(
+                "checkpoint needs a place to store",
+                where=str(origin),
+                fix='add storage="directory or s3://…"',
+            )
+        self.checkpoint_settings = CheckpointSettings(
+            every_ms=every_ms,
+            storage=storage,
+            timeout_ms=timeout_ms,
+            min_pause_ms=parse_duration(min_pause, "checkpoint min_pause"),
+            max_concurrent=max_concurrent,
+            tolerable_failures=tolerable_failures,
+            retain=retain,
+        )
+
+    def restart(self, attempts: int = 3, delay: Duration = "1s") -> None:
+        """After a failure start again from the last checkpoint, at most `attempts` times."""
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
+            raise PlanError(
+                f"restart(attempts=...) must be a whole number from 0 value=`{attempts}`",
+                where=str(capture_origin()),
+            )
+        self.restart_settings = RestartSettings(attempts, parse_duration(delay, "restart delay"))
+
+    def validate(self) -> None:
+        """Check the whole job.
+
+        Raises:
+            PlanError: the first reason why it cannot run.
+        """
+        if not any(self.graph.sources()):
+            raise PlanError(
+                f"job `{self.name}` reads nothing", fix="add job.read(source, name=...)"
+            )
+        if not any(self.graph.sinks()):
+            raise PlanError(
+                f"job `{self.name}` writes nothing", fix="add stream.write(sink, name=...)"
+            )
+        for node in self.graph.nodes:
+            self._check_parallelism(node)
+        for node in self.graph.sinks():
+            self._check_guarantee(node)
+
+    def plan(self) -> Graph:
+        """The checked and optimised graph that is run; the job itself stays as written.
+
+        Raises:
+            PlanError: see `validate`.
+        """
+        self.validate()
+        return optimize(self.graph, self.parallelism)
+
+    def effective_max_parallelism(self) -> int:
+        """The number of key groups: as given, else from the highest parallelism of the job."""
+        if self.max_parallelism is not None:
+            return self.max_parallelism
+        highest = max((node.parallelism or 1 for node in self.graph.nodes), default=1)
+        return default_max_parallelism(max(self.parallelism, highest))
+
+    def add_node(self, node: Node) -> Node:
+        """Take a node into the graph; an empty name is replaced by one made from its kind.
+
+        Raises:
+            PlanError: the name is taken or malformed.
+        """
+        if node.parallelism is not None:
+            check_parallelism(node.parallelism, node.origin)
+        node.id = len(self.graph.nodes)
+        if node.name:
+            _check_name(node.name, _STEP_NAME, node.kind, node.origin)
+            self._free_name(node)
+        else:
+            node.name = self.derived_name(node.kind)
+            self._derived.add(node.id)
+        if any(isinstance(input_.partitioning, Global) for input_ in node.inputs):
+            node.parallelism = 1
+        self._by_name[node.name] = node
+        self.graph.nodes.append(node)
+        return node
+
+    def derived_name(self, kind: str) -> str:
+        """`filter`, `filter-2`, ...: the same for the same program."""
+        name, count = kind, 1
+        while name in self._by_name:
+            count += 1
+            name = f"{kind}-{count}"
+        return name
+
+    def _free_name(self, node: Node) -> None:
+        """Make the user's name available: a derived one gives way, the user's own does not."""
+        holder = self._by_name.get(node.name)
+        if holder is None:
+            return
+        if holder.id in self._derived:
+            holder.name = self.derived_name(holder.kind)
+            self._by_name[holder.name] = holder
+            return
+        raise PlanError(
+            f"two steps are named `{node.name}`",
+            where=f"{holder.origin}\n  at {node.origin}",
+            fix="a name is the address of a step's state: give one of them another name",
+        )
+
+    def _check_parallelism(self, node: Node) -> None:
+        try:
+            check_max_parallelism(
+                node.max_parallelism or self.effective_max_parallelism(),
+                node.parallelism or self.parallelism,
+            )
+        except PlanError as error:
+            raise PlanError(error.message, where=str(node.origin), fix=error.fix) from None
+
+    def _check_guarantee(self, node: Node) -> None:
+        sink = node.sink
+        if sink is None or sink.guarantee is Guarantee.NONE or self.checkpoint_settings is not None:
+            return
+        raise PlanError(
+            f"sink `{node.name}` promises {sink.guarantee.value}, but the job takes no checkpoints",
+            where=str(node.origin),
+            fix='add job.checkpoint(every="10s", storage="..."), or say guarantee="none"',
+        )
+
+
+def _check_name(name: object, pattern: re.Pattern[str], what: str, origin: Origin) -> None:
+    if isinstance(name, str) and pattern.fullmatch(name) and len(name) <= NAME_LENGTH_MAX:
+        return
+    raise PlanError(
+        f"not a name for a {what} value=`{name}`",
+        where=str(origin),
+        fix="names start with a letter or digit and go on with letters, digits, `-`, `_` and `.`, "
+        f"up to {NAME_LENGTH_MAX} characters",
+    )

@@ -1,0 +1,279 @@
+"""KeyedStream and windows: records with equal keys together, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+import polars as pl
+import pyarrow as pa
+
+from ..errors import PlanError
+from .aggregates import Aggregate, AggregatePlan
+from .base import OperatorFactory
+from .expression_steps import SelectStep
+from .expressions import Column
+from .graph import Node, Origin
+from .origin import capture_origin
+from .partitioning import HashColumns, HashFunction, Partitioning
+from .reduce import ReduceOperator
+from .required_name import named
+from .running_aggregate import RunningAggregate
+from .schema import SchemaLike, record_class, same_columns
+from .stream import Stream
+from .stream_base import check_callable, into_schema
+from .suggestions import suggest
+from .window_aggregate import LATE, WindowAggregate
+from .windows import WINDOW_FIELDS, TumblingWindow
+
+T = TypeVar("T")
+
+_STATE = "its state is stored under this name"
+
+
+class KeyedStream(Generic[T]):
+    """A stream whose records meet the others of their key."""
+
+    def __init__(self, stream: Stream[T], keyed_by: HashColumns | HashFunction) -> None:
+        self._stream = stream
+        self._keyed_by = keyed_by
+
+    def __repr__(self) -> str:
+        return f"KeyedStream({self._stream.name})"
+
+    @named("a stateful step", _STATE)
+    def reduce(self, function: Callable[[T, T], T], *, name: str) -> Stream[T]:
+        """Combine the records of each key, two at a time; emits the running value for each record.
+
+        Args:
+            function: `(value so far, record) -> new value`; a key's first record is its first value.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        check_callable(function, "reduce", origin)
+        stream = self._stream
+        row_type = stream._row_type
+        key = self._keyed_by
+        operator = partial(
+            ReduceOperator,
+            function,
+            key.columns if isinstance(key, HashColumns) else key.function,
+            schema=stream.schema,
+            row_type=row_type,
+            step=name,
+            origin=origin,
+        )
+        return _add_stateful(
+            stream, "reduce", name, origin, operator, self._keyed_by, stream.schema, row_type
+        )
+
+    @named("a stateful step", _STATE)
+    def agg(
+        self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
+    ) -> Stream[Any]:
+        """Running aggregates: the updated row of each key that a batch touched.
+
+        Args:
+            name: the address of the state.
+            into: a class or schema that the result fits.
+            aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
+        """
+        origin = capture_origin()
+        plan = _plan(self._stream, self._columns("agg", origin), aggregates, origin)
+        result = _add_stateful(
+            self._stream,
+            "agg",
+            name,
+            origin,
+            partial(RunningAggregate, plan, name),
+            self._keyed_by,
+            plan.result_schema,
+            detail=plan.describe(),
+            columns=plan.columns_read,
+        )
+        return _fitted(result, into, origin)
+
+    def window(self, window: TumblingWindow) -> WindowedStream:
+        """Cut event time into windows; follow with `.agg(...)`."""
+        origin = capture_origin()
+        columns = self._columns("window", origin)
+        return WindowedStream(self._stream, columns, self._keyed_by, window, origin)
+
+    def _columns(self, what: str, origin: Origin) -> tuple[str, ...]:
+        if isinstance(self._keyed_by, HashColumns):
+            return self._keyed_by.columns
+        raise PlanError(
+            f"{what} needs a key made of columns, and key_with gives a function",
+            where=str(origin),
+            fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
+        )
+
+
+class WindowedStream:
+    """Records in windows, per key; `agg` says what to make of them."""
+
+    def __init__(
+        self,
+        stream: Stream[Any],
+        keys: tuple[str, ...],
+        partitioning: Partitioning,
+        window: TumblingWindow,
+        origin: Origin,
+    ) -> None:
+        stream._columns("window", origin)
+        if not isinstance(window, TumblingWindow):
+            raise PlanError(
+                f"not a window type=`{type(window).__name__}`",
+                where=str(origin),
+                fix='such as .window(hg.tumbling("1m"))',
+            )
+        if not stream.has_event_time:
+            raise PlanError(
+                f"a window needs event time, and `{stream.name}` has none",
+                where=str(origin),
+                fix='call .event_time("column", max_out_of_order="10s") before',
+            )
+        self._stream = stream
+        self._keys = keys
+        self._partitioning = partitioning
+        self._window = window
+
+    def __repr__(self) -> str:
+        return f"WindowedStream({self._stream.name}, {self._window.describe()})"
+
+    @named("a stateful step", _STATE)
+    def agg(
+        self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
+    ) -> Stream[Any]:
+        """Aggregates per key and window, emitted when event time has passed the window's end.
+
+        The result has the key columns, `window_start`, `window_end` and the aggregates. Records that
+        come too late are in the result's `.late` stream.
+
+        Args:
+            name: the address of the state.
+            into: a class or schema that the result fits.
+            aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
+        """
+        origin = capture_origin()
+        plan = _plan(self._stream, self._keys, aggregates, origin, WINDOW_FIELDS)
+        result = _add_stateful(
+            self._stream,
+            "window",
+            name,
+            origin,
+            partial(WindowAggregate, self._window, plan, name),
+            self._partitioning,
+            plan.result_schema,
+            detail=f"{self._window.describe()}: {plan.describe()}",
+            columns=plan.columns_read,
+            sides={LATE: self._stream.schema},
+        )
+        return _fitted(result, into, origin)
+
+
+def _plan(
+    stream: Stream[Any],
+    keys: tuple[str, ...],
+    aggregates: Mapping[str, Aggregate],
+    origin: Origin,
+    added: tuple[pa.Field, ...] = (),
+) -> AggregatePlan:
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise PlanError(
+                f"`{column}` is not an aggregate type=`{type(aggregate).__name__}`",
+                where=str(origin),
+                fix=f'such as {column}=hg.count() or {column}=hg.sum("amount")',
+            )
+    schema = stream._columns("agg", origin)
+    return AggregatePlan(keys, dict(aggregates), schema, added, str(origin))
+
+
+def _add_stateful(
+    stream: Stream[Any],
+    kind: str,
+    name: str,
+    origin: Origin,
+    factory: OperatorFactory,
+    partitioning: Partitioning,
+    schema: pa.Schema | None,
+    row_type: type[Any] | None = None,
+    *,
+    detail: str = "",
+    columns: frozenset[str] | None = None,
+    sides: dict[str, pa.Schema | None] | None = None,
+) -> Stream[Any]:
+    node = Node(
+        id=-1,
+        name=name,
+        kind=kind,
+        origin=origin,
+        inputs=(stream._input(partitioning),),
+        factory=factory,
+        schema=schema,
+        row_type=row_type,
+        stateful=True,
+        sides=sides or {},
+        detail=detail,
+        columns_read=columns,
+    )
+    return stream._like(stream._job.add_node(node))
+
+
+def _fitted(stream: Stream[Any], into: SchemaLike | None, origin: Origin) -> Stream[Any]:
+    """The stream with the columns of `into`: fewer, in another order, or cast without loss of meaning."""
+    if into is None:
+        return stream
+    wanted = into_schema(into, origin)
+    found = stream._columns("agg", origin)
+    for name in wanted.names:
+        if name not in found.names:
+            raise PlanError(
+                f"`{name}` of into= is not in the result of `{stream.name}`",
+                where=str(origin),
+                fix=suggest(name, found.names, "columns"),
+            )
+    node = stream._node
+    if same_columns(wanted, found):
+        node.row_type = record_class(into)
+        return stream
+    columns = tuple(_cast(field, found.field(field.name).type, origin) for field in wanted)
+    step = SelectStep(columns, ", ".join(wanted.names))
+    result = stream._expression("select", "", origin, step, found)
+    result._node.row_type = record_class(into)
+    return _WithSides(result, stream)
+
+
+class _WithSides(Stream[Any]):
+    """The result of a select, with the side outputs of the aggregate before it."""
+
+    def __init__(self, stream: Stream[Any], before: Stream[Any]) -> None:
+        super().__init__(stream._job, stream._node, has_event_time=stream._has_event_time)
+        self._before = before
+
+    def side(self, tag: str) -> Stream[Any]:
+        return self._before.side(tag)
+
+    def parallel(self, parallelism: int) -> Self:
+        self._before.parallel(parallelism)
+        return super().parallel(parallelism)
+
+
+def _cast(field: pa.Field, found: pa.DataType, origin: Origin) -> Column:
+    reads = frozenset([field.name])
+    if found == field.type:
+        return Column(field.name, pl.col(field.name), field.name, reads)
+    kinds = (pa.types.is_timestamp, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if not any(kind(found) and kind(field.type) for kind in kinds):
+        raise PlanError(
+            f"`{field.name}` of into= is {field.type}, the result is {found}",
+            where=str(origin),
+            fix=f"change the type of `{field.name}`, or convert behind agg with select",
+        )
+    return Column(field.name, pl.col(field.name).cast(_polars_type(field.type)), None, reads)
+
+
+def _polars_type(kind: pa.DataType) -> Any:
+    return pl.Series(pl.from_arrow(pa.array([], kind))).dtype

@@ -1,0 +1,112 @@
+"""What map, filter and flat_map of user functions share: records in pieces, errors that name the record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ..errors import HeadgateError, UserCodeError
+from .elements import Batch, ColumnBatch, ObjectBatch, Timestamps
+from .graph import Origin
+from .rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
+from .user_code import bad_result, user_error
+
+MAX_IN_FLIGHT: Final = 100
+"""Records of one subtask that a coroutine function works on at the same time, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A user's function, the records it takes, and where it was written. Picklable."""
+
+    function: Callable[[Any], Any]
+    step: str
+    origin: Origin
+    reader: RowReader
+    into: pa.Schema | None = None
+    """Columns to make of the results; None: they stay Python objects."""
+    max_in_flight: int = MAX_IN_FLIGHT
+    """For coroutine functions only."""
+
+    def apply(self, records: list[Any]) -> list[Any]:
+        """The function's result for each record.
+
+        Raises:
+            UserCodeError: it raised; names the record.
+        """
+        results: list[Any] = []
+        try:
+            results.extend(map(self.function, records))
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise user_error(self.step, self.origin, records[len(results)], error) from error
+        return results
+
+    async def apply_async(self, records: list[Any]) -> list[Any]:
+        """The same for a coroutine function: results in order, `max_in_flight` at a time.
+
+        Cancelling it cancels all calls in flight and leaves nothing behind.
+        """
+        results: list[Any] = [None] * len(records)
+        left = iter(range(len(records)))
+
+        async def work() -> None:
+            for index in left:
+                try:
+                    results[index] = await self.function(records[index])
+                except HeadgateError:
+                    raise
+                except Exception as error:
+                    raise user_error(self.step, self.origin, records[index], error) from error
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.max_in_flight, len(records))):
+                    group.create_task(work())
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+        return results
+
+    def batch(self, results: list[Any], times: Timestamps | None, records: list[Any]) -> Batch:
+        """The results as a batch; `records` are what they were made from, for errors (may be fewer)."""
+        if self.into is None:
+            return ObjectBatch(results, times)
+        try:
+            return ColumnBatch(to_columns(results, self.into), times)
+        except RowMismatch as error:
+            raise bad_result(
+                self.step,
+                self.origin,
+                records[error.index] if len(records) == len(results) else results[error.index],
+                str(error),
+                fix=f"the columns given with into= are: {describe_columns(self.into)}",
+            ) from error
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error of those that came at the same time: what the user has to repair first."""
+    for failure in failures.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            return _first(failure)
+        if isinstance(failure, UserCodeError):
+            return failure
+    return failures.exceptions[0]
+
+
+def describe_columns(schema: pa.Schema) -> str:
+    """`url: string, clicks: int64`."""
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def pieces(batch: Batch) -> Iterator[Batch]:
+    """The batch in pieces that suit per-record functions."""
+    if len(batch) <= PER_RECORD_ROWS:
+        yield batch
+        return
+    for start in range(0, len(batch), PER_RECORD_ROWS):
+        yield batch.slice(start, PER_RECORD_ROWS)

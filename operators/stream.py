@@ -1,0 +1,381 @@
+"""Stream: records on their way, and what can be done with them one by one.
+
+A stream is a value: use it twice and it branches. Methods only add to the job's graph; nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import polars as pl
+import pyarrow as pa
+
+from ..errors import PlanError, StateError
+from ..state.hashing import check_key_type
+from .durations import Duration, parse_duration
+from .event_time import ColumnTimes, EventTimeOperator, FunctionTimes, check_time_column
+from .expression_steps import FilterStep, SelectStep
+from .expressions import ExpressionLike, check_filter, check_select, show
+from .filter import AsyncFilterOperator, FilterOperator
+from .flat_map import AsyncFlatMapOperator, FlatMapOperator
+from .graph import Node, Origin
+from .map import AsyncMapOperator, MapOperator
+from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
+from .origin import capture_origin
+from .partitioning import (
+    Broadcast,
+    Custom,
+    Global,
+    HashColumns,
+    HashFunction,
+    Partitioning,
+    Rebalance,
+    Rescale,
+    Shuffle,
+)
+from .per_record import MAX_IN_FLIGHT
+from .required_name import named
+from .schema import SchemaLike, record_class, unknown_column
+from .sink import Sink, SinkOperator
+from .source import REJECTED
+from .stream_base import StreamBase, check_callable, function_name, into_schema, is_async
+from .suggestions import suggest
+from .union import UnionOperator
+from .window_aggregate import LATE
+from .windows import TumblingWindow
+
+if TYPE_CHECKING:
+    from .keyed_stream import KeyedStream, WindowedStream
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Stream(StreamBase[T]):
+    """The records that come out of one step of a job."""
+
+    # one record at a time
+
+    def filter(
+        self,
+        condition: ExpressionLike | Callable[[T], bool] | Callable[[T], Awaitable[bool]],
+        *,
+        name: str = "",
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> Stream[T]:
+        """Keep the records for which a condition holds: SQL text, a `pl.Expr`, or a function."""
+        origin = capture_origin()
+        if isinstance(condition, str | pl.Expr):
+            schema = self._columns("filter by expression", origin)
+            step = FilterStep(
+                check_filter(condition, schema, "filter", str(origin)), show(condition)
+            )
+            return self._expression("filter", name, origin, step, schema)
+        user = self._user_function("filter", name, origin, condition, None, max_in_flight)
+        operator = AsyncFilterOperator if is_async(condition) else FilterOperator
+        return self._add(
+            "filter",
+            name,
+            origin,
+            partial(operator, user),
+            is_async=is_async(condition),
+            schema=self.schema,
+            row_type=self._row_type,
+            columns=user.reader.columns_read,
+            detail=function_name(condition),
+        )
+
+    def select(self, *expressions: ExpressionLike, name: str = "") -> Stream[Any]:
+        """Make the record's columns anew: column names, `"a * 2 AS b"`, `pl.Expr`; `"*"` is all."""
+        origin = capture_origin()
+        schema = self._columns("select", origin)
+        columns = check_select(expressions, schema, "select", str(origin))
+        step = SelectStep(tuple(columns), ", ".join(show(each) for each in expressions))
+        return self._expression("select", name, origin, step, schema)
+
+    @overload
+    def map(
+        self, function: Callable[[T], Awaitable[U]], *, name: str = "", max_in_flight: int = ...
+    ) -> Stream[U]: ...
+    @overload
+    def map(
+        self, function: Callable[[T], U], *, name: str = "", max_in_flight: int = ...
+    ) -> Stream[U]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[[T], Any],
+        *,
+        into: type[U],
+        name: str = "",
+        max_in_flight: int = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[[T], Any],
+        *,
+        into: SchemaLike | None,
+        name: str = "",
+        max_in_flight: int = ...,
+    ) -> Stream[Any]: ...
+    def map(
+        self,
+        function: Callable[[T], Any],
+        *,
+        into: SchemaLike | None = None,
+        name: str = "",
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> Stream[Any]:
+        """Call a function for each record; `async def` functions run concurrently, in order.
+
+        Args:
+            function: from a record to a record.
+            into: make columns of the results: a Struct, dataclass or schema that they fit.
+            name: names the step in errors and metrics.
+            max_in_flight: of a coroutine function, calls under way at the same time, per subtask.
+        """
+        operators = (MapOperator, AsyncMapOperator)
+        return self._per_record("map", operators, function, into, name, max_in_flight)
+
+    def flat_map(
+        self,
+        function: Callable[[T], Iterable[U] | Awaitable[Iterable[U]] | AsyncIterable[U]],
+        *,
+        into: SchemaLike | None = None,
+        name: str = "",
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> Stream[U]:
+        """Call a function that makes any number of records of each; arguments as for `map`."""
+        operators = (FlatMapOperator, AsyncFlatMapOperator)
+        return self._per_record("flat_map", operators, function, into, name, max_in_flight)
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], Any],
+        *,
+        into: SchemaLike | None = None,
+        name: str = "",
+    ) -> Stream[Any]:
+        """Call a function of whole `pa.RecordBatch`es. How records are cut into batches must not matter.
+
+        Args:
+            function: returns a RecordBatch; as many rows as it got keep their event times, in order.
+            into: the columns it makes, if they differ from those it gets.
+            name: names the step in errors and metrics.
+        """
+        origin = capture_origin()
+        schema = self._columns("map_batches", origin)
+        check_callable(function, "map_batches", origin)
+        made = schema if into is None else into_schema(into, origin)
+        step = name or self._job.derived_name("map_batches")
+        user = BatchFunction(function, step, origin, made)
+        operator = AsyncMapBatchesOperator if is_async(function) else MapBatchesOperator
+        return self._add(
+            "map_batches",
+            name,
+            origin,
+            partial(operator, user),
+            is_async=is_async(function),
+            schema=made,
+            row_type=self._row_type if into is None else record_class(into),
+            detail=function_name(function),
+        )
+
+    def event_time(
+        self,
+        when: str | Callable[[T], Any],
+        *,
+        max_out_of_order: Duration = "0s",
+        idle_after: Duration | None = None,
+        name: str = "",
+    ) -> Stream[T]:
+        """Say when each record happened, and how much records may be out of order.
+
+        Args:
+            when: a timestamp, date or int64 (ms) column, or a function of the record that returns
+                int milliseconds since 1970 UTC or an aware datetime.
+            max_out_of_order: how far behind the latest time seen a record may come and not be late.
+            idle_after: a subtask without records for so long no longer holds the others back.
+            name: names the step in errors and metrics.
+        """
+        origin = capture_origin()
+        bound_ms = parse_duration(max_out_of_order, "max_out_of_order")
+        idle_ms = None if idle_after is None else parse_duration(idle_after, "idle_after")
+        times: ColumnTimes | FunctionTimes
+        columns: frozenset[str] | None
+        if isinstance(when, str):
+            schema = self._columns("event_time by column", origin)
+            if when not in schema.names:
+                raise unknown_column(when, schema, "event_time", str(origin))
+            check_time_column(when, schema.field(when).type, str(origin))
+            times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
+        else:
+            user = self._user_function("event_time", name, origin, when, None, 1)
+            times, detail = FunctionTimes(user), function_name(when)
+            columns = user.reader.columns_read
+        return self._add(
+            "event_time",
+            name,
+            origin,
+            partial(EventTimeOperator, times, bound_ms, idle_ms),
+            schema=self.schema,
+            row_type=self._row_type,
+            columns=columns,
+            detail=detail,
+            has_event_time=True,
+        )
+
+    # several streams, and where records go
+
+    def union(self, *others: Stream[T], name: str = "") -> Stream[T]:
+        """This stream and others as one; their columns must be the same."""
+        origin = capture_origin()
+        streams = (self, *others)
+        for other in others:
+            self._check_union(other, origin)
+        node = Node(
+            id=-1,
+            name=name,
+            kind="union",
+            origin=origin,
+            inputs=tuple(stream._input() for stream in streams),
+            factory=UnionOperator,
+            schema=self.schema,
+            row_type=self._row_type
+            if all(stream._row_type is self._row_type for stream in streams)
+            else None,
+            columns_read=frozenset(),
+        )
+        return self._like(self._job.add_node(node))
+
+    def rebalance(self) -> Stream[T]:
+        """Send batches to all subtasks of the next step in turn."""
+        return self._routed(Rebalance())
+
+    def rescale(self) -> Stream[T]:
+        """Send batches in turn to the nearby subtasks of the next step only."""
+        return self._routed(Rescale())
+
+    def shuffle(self) -> Stream[T]:
+        """Send each batch to a random subtask of the next step."""
+        return self._routed(Shuffle())
+
+    def broadcast(self) -> Stream[T]:
+        """Send every record to every subtask of the next step."""
+        return self._routed(Broadcast())
+
+    def to_one(self) -> Stream[T]:
+        """Run the next step in a single subtask."""
+        return self._routed(Global())
+
+    def partition_with(self, function: Callable[[T, int], int]) -> Stream[T]:
+        """Send each record to the subtask `function(record, parallelism)` of the next step."""
+        check_callable(function, "partition_with", capture_origin())
+        return self._routed(Custom(function))
+
+    def key_by(self, *columns: str) -> KeyedStream[T]:
+        """Bring records with equal values in these columns together.
+
+        Floats are refused: results of float arithmetic may differ in the last bit.
+        """
+        from .keyed_stream import KeyedStream  # keyed streams are made of streams
+
+        origin = capture_origin()
+        schema = self._columns("key_by", origin)
+        if not columns:
+            raise PlanError(
+                "key_by needs a column", where=str(origin), fix='such as key_by("user_id")'
+            )
+        if len(set(columns)) < len(columns):
+            raise PlanError("key_by names a column twice", where=str(origin))
+        for column in columns:
+            if column not in schema.names:
+                raise unknown_column(column, schema, "key_by", str(origin))
+            _check_key(column, schema.field(column).type, origin)
+        return KeyedStream(self, HashColumns(tuple(columns)))
+
+    def key_with(self, function: Callable[[T], Hashable]) -> KeyedStream[T]:
+        """Bring records with equal `function(record)` together: str, int, bool, bytes or tuples of them."""
+        from .keyed_stream import KeyedStream
+
+        origin = capture_origin()
+        check_callable(function, "key_with", origin)
+        self._check_reads(function, "key_with", origin)
+        return KeyedStream(self, HashFunction(function))
+
+    def window(self, window: TumblingWindow) -> WindowedStream:
+        """All records of a window together, whatever their key, in one subtask."""
+        from .keyed_stream import WindowedStream
+
+        return WindowedStream(self, (), Global(), window, capture_origin())
+
+    def side(self, tag: str) -> Stream[Any]:
+        """The side output `tag` of the step that makes this stream."""
+        if tag not in self._node.sides or self._side is not None:
+            sides = [] if self._side is not None else list(self._node.sides)
+            raise PlanError(
+                f"`{self.name}` has no side output `{tag}`",
+                where=str(capture_origin()),
+                fix=suggest(tag, sides, "side outputs"),
+            )
+        has_event_time = self._has_event_time and tag == LATE
+        return Stream(self._job, self._node, side=tag, has_event_time=has_event_time)
+
+    @property
+    def late(self) -> Stream[Any]:
+        """The records that came too late for their window."""
+        return self.side(LATE)
+
+    @property
+    def rejected(self) -> Stream[Any]:
+        """The records a source could not read."""
+        return self.side(REJECTED)
+
+    @named("a sink", "what it has written is remembered under this name")
+    def write(self, sink: Sink, *, name: str, parallelism: int | None = None) -> None:
+        """Send the records to a sink."""
+        origin = capture_origin()
+        if not isinstance(sink, Sink):
+            raise PlanError(f"write needs a sink, got `{type(sink).__name__}`", where=str(origin))
+        self._check_sink(sink, name, origin)
+        node = Node(
+            id=-1,
+            name=name,
+            kind="sink",
+            origin=origin,
+            inputs=(self._input(),),
+            factory=partial(SinkOperator, sink),
+            sink=sink,
+            parallelism=parallelism,
+            stateful=True,
+            detail=sink.describe(),
+        )
+        self._job.add_node(node)
+
+    def _routed(self, partitioning: Partitioning) -> Stream[T]:
+        return Stream(
+            self._job,
+            self._node,
+            side=self._side,
+            partitioning=partitioning,
+            has_event_time=self._has_event_time,
+        )
+
+
+def _check_key(column: str, kind: pa.DataType, origin: Origin) -> None:
+    if pa.types.is_floating(kind):
+        raise PlanError(
+            f"column `{column}` is a float, and floats are no keys type=`{kind}`",
+            where=str(origin),
+            fix=f"equal amounts may differ in the last bit; make whole numbers of it, such as "
+            f'.select("*", "CAST(round({column} * 100) AS BIGINT) AS {column}_100")',
+        )
+    try:
+        check_key_type(kind)
+    except StateError as error:
+        raise PlanError(
+            f"{error.message} column=`{column}`", where=str(origin), fix=error.fix
+        ) from None

@@ -1,0 +1,302 @@
+"""What every stream is made of: a place in the job's graph, and the ways to add to it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+import pyarrow as pa
+
+from ..errors import HeadgateError, PlanError
+from .base import AsyncOperator, Operator, OperatorFactory
+from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
+from .graph import Chaining, Input, Node, Origin
+from .origin import capture_origin
+from .partitioning import Forward, Global, Partitioning
+from .per_record import UserFunction
+from .rows import RowReader, check_attributes
+from .schema import SchemaLike, difference, record_class, same_columns, to_schema
+from .sink import Sink
+
+if TYPE_CHECKING:
+    from .job_graph import JobGraph
+    from .stream import Stream
+
+T = TypeVar("T")
+
+
+class StreamBase(Generic[T]):
+    """A step's output and how its records go on; adds the next step to the job's graph."""
+
+    def __init__(
+        self,
+        job: JobGraph,
+        node: Node,
+        *,
+        side: str | None = None,
+        partitioning: Partitioning | None = None,
+        has_event_time: bool = False,
+    ) -> None:
+        self._job = job
+        self._node = node
+        self._side = side
+        self._partitioning = partitioning or Forward()
+        self._has_event_time = has_event_time
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns of the records; None for a stream of Python objects."""
+        return self._node.schema if self._side is None else self._node.sides[self._side]
+
+    @property
+    def name(self) -> str:
+        """The name of the step that makes this stream."""
+        return self._node.name if self._side is None else f"{self._node.name}.{self._side}"
+
+    @property
+    def has_event_time(self) -> bool:
+        """True behind `event_time`, where records carry their time."""
+        return self._has_event_time
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
+    def parallel(self, parallelism: int) -> Self:
+        """Run the step that makes this stream in so many subtasks."""
+        origin = capture_origin()
+        node = self._own_node("parallel", origin)
+        check_parallelism(parallelism, origin)
+        if parallelism > 1 and any(isinstance(i.partitioning, Global) for i in node.inputs):
+            raise PlanError(
+                f"`{node.name}` runs in one subtask, since it gets all records", where=str(origin)
+            )
+        node.parallelism = parallelism
+        return self
+
+    def start_new_chain(self) -> Self:
+        """Do not run the step in the same subtask as the one before it."""
+        node = self._own_node("start_new_chain", capture_origin())
+        if node.chaining is Chaining.ALWAYS:
+            node.chaining = Chaining.HEAD
+        return self
+
+    def disable_chaining(self) -> Self:
+        """Do not run the step in the same subtask as any other."""
+        self._own_node("disable_chaining", capture_origin()).chaining = Chaining.NEVER
+        return self
+
+    def _own_node(self, method: str, origin: Origin) -> Node:
+        if self._side is not None or not isinstance(self._partitioning, Forward):
+            raise PlanError(
+                f"{method}() speaks of a step, and stands directly behind it", where=str(origin)
+            )
+        return self._node
+
+    @property
+    def _row_type(self) -> type[Any] | None:
+        return self._node.row_type if self._side is None else None
+
+    def _input(self, partitioning: Partitioning | None = None) -> Input:
+        return Input(self._node, partitioning or self._partitioning, self._side)
+
+    def _like(self, node: Node, has_event_time: bool | None = None) -> Stream[Any]:
+        """The stream that `node` makes; event time is kept unless said otherwise."""
+        from .stream import Stream  # streams are made of this class
+
+        keeps = self._has_event_time if has_event_time is None else has_event_time
+        return Stream(self._job, node, has_event_time=keeps)
+
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        origin: Origin,
+        factory: OperatorFactory,
+        *,
+        schema: pa.Schema | None,
+        row_type: type[Any] | None = None,
+        columns: frozenset[str] | None = None,
+        detail: str = "",
+        is_async: bool = False,
+        has_event_time: bool | None = None,
+    ) -> Stream[Any]:
+        """Add a stateless step behind this stream; an empty name is derived from its kind."""
+        node = Node(
+            id=-1,
+            name=name,
+            kind=kind,
+            origin=origin,
+            inputs=(self._input(),),
+            factory=factory,
+            schema=schema,
+            row_type=row_type,
+            chaining=Chaining.HEAD if is_async else Chaining.ALWAYS,
+            columns_read=columns,
+            detail=detail,
+        )
+        return self._like(self._job.add_node(node), has_event_time)
+
+    def _expression(
+        self, kind: str, name: str, origin: Origin, step: Step, schema: pa.Schema
+    ) -> Stream[Any]:
+        steps = ExpressionSteps([step], schema)
+        reads, passes = columns_read([step])
+        return self._add(
+            kind,
+            name,
+            origin,
+            ExpressionFactory(steps),
+            schema=schema if passes else steps.output_schema,
+            row_type=self._row_type if passes else None,
+            columns=reads,
+            detail=step.text,
+        )
+
+    def _per_record(
+        self,
+        kind: str,
+        operators: tuple[Callable[..., Operator], Callable[..., AsyncOperator]],
+        function: Callable[..., Any],
+        into: SchemaLike | None,
+        name: str,
+        max_in_flight: int,
+    ) -> Stream[Any]:
+        """Add a step that calls a function for each record: the plain operator or the async one."""
+        origin = capture_origin()
+        schema = None if into is None else into_schema(into, origin)
+        user = self._user_function(kind, name, origin, function, schema, max_in_flight)
+        return self._add(
+            kind,
+            name,
+            origin,
+            partial(operators[is_async(function)], user),
+            schema=schema,
+            row_type=record_class(into),
+            columns=user.reader.columns_read,
+            detail=function_name(function),
+            is_async=is_async(function),
+        )
+
+    def _user_function(
+        self,
+        kind: str,
+        name: str,
+        origin: Origin,
+        function: Callable[..., Any],
+        into: pa.Schema | None,
+        max_in_flight: int,
+    ) -> UserFunction:
+        check_callable(function, kind, origin)
+        if (
+            isinstance(max_in_flight, bool)
+            or not isinstance(max_in_flight, int)
+            or max_in_flight < 1
+        ):
+            raise PlanError(
+                f"max_in_flight must be a whole number of at least 1 value=`{max_in_flight}`",
+                where=str(origin),
+            )
+        self._check_reads(function, kind, origin)
+        reader = RowReader(self.schema, self._row_type, function)
+        step = name or self._job.derived_name(kind)
+        return UserFunction(function, step, origin, reader, into, max_in_flight)
+
+    def _check_reads(self, function: Callable[..., Any], kind: str, origin: Origin) -> None:
+        if self.schema is not None:
+            check_attributes(function, self.schema, self._row_type, kind, str(origin))
+
+    def _columns(self, what: str, origin: Origin) -> pa.Schema:
+        """The schema, which `what` needs."""
+        if self.schema is None:
+            raise PlanError(
+                f"{what} needs columns, but `{self.name}` is a stream of Python objects",
+                where=str(origin),
+                fix=f"add into= with a Struct, dataclass or schema to the step `{self.name}`",
+            )
+        return self.schema
+
+    def _check_union(self, other: StreamBase[Any], origin: Origin) -> None:
+        if not isinstance(other, StreamBase) or other._job is not self._job:
+            raise PlanError("union needs streams of the same job", where=str(origin))
+        if (self.schema is None) != (other.schema is None):
+            plain = self if self.schema is None else other
+            plain._columns("union with a stream of columns", origin)
+        if self.schema is not None and not same_columns(self.schema, other.schema):
+            problem = difference(self.schema, other.schema) or "other order of columns"
+            raise PlanError(
+                f"`{self.name}` and `{other.name}` have different columns: {problem}",
+                where=str(origin),
+                fix=f"bring them together with .select({', '.join(map(repr, self.schema.names))})",
+            )
+        if self._has_event_time != other._has_event_time:
+            without = other if self._has_event_time else self
+            raise PlanError(
+                f"`{without.name}` has no event time, the stream it is united with has",
+                where=str(origin),
+                fix="call .event_time(...) on each stream before union, or once behind it",
+            )
+
+    def _check_sink(self, sink: Sink, name: str, origin: Origin) -> None:
+        if sink.guarantee not in sink.guarantees:
+            able = ", ".join(sorted(guarantee.value for guarantee in sink.guarantees))
+            raise PlanError(
+                f"sink `{name}` cannot promise {sink.guarantee.value}: {sink.describe()}",
+                where=str(origin),
+                fix=f"it can promise: {able}",
+            )
+        if sink.needs_columns:
+            self._columns(f"sink `{name}`", origin)
+        try:
+            sink.bind(self.schema)
+        except HeadgateError as error:
+            if not error.where:
+                error.where = str(origin)
+            raise
+
+
+def is_async(function: object) -> bool:
+    """True for `async def` functions, also those that yield, and callables with such a `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    candidates = (function, getattr(function, "__call__", None))  # noqa: B004
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in candidates
+    )
+
+
+def check_callable(function: object, kind: str, origin: Origin) -> None:
+    """Raise PlanError unless it can be called."""
+    if not callable(function):
+        raise PlanError(
+            f"{kind} needs a function, got `{type(function).__name__}`", where=str(origin)
+        )
+
+
+def check_parallelism(value: object, origin: Origin) -> int:
+    """A parallelism as given by the user.
+
+    Raises:
+        PlanError: not a whole number of at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlanError(
+            f"parallelism must be a whole number of at least 1 value=`{value}`", where=str(origin)
+        )
+    return value
+
+
+def function_name(function: object) -> str:
+    """For `explain`."""
+    while isinstance(function, partial):
+        function = function.func
+    return cast(str, getattr(function, "__qualname__", type(function).__name__))
+
+
+def into_schema(into: SchemaLike, origin: Origin) -> pa.Schema:
+    """The schema given with `into=`; errors name the user's line."""
+    try:
+        return to_schema(into)
+    except PlanError as error:
+        raise PlanError(error.message, where=str(origin), fix=error.fix) from error
