@@ -235,7 +235,6 @@ class ExchangeHub:
         tasks = [
             asyncio.create_task(self._dial(peer, end), name=f"connect {peer.worker_id}")
             for peer, end in wanted
-            if not end.dialled
         ]
         try:
             await asyncio.gather(*tasks)
@@ -245,6 +244,9 @@ class ExchangeHub:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _dial(self, peer: WorkerAddress, end: DiallingEnd) -> None:
+        if end.dialled:
+            await asyncio.shield(end.established)
+            return
         end.dialled = True
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):

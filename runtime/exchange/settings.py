@@ -22,7 +22,7 @@ class ExchangeSettings:
     rows_per_buffer_max: int = 65_536
     """Column batches above this are cut."""
     object_rows_per_buffer: int = 1000
-    """Batches of Python objects are put together, and cut, to this many records."""
+    """Batches of Python objects are put together to this many records, and cut from twice as many."""
     buffer_timeout_ms: int | None = 100
     """A partly filled buffer waits at most this long; 0: not at all; None: until it is full."""
     queued_controls_max: int = 10_000

@@ -38,14 +38,16 @@ def _fixed_row_bytes(schema: pa.Schema) -> float | None:
     types = schema.types
     if not all(pa.types.is_primitive(each) for each in types):
         return None
-    return float(sum(each.bit_width + 1 for each in types)) / 8
+    return float(sum(each.bit_width for each in types)) / 8
 
 
 def cut(batch: Batch, settings: ExchangeSettings, sizer: BatchSizer) -> Iterator[tuple[Batch, int]]:
     """Yield `batch` in slices that fit a buffer, each with its size in bytes."""
     rows, size = len(batch), sizer.nbytes(batch)
     if isinstance(batch, ObjectBatch):
+        # Coalescing stops at the first piece that fills the buffer, so it may be up to twice as full.
         limit = settings.object_rows_per_buffer
+        limit = limit if rows >= 2 * limit else rows
         overhead = 0
     else:
         limit = settings.rows_per_buffer_max

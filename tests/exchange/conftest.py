@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import uvloop
+
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import ExchangeHub

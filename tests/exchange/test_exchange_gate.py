@@ -4,6 +4,9 @@ import asyncio
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from headgate.errors import ExchangeError, InternalError
 from headgate.operators.elements import (
     CheckpointBarrier,
@@ -16,8 +19,6 @@ from headgate.operators.elements import (
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.local import LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 class _Sender:
