@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import PlanError
@@ -55,7 +55,7 @@ class JobGraph:
         self._by_name: dict[str, Node] = {}
         self._derived: set[int] = set()
 
-    @named("a source", "its position in the input is stored under this name")
+    @named("source", "its position in the input is stored under this name")
     def read(self, source: Source, *, name: str, parallelism: int | None = None) -> Stream[Any]:
         """The stream of a source's records."""
         origin = capture_origin()
@@ -104,8 +104,8 @@ class JobGraph:
             retain: completed checkpoints that are kept.
         """
         origin = capture_origin()
-        every_ms = parse_duration(every, "checkpoint interval")
-        timeout_ms = parse_duration(timeout, "checkpoint timeout")
+        every_ms = parse_duration(every, "checkpoint interval", str(origin))
+        timeout_ms = parse_duration(timeout, "checkpoint timeout", str(origin))
         limits = {"every": every_ms, "timeout": timeout_ms, "max_concurrent": max_concurrent}
         for what, value in {**limits, "retain": retain}.items():
             if value < 1:
@@ -124,7 +124,7 @@ class JobGraph:
             every_ms=every_ms,
             storage=storage,
             timeout_ms=timeout_ms,
-            min_pause_ms=parse_duration(min_pause, "checkpoint min_pause"),
+            min_pause_ms=parse_duration(min_pause, "checkpoint min_pause", str(origin)),
             max_concurrent=max_concurrent,
             tolerable_failures=tolerable_failures,
             retain=retain,
@@ -132,12 +132,14 @@ class JobGraph:
 
     def restart(self, attempts: int = 3, delay: Duration = "1s") -> None:
         """After a failure start again from the last checkpoint, at most `attempts` times."""
+        where = str(capture_origin())
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
             raise PlanError(
                 f"restart(attempts=...) must be a whole number from 0 value=`{attempts}`",
-                where=str(capture_origin()),
+                where=where,
             )
-        self.restart_settings = RestartSettings(attempts, parse_duration(delay, "restart delay"))
+        delay_ms = parse_duration(delay, "restart delay", where)
+        self.restart_settings = RestartSettings(attempts, delay_ms)
 
     def validate(self) -> None:
         """Check the whole job.
@@ -145,18 +147,26 @@ class JobGraph:
         Raises:
             PlanError: the first reason why it cannot run.
         """
+        for problem in self.problems():
+            raise problem
+
+    def problems(self) -> Iterator[PlanError]:
+        """Every reason why the job cannot run as a whole."""
         if not any(self.graph.sources()):
-            raise PlanError(
+            yield PlanError(
                 f"job `{self.name}` reads nothing", fix="add job.read(source, name=...)"
             )
         if not any(self.graph.sinks()):
-            raise PlanError(
+            yield PlanError(
                 f"job `{self.name}` writes nothing", fix="add stream.write(sink, name=...)"
             )
-        for node in self.graph.nodes:
-            self._check_parallelism(node)
-        for node in self.graph.sinks():
-            self._check_guarantee(node)
+        checks = [(self._check_parallelism, node) for node in self.graph.nodes]
+        checks += [(self._check_guarantee, node) for node in self.graph.sinks()]
+        for check, node in checks:
+            try:
+                check(node)
+            except PlanError as error:
+                yield error
 
     def plan(self) -> Graph:
         """The checked and optimised graph that is run; the job itself stays as written.
