@@ -1,3 +1,71 @@
-"""headgate: a stateful stream processor for Python people."""
+"""headgate: a stateful stream processor for Python people.
+
+    import headgate as hg
+
+    job = hg.Job("clicks")
+    ...
+    job.run()
+
+Names are loaded when they are first used, so that `import headgate` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Job": "runtime.job",
+    "JobOutcome": "runtime.coordinator.job",
+    "Stream": "operators.stream",
+    "KeyedStream": "operators.keyed_stream",
+    "avg": "operators.aggregates",
+    "count": "operators.aggregates",
+    "max": "operators.aggregates",
+    "min": "operators.aggregates",
+    "sum": "operators.aggregates",
+    "tumbling": "operators.windows",
+    "connectors": "connectors",
+    "errors": "errors",
+}
+
+if TYPE_CHECKING:
+    from . import connectors, errors
+    from .operators.aggregates import avg, count, max, min, sum
+    from .operators.keyed_stream import KeyedStream
+    from .operators.stream import Stream
+    from .operators.windows import tumbling
+    from .runtime.coordinator.job import JobOutcome
+    from .runtime.job import Job
+
+__all__ = [
+    "Job",
+    "JobOutcome",
+    "KeyedStream",
+    "Stream",
+    "__version__",
+    "avg",
+    "connectors",
+    "count",
+    "errors",
+    "max",
+    "min",
+    "sum",
+    "tumbling",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module `headgate` has no attribute `{name}`")
+    module = importlib.import_module(f".{home}", __name__)
+    value = module if name in ("connectors", "errors") else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

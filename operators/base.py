@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -123,8 +123,12 @@ class Operator:
         """The synchronous part: a cheap consistent cut. Slow work goes into its table makers."""
         return None
 
-    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
-        """Checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged."""
+    def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
+        """Checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged.
+
+        What it returns is awaited before anything else runs in this subtask.
+        """
+        return None
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` will never complete; its data belongs to the next one."""

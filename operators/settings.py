@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class CheckpointSettings:
     """How often and where state is made durable (features.md section 3)."""
 
-    every_ms: int
+    every_ms: int | None
+    """None: no periodic checkpoints, only those asked for and the final one."""
     storage: str
     timeout_ms: int = 600_000
     min_pause_ms: int = 0

@@ -8,14 +8,14 @@ a restore everything in the restored snapshot is committed first. So commits mus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from ..errors import check
+from ..errors import InternalError, check
 from ..state.snapshot import CommitPermit, RestoredState, StateSnapshot
 from .base import Operator, OperatorContext
 from .elements import Batch
@@ -45,7 +45,8 @@ class SinkWriter:
 
         That function makes everything written since the last roll durable and returns its committables
         (opaque; enough to commit after a crash, by another process). If it raises, the checkpoint is
-        declined, and the job fails since the data would be lost otherwise. None: nothing to commit.
+        declined and the same function is called again for the next one, so it must be repeatable
+        until it has succeeded once. None: nothing to commit.
         """
         return None
 
@@ -95,12 +96,64 @@ class _Pending(msgspec.Struct):
 _STATE = "committables"
 
 
+class _Ledger:
+    """What a writer has rolled, prepared and not yet committed; shared with the I/O threads.
+
+    A roll stays here until its pre-commit succeeded, so an aborted or declined checkpoint loses
+    nothing: the next one prepares what it left behind.
+    """
+
+    def __init__(self) -> None:
+        self._rolled: dict[int, Callable[[], list[bytes]]] = {}
+        self._prepared: dict[int, list[bytes]] = {}
+        self._lock = threading.Lock()
+        self._preparing = threading.Lock()
+
+    def rolled(self, checkpoint_id: int, precommit: Callable[[], list[bytes]]) -> None:
+        """A writer closed what it wrote up to the barrier of `checkpoint_id`."""
+        with self._lock:
+            self._rolled[checkpoint_id] = precommit
+
+    def add(self, checkpoint_id: int, committables: list[bytes]) -> None:
+        """Committables found in a restored snapshot."""
+        self._prepared.setdefault(checkpoint_id, []).extend(committables)
+
+    def prepare(self, checkpoint_id: int) -> list[_Pending]:
+        """Pre-commit all rolls up to `checkpoint_id`; all that is prepared up to it. In a thread."""
+        with self._preparing:
+            with self._lock:
+                due = sorted(id_ for id_ in self._rolled if id_ <= checkpoint_id)
+            for id_ in due:
+                committables = self._rolled[id_]()
+                with self._lock:
+                    del self._rolled[id_]
+                    if committables:
+                        self._prepared[id_] = committables
+            with self._lock:
+                held = sorted(self._prepared.items())
+        return [_Pending(id_, values) for id_, values in held if id_ <= checkpoint_id]
+
+    def take(self, checkpoint_id: int) -> list[bytes]:
+        """Remove and return the committables of all checkpoints up to `checkpoint_id`, in order."""
+        with self._lock:
+            due = sorted(id_ for id_ in self._prepared if id_ <= checkpoint_id)
+            return [value for id_ in due for value in self._prepared.pop(id_)]
+
+
 class SinkOperator(Operator):
     """Runs a writer, keeps its committables until a permit arrives, and commits them in order."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._pending: dict[int, list[bytes]] = {}
+        self._ledger = _Ledger()
+        self._writer: SinkWriter | None = None
+
+    @property
+    def writer(self) -> SinkWriter:
+        """The writer; there is one from `open` on."""
+        if self._writer is None:
+            raise InternalError("the sink is not open")
+        return self._writer
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -108,51 +161,41 @@ class SinkOperator(Operator):
         self._writer.open(context)
 
     def restore(self, state: RestoredState) -> None:
-        """Commit what the restored checkpoint had pre-committed; the permit is the checkpoint itself."""
+        """Commit what the restored checkpoint had pre-committed; that it was restored is the permit."""
+        restored = self.context.restored_checkpoint
         for item in state.items.get(_STATE, []):
             pending = msgspec.msgpack.decode(item, type=_Pending)
-            self._pending.setdefault(pending.checkpoint_id, []).extend(pending.committables)
-        if self._pending:
-            restored = self.context.restored_checkpoint
+            self._ledger.add(pending.checkpoint_id, pending.committables)
+        committables = self._ledger.take(restored)
+        if committables:
             check(restored > 0, "restored committables without a checkpoint")
-            permit = CommitPermit(self.context.job_name, 0, restored)
-            self._writer.commit(self._take(restored), permit)
+            self.writer.commit(committables, CommitPermit(self.context.job_name, 0, restored))
 
     def process(self, batch: Batch, input_index: int) -> None:
-        self._writer.write(batch)
+        self.writer.write(batch)
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
-        precommit = self._writer.roll(checkpoint_id)
-        older = {id_: list(held) for id_, held in self._pending.items()}
+        precommit = self.writer.roll(checkpoint_id)
+        if precommit is not None:
+            self._ledger.rolled(checkpoint_id, precommit)
+        ledger = self._ledger
 
         def make_items() -> list[bytes]:
-            pending = dict(older)
-            if precommit is not None and (fresh := precommit()):
-                # Assigned from the I/O thread: the mailbox reads it only once this checkpoint, whose
-                # acknowledgement waits for us, is complete.
-                self._pending[checkpoint_id] = fresh
-                pending[checkpoint_id] = fresh
-            return [
-                msgspec.msgpack.encode(_Pending(id_, held)) for id_, held in sorted(pending.items())
-            ]
+            return [msgspec.msgpack.encode(pending) for pending in ledger.prepare(checkpoint_id)]
 
         return StateSnapshot(items={_STATE: make_items})
 
-    def on_checkpoint_complete(self, permit: CommitPermit) -> Any:
+    def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Commit everything up to the permit's checkpoint, in a thread; failures fail the job."""
-        due = self._take(permit.checkpoint_id)
+        due = self._ledger.take(permit.checkpoint_id)
         if not due:
             return None
-        return self.context.run_in_thread(lambda: self._writer.commit(due, permit))
-
-    def _take(self, checkpoint_id: int) -> list[bytes]:
-        """Remove and return the committables of all checkpoints up to `checkpoint_id`, in order."""
-        due = sorted(id_ for id_ in self._pending if id_ <= checkpoint_id)
-        return [committable for id_ in due for committable in self._pending.pop(id_)]
+        writer = self.writer
+        return self.context.run_in_thread(lambda: writer.commit(due, permit))
 
     def finish(self) -> None:
-        self._writer.finish()
+        self.writer.finish()
 
     def close(self) -> None:
-        if hasattr(self, "_writer"):
+        if self._writer is not None:
             self._writer.close()

@@ -62,6 +62,21 @@ class JobLog:
         return self._view
 
     @property
+    def generation(self) -> int:
+        """The generation this coordinator leads; 0 before `start_generation`."""
+        return self._generation
+
+    async def settle(self) -> None:
+        """Bring an append in doubt to its end, so that `view` is the truth.
+
+        Raises:
+            FencedError: a newer coordinator owns the job.
+            StorageError: still in doubt.
+        """
+        async with self._lock:
+            await self._settle()
+
+    @property
     def in_doubt(self) -> Manifest | None:
         """The checkpoint whose append had no answer: neither completed nor failed yet."""
         entry = self._in_doubt

@@ -1,0 +1,60 @@
+"""What headgate needs of a cluster: start a worker, learn that it died, kill it. Nothing more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..control.link import Link
+
+
+class ControlEndpoint(Protocol):
+    """Where workers report to."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses to try in order: `unix:<path>` for the same host, then `tcp:<host>:<port>`."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """The secret a worker must show."""
+        ...
+
+    def accept(self, link: Link) -> None:
+        """Take over a link that was made within this process."""
+        ...
+
+
+class WorkerHandle(Protocol):
+    """A started worker."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    async def died(self) -> str:
+        """Return, with the reason, once the worker is gone for good."""
+        ...
+
+    def kill(self, pid: int = 0) -> None:
+        """Kill it without asking (`kill -9`); `died` returns then. Safe to call twice.
+
+        Args:
+            pid: its process id, if it runs on this host: also a stopped process dies of it.
+        """
+        ...
+
+
+class Cluster(Protocol):
+    """Starts workers."""
+
+    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> WorkerHandle:
+        """Start a worker that connects to `control` and says Hello.
+
+        Raises:
+            JobError: the cluster has no room, or refuses.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop everything this cluster started; leave nothing behind."""
+        ...

@@ -1,0 +1,63 @@
+"""Hosts a coordinator in this process: listens, makes itself findable, runs the job to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from ...operators.clock import Clock
+from ..control import registry
+from ..coordinator.job import JobCoordinator, JobOutcome, StoreOpener
+from ..job_spec import JobSpec
+from .base import Cluster
+
+
+async def host_coordinator(
+    spec: JobSpec,
+    cluster: Cluster,
+    *,
+    clock: Clock,
+    open_store: StoreOpener,
+    cluster_name: str,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    on_listening: Callable[[JobCoordinator], None] | None = None,
+) -> JobOutcome:
+    """Run `spec` under a coordinator in this event loop.
+
+    Args:
+        spec: the job.
+        cluster: where workers come from; not closed here.
+        clock: time.
+        open_store: makes checkpoint stores.
+        cluster_name: shown by `headgate list`.
+        host: address the TCP control port binds to.
+        token: secret of the control connections; None: a random one.
+        on_listening: called once clients can connect.
+
+    Raises:
+        HeadgateError: the job could not begin, or was fenced by a newer coordinator.
+    """
+    coordinator = JobCoordinator(
+        spec, cluster=cluster, clock=clock, open_store=open_store, token=token
+    )
+    pid = os.getpid()
+    await coordinator.server.listen(registry.socket_path(spec.name, pid), host)
+    registry.register(
+        registry.JobRecord(
+            name=spec.name,
+            addresses=coordinator.server.addresses,
+            token=coordinator.server.token,
+            pid=pid,
+            started_ms=clock.now_ms(),
+            cluster=cluster_name,
+        )
+    )
+    if on_listening is not None:
+        on_listening(coordinator)
+    try:
+        return await coordinator.run()
+    finally:
+        registry.unregister(spec.name, pid)
+        await asyncio.shield(coordinator.close())

@@ -1,0 +1,98 @@
+"""The in-process cluster: workers as tasks of this event loop, without Ray.
+
+For unit tests, for `job.run()` in a script, and for the simulation: the same coordinator, workers and
+subtasks as everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ...operators.clock import Clock
+from ..control.link import MemoryLink
+from ..coordinator.job import StoreOpener
+from ..exchange.hub import ExchangeHub
+from ..observe.metrics import MetricsRegistry
+from ..worker.worker import Worker
+from .base import ControlEndpoint
+
+
+class InProcessWorker:
+    """A worker in this event loop."""
+
+    def __init__(self, worker_id: str, task: asyncio.Task[None], links: MemoryLink) -> None:
+        self._worker_id = worker_id
+        self._task = task
+        self._link = links
+
+    @property
+    def worker_id(self) -> str:
+        return self._worker_id
+
+    async def died(self) -> str:
+        await asyncio.wait({self._task})
+        if self._task.cancelled():
+            return "killed"
+        error = self._task.exception()
+        return "exited" if error is None else f"{type(error).__name__}: {error}"
+
+    def kill(self, pid: int = 0) -> None:
+        """End the task at once; its link breaks as a dead process's would."""
+        self._link.close()
+        self._task.cancel()
+
+
+class InProcessCluster:
+    """Starts workers in this event loop."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        open_store: StoreOpener,
+        metrics: MetricsRegistry | None = None,
+        unix_dir: str | None = None,
+    ) -> None:
+        self._clock = clock
+        self._open_store = open_store
+        self._metrics = metrics or MetricsRegistry()
+        self._unix_dir = unix_dir
+        self._workers: list[InProcessWorker] = []
+
+    @property
+    def workers(self) -> list[InProcessWorker]:
+        """All workers ever started, for tests that kill some."""
+        return self._workers
+
+    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> InProcessWorker:
+        """Start a worker; it greets the coordinator over an in-memory link."""
+        near, far = MemoryLink.pair()
+        hub = ExchangeHub(worker_id, control.token)
+        worker = Worker(
+            worker_id,
+            near,
+            hub,
+            token=control.token,
+            clock=self._clock,
+            open_store=self._open_store,
+            metrics=self._metrics,
+        )
+
+        hub.on_failure = worker.exchange_failed
+        address = await hub.start(self._unix_dir)
+        task = asyncio.get_running_loop().create_task(
+            worker.run(address.encode()), name=f"worker {worker_id}"
+        )
+        control.accept(far)
+        handle = InProcessWorker(worker_id, task, near)
+        self._workers.append(handle)
+        return handle
+
+    async def close(self) -> None:
+        """Kill all workers that still run."""
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            with contextlib.suppress(asyncio.CancelledError):
+                await worker.died()

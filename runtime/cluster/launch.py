@@ -1,0 +1,77 @@
+"""Where a job runs: in this process, on an embedded Ray, or on a Ray cluster that is already there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...errors import UsageError
+from ...operators.clock import SystemClock
+from ..control.messages import Event
+from ..coordinator.job import JobCoordinator, JobOutcome
+from ..job_spec import JobSpec
+from ..storage.open_store import open_store
+from .host import host_coordinator
+from .inprocess import InProcessCluster
+
+EventHandler = Callable[[Event], None]
+IN_PROCESS = "in-process"
+LOCAL = "local"
+
+
+async def launch(
+    spec: JobSpec,
+    cluster: str,
+    *,
+    on_event: EventHandler | None = None,
+    on_listening: Callable[[list[str], str], None] | None = None,
+) -> JobOutcome:
+    """Run `spec` on `cluster` to its end.
+
+    Args:
+        spec: the job.
+        cluster: `in-process`, `local`, or the address of a Ray cluster.
+        on_event: sees everything the coordinator announces.
+        on_listening: gets the control addresses and the token, again after each takeover.
+
+    Raises:
+        UsageError: no such cluster.
+        HeadgateError: the job could not begin, or a newer coordinator took over.
+    """
+    if cluster == IN_PROCESS:
+        return await _in_process(spec, on_event, on_listening)
+    if cluster == LOCAL or cluster.startswith("ray://") or ":" in cluster or cluster == "auto":
+        from .ray_driver import run_on_ray
+
+        address = None if cluster == LOCAL else cluster
+        return await run_on_ray(spec, address, on_event=on_event, on_listening=on_listening)
+    raise UsageError(
+        f"unknown cluster cluster=`{cluster}`",
+        fix="use `local`, `in-process`, `auto`, or the address of a Ray cluster (ray://host:port)",
+    )
+
+
+async def _in_process(
+    spec: JobSpec,
+    on_event: EventHandler | None,
+    on_listening: Callable[[list[str], str], None] | None,
+) -> JobOutcome:
+    clock = SystemClock()
+    cluster = InProcessCluster(clock=clock, open_store=open_store)
+
+    def listening(coordinator: JobCoordinator) -> None:
+        if on_event is not None:
+            coordinator.on_event = on_event
+        if on_listening is not None:
+            on_listening(coordinator.server.addresses, coordinator.server.token)
+
+    try:
+        return await host_coordinator(
+            spec,
+            cluster,
+            clock=clock,
+            open_store=open_store,
+            cluster_name=IN_PROCESS,
+            on_listening=listening,
+        )
+    finally:
+        await cluster.close()

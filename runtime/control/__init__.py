@@ -1,0 +1,1 @@
+"""Control messages and the links they travel on."""

@@ -1,0 +1,131 @@
+"""A link: control messages both ways, in order, until one side goes away.
+
+Two kinds: in memory (in-process cluster, tests, simulation) and over a stream socket (Unix or TCP).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from .messages import Messages, decode, encode
+
+MESSAGE_BYTES_MAX = 1 << 30
+"""A larger control message is refused."""
+UNSENT_BYTES_MAX = 256 << 20
+"""A peer that lets this much pile up is taken for dead."""
+_LENGTH = struct.Struct("<I")
+
+
+class Link(Protocol):
+    """One end of a link."""
+
+    def send(self, message: Messages) -> None:
+        """Queue a message; never blocks. On a closed link the message is dropped: the peer is gone."""
+        ...
+
+    async def receive(self) -> Messages | None:
+        """The next message; None once the peer is gone. Cancel it only to give the link up."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until what was sent has left this process, or the link is closed."""
+        ...
+
+    def close(self) -> None:
+        """Hang up; the peer's `receive` returns None after what was already sent."""
+        ...
+
+
+class MemoryLink:
+    """An end of a link within one event loop."""
+
+    def __init__(self) -> None:
+        self._inbox: deque[Messages | None] = deque()
+        self._arrived = asyncio.Event()
+        self._peer: MemoryLink | None = None
+
+    @staticmethod
+    def pair() -> tuple[MemoryLink, MemoryLink]:
+        """Two connected ends."""
+        one, other = MemoryLink(), MemoryLink()
+        one._peer, other._peer = other, one
+        return one, other
+
+    def send(self, message: Messages) -> None:
+        if self._peer is not None:
+            self._peer._put(message)
+
+    def _put(self, message: Messages | None) -> None:
+        self._inbox.append(message)
+        self._arrived.set()
+
+    async def receive(self) -> Messages | None:
+        while not self._inbox:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._inbox[0] is None:
+            return None
+        return self._inbox.popleft()
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer._peer = None
+            peer._put(None)
+        self._put(None)
+
+
+class StreamLink:
+    """An end of a link over a stream socket: each message is a u32 length and its msgpack bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, message: Messages) -> None:
+        if self._writer.is_closing():
+            return
+        data = encode(message)
+        self._writer.writelines([_LENGTH.pack(len(data)), data])
+        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._writer.transport.abort()
+
+    async def receive(self) -> Messages | None:
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > MESSAGE_BYTES_MAX:
+                self.close()
+                return None
+            return decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+            self.close()
+            return None
+
+    async def drain(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def connect(address: str) -> StreamLink:
+    """Open a link to `unix:<path>` or `tcp:<host>:<port>`.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        return StreamLink(*await asyncio.open_unix_connection(rest))
+    host, _, port = rest.rpartition(":")
+    return StreamLink(*await asyncio.open_connection(host, int(port)))

@@ -1,0 +1,284 @@
+"""Everything the coordinator, its workers and its clients say to each other.
+
+Ray's actor calls are neither ordered nor quick on a busy actor (ARCHITECTURE.md, decision 3), so control
+travels on a connection of our own: in order, framed, msgpack. Messages that concern an attempt carry its
+number; whoever gets a message of another attempt ignores it (features.md REC-11).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ...state.snapshot import OperatorSnapshot
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
+    """Base of all control messages."""
+
+
+# ---- both ways ------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message on a link: who is there. `role` is `worker` or `client`."""
+
+    token: str
+    role: str
+    worker_id: str = ""
+    pid: int = 0
+    address: bytes = b""
+    """The worker's exchange address, msgpack."""
+
+
+class Welcome(Message, frozen=True):
+    """The coordinator's answer to Hello."""
+
+    job_name: str
+    heartbeat_interval_ms: int
+    heartbeat_timeout_ms: int
+
+
+class Heartbeat(Message, frozen=True):
+    """I am alive and my event loop turns."""
+
+
+# ---- coordinator to worker ------------------------------------------------------------------------
+
+
+class Deploy(Message, frozen=True):
+    """Prepare subtasks: make gates and operators, open them, restore state. Answer: Deployed."""
+
+    attempt: int
+    generation: int
+    job: bytes
+    """cloudpickle of the PhysicalPlan; by value, so that the user's modules need not be installed."""
+    subtasks: tuple[bytes, ...]
+    """msgpack of SubtaskAssignment."""
+    peers: dict[str, bytes]
+    """Exchange address of each worker of the attempt, msgpack."""
+    placement: dict[str, str]
+    """`vertex:index` to worker id, of all subtasks."""
+    settings: dict[str, str]
+    storage: str = ""
+    restored_checkpoint: int = 0
+
+
+class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One subtask to run, with the state it gets back. Sources get splits or split positions."""
+
+    vertex: int
+    index: int
+    state: tuple[OperatorSnapshot, ...] = ()
+    splits: tuple[bytes, ...] | None = None
+    """Fresh splits of the head, if it is a source and the job was not restored."""
+    finished: bool = False
+    """The subtask had already finished in the restored checkpoint."""
+
+
+class Start(Message, frozen=True):
+    """All workers have deployed: connect and process."""
+
+    attempt: int
+
+
+class TriggerCheckpoint(Message, frozen=True):
+    """Sources: inject a barrier now."""
+
+    attempt: int
+    checkpoint_id: int
+    trigger_ms: int
+    stop: bool
+
+
+class CheckpointCompleted(Message, frozen=True):
+    """The checkpoint is in the job log: commit what was pre-committed."""
+
+    attempt: int
+    checkpoint_id: int
+    generation: int
+
+
+class CheckpointAborted(Message, frozen=True):
+    """The checkpoint will never complete."""
+
+    attempt: int
+    checkpoint_id: int
+
+
+class Cancel(Message, frozen=True):
+    """Drop the attempt. Answer: Cancelled."""
+
+    attempt: int
+
+
+class Terminate(Message, frozen=True):
+    """All is done and committed: close the subtasks in good order. Answer: SubtaskTerminated each."""
+
+    attempt: int
+
+
+class Shutdown(Message, frozen=True):
+    """Exit the worker."""
+
+
+# ---- worker to coordinator ------------------------------------------------------------------------
+
+
+class Deployed(Message, frozen=True):
+    """All subtasks of the attempt on this worker are prepared."""
+
+    attempt: int
+
+
+class Cancelled(Message, frozen=True):
+    """Nothing of the attempt runs here any more."""
+
+    attempt: int
+
+
+class SubtaskFailed(Message, frozen=True):
+    """A subtask (or the worker's exchange) failed; the attempt is over."""
+
+    attempt: int
+    vertex: int
+    index: int
+    task_name: str
+    error: bytes
+    """The pickled HeadgateError."""
+    text: str
+    detail: str = ""
+    recoverable: bool = True
+
+
+class CheckpointAcked(Message, frozen=True):
+    """This subtask's part of the checkpoint is durable."""
+
+    attempt: int
+    checkpoint_id: int
+    vertex: int
+    index: int
+    snapshots: tuple[OperatorSnapshot, ...]
+    finished: bool
+    sync_ms: float
+    async_ms: float
+    alignment_ms: float
+
+
+class CheckpointDeclined(Message, frozen=True):
+    """This subtask could not take part."""
+
+    attempt: int
+    checkpoint_id: int
+    vertex: int
+    index: int
+    reason: str
+    text: str
+
+
+class SubtaskFinished(Message, frozen=True):
+    """All inputs ended and the subtask flushed; it stays for the final checkpoint."""
+
+    attempt: int
+    vertex: int
+    index: int
+
+
+class SubtaskTerminated(Message, frozen=True):
+    """The subtask committed and closed in good order."""
+
+    attempt: int
+    vertex: int
+    index: int
+
+
+class SubtaskStatistics(msgspec.Struct, frozen=True):
+    """What one subtask did; counters since the attempt began, rates over the last second."""
+
+    vertex: int
+    index: int
+    records_in: int
+    records_out: int
+    busy_ms_per_second: int
+    idle_ms_per_second: int
+    backpressured_ms_per_second: int
+    watermark: int
+
+
+class Statistics(Message, frozen=True):
+    """Periodic; for progress and `list`."""
+
+    attempt: int
+    subtasks: tuple[SubtaskStatistics, ...]
+
+
+# ---- client to coordinator and back ---------------------------------------------------------------
+
+
+class Request(Message, frozen=True):
+    """A client's wish. `verb`: status, stop, cancel, checkpoint, subscribe."""
+
+    id: int
+    verb: str
+
+
+class Reply(Message, frozen=True):
+    """The answer to a Request; `error` is the pickled HeadgateError of a refusal."""
+
+    id: int
+    body: bytes = b"null"
+    """JSON."""
+    error: bytes = b""
+
+
+class Event(Message, frozen=True):
+    """Something a subscriber may want to show; `body` is JSON."""
+
+    kind: str
+    text: str
+    body: bytes = b"null"
+
+
+Messages: TypeAlias = (
+    Hello
+    | Welcome
+    | Heartbeat
+    | Deploy
+    | Start
+    | TriggerCheckpoint
+    | CheckpointCompleted
+    | CheckpointAborted
+    | Cancel
+    | Terminate
+    | Shutdown
+    | Deployed
+    | Cancelled
+    | SubtaskFailed
+    | CheckpointAcked
+    | CheckpointDeclined
+    | SubtaskFinished
+    | SubtaskTerminated
+    | Statistics
+    | Request
+    | Reply
+    | Event
+)
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Messages) -> bytes:
+    """One message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview) -> Messages:
+    """The message in `data`.
+
+    Raises:
+        msgspec.DecodeError: not one of ours.
+    """
+    decoded: Messages = _decoder.decode(data)
+    return decoded

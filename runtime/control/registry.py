@@ -1,0 +1,100 @@
+"""Which jobs run on this machine: one small file per job, so that `headgate list` finds them.
+
+The files lie in a directory of the user's own (mode 0700) and hold the address and the token of the
+job's coordinator. They are hints: a coordinator that was killed leaves one behind, which the next reader
+finds dead and removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from ...errors import StorageError
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running job's coordinator listens."""
+
+    name: str
+    addresses: list[str]
+    token: str
+    pid: int
+    started_ms: int
+    cluster: str
+
+
+def run_dir() -> Path:
+    """The directory of the records and of the coordinators' Unix sockets; made if it is not there.
+
+    Raises:
+        StorageError: it belongs to somebody else.
+    """
+    base = os.environ.get("HEADGATE_RUN_DIR")
+    if base is None:
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        usable = runtime is not None and os.access(runtime, os.W_OK)
+        base = (
+            f"{runtime}/headgate" if usable else f"{tempfile.gettempdir()}/headgate-{os.getuid()}"
+        )
+    path = Path(base)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise StorageError(
+            f"the run directory belongs to another user path=`{path}`",
+            fix="set HEADGATE_RUN_DIR to a directory of your own",
+        )
+    path.chmod(0o700)
+    return path
+
+
+def socket_path(name: str, pid: int) -> str:
+    """A Unix socket path for a coordinator; short whatever the job is called."""
+    digest = hashlib.blake2s(f"{name}/{pid}".encode(), digest_size=6).hexdigest()
+    return str(run_dir() / f"{digest}.sock")
+
+
+def _file(name: str) -> Path:
+    digest = hashlib.blake2s(name.encode(), digest_size=6).hexdigest()
+    return run_dir() / f"job-{digest}.json"
+
+
+def register(record: JobRecord) -> None:
+    """Publish a record; replaces that of an earlier coordinator of the job."""
+    target = _file(record.name)
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(record))
+    temporary.replace(target)
+
+
+def unregister(name: str, pid: int) -> None:
+    """Remove the record of a job, if it is still that of process `pid`."""
+    record = find(name)
+    if record is not None and record.pid == pid:
+        with contextlib.suppress(FileNotFoundError):
+            _file(name).unlink()
+
+
+def find(name: str) -> JobRecord | None:
+    """The record of a job."""
+    return _read(_file(name))
+
+
+def records() -> list[JobRecord]:
+    """All records, by name."""
+    found = [_read(path) for path in run_dir().glob("job-*.json")]
+    return sorted((record for record in found if record is not None), key=lambda r: r.name)
+
+
+def _read(path: Path) -> JobRecord | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JobRecord)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

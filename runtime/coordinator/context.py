@@ -1,0 +1,181 @@
+"""What all states of a job share: its spec, its workers, its log, and the queue of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ...errors import HeadgateError
+from ...operators.clock import Clock
+from ..control.messages import Event, SubtaskStatistics
+from ..job_spec import JobSpec
+from ..options import Options
+from ..protocol.restart import RestartStrategy
+from ..shipping import ship
+from ..storage.base import CheckpointStore
+from ..storage.joblog_store import JobLog
+from .checkpointing import CheckpointDriver, PublishResult
+from .states import End
+from .workers import FromWorker, WorkerLost, WorkerPool
+
+_log = logging.getLogger("headgate.job")
+EXCEPTIONS_KEPT = 16
+"""How many failures the status shows (Flink `web.exception-history-size`)."""
+
+
+@dataclass(slots=True)
+class ClientWish:
+    """Event: a client asked for something; `answer` is settled with the result or an error."""
+
+    verb: str
+    answer: asyncio.Future[dict[str, Any]]
+
+    def done(self, **body: Any) -> None:
+        """Answer with `body`."""
+        if not self.answer.done():
+            self.answer.set_result(body)
+
+    def refuse(self, error: HeadgateError) -> None:
+        """Answer with an error."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Event: the checkpoint coordinator wanted to be called at this time."""
+
+
+JobEvent: TypeAlias = FromWorker | WorkerLost | ClientWish | PublishResult | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt is over."""
+
+    text: str
+    where: str
+    recoverable: bool
+    error: HeadgateError
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class JobContext:
+    """The job as its states see it."""
+
+    spec: JobSpec
+    options: Options
+    clock: Clock
+    pool: WorkerPool
+    events: asyncio.Queue[JobEvent]
+    strategy: RestartStrategy
+    log: JobLog | None
+    store: CheckpointStore | None
+    checkpoints: CheckpointDriver | None
+    generation: int
+    plan_blob: bytes
+    subscribers: list[Callable[[Event], None]] = field(default_factory=list)
+    status: str = "INITIALIZING"
+    attempt: int = 0
+    attempts_started: int = 0
+    restarts: int = 0
+    statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
+    exceptions: list[dict[str, Any]] = field(default_factory=list)
+    splits: dict[int, list[bytes]] = field(default_factory=dict)
+    """Fresh splits of each source vertex, made once."""
+    restored_checkpoint: int = 0
+    end: End | None = None
+    ignored_checkpoint: int = 0
+    """Checkpoints up to this id belong to an earlier run and are not restored (`--fresh`)."""
+
+    @staticmethod
+    def pickle_plan(spec: JobSpec) -> bytes:
+        """The plan as workers get it: user functions by value."""
+        return ship(spec.plan)
+
+    def next_attempt(self) -> int:
+        """A number no attempt of this job ever had, in any generation."""
+        self.attempts_started += 1
+        self.attempt = self.generation * 65_536 + self.attempts_started
+        return self.attempt
+
+    def publish(self, kind: str, text: str, **body: Any) -> None:
+        """Log something and tell all subscribers."""
+        level = logging.WARNING if kind == "failure" else logging.INFO
+        if kind != "progress":
+            _log.log(level, "%s", text, extra={"job": self.spec.name})
+        event = Event(kind=kind, text=text, body=json.dumps(body).encode())
+        for subscriber in list(self.subscribers):
+            subscriber(event)
+
+    def set_status(self, status: str) -> None:
+        """Move to another status (names as Flink's JobStatus)."""
+        if status != self.status:
+            self.status = status
+            self.publish("status", f"job {self.spec.name} is {status}", status=status)
+
+    def record(self, failure: Failure) -> None:
+        """Remember a failure and tell the world."""
+        self.exceptions.append(
+            {
+                "time_ms": self.clock.now_ms(),
+                "attempt": self.attempt,
+                "where": failure.where,
+                "text": failure.text,
+                "detail": failure.detail,
+            }
+        )
+        del self.exceptions[:-EXCEPTIONS_KEPT]
+        self.publish(
+            "failure",
+            f"{failure.where}: {failure.text}",
+            where=failure.where,
+            detail=failure.detail,
+            attempt=self.attempt,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The status as JSON, for clients."""
+        checkpoints = self.checkpoints
+        return {
+            "name": self.spec.name,
+            "status": self.status,
+            "generation": self.generation,
+            "attempt": self.attempt,
+            "restarts": self.restarts,
+            "restored_checkpoint": self.restored_checkpoint,
+            "last_checkpoint": checkpoints.last_completed if checkpoints else 0,
+            "checkpoints_completed": checkpoints.completed if checkpoints else 0,
+            "checkpoints_failed": checkpoints.failed if checkpoints else 0,
+            "last_checkpoint_ms": checkpoints.last_duration_ms if checkpoints else 0,
+            "workers": [
+                {"worker": worker.worker_id, "pid": worker.pid}
+                for worker in sorted(self.pool.live.values(), key=lambda w: w.worker_id)
+            ],
+            "vertices": [
+                self._describe_vertex(v.id, v.name, v.parallelism) for v in self.spec.plan.vertices
+            ],
+            "exceptions": self.exceptions,
+        }
+
+    def _describe_vertex(self, vertex: int, name: str, parallelism: int) -> dict[str, Any]:
+        subtasks = [self.statistics.get((vertex, index)) for index in range(parallelism)]
+        known = [subtask for subtask in subtasks if subtask is not None]
+        return {
+            "id": vertex,
+            "name": name,
+            "parallelism": parallelism,
+            "records_in": sum(subtask.records_in for subtask in known),
+            "records_out": sum(subtask.records_out for subtask in known),
+            "busy": max((subtask.busy_ms_per_second for subtask in known), default=0),
+            "idle": min((subtask.idle_ms_per_second for subtask in known), default=0),
+            "backpressured": max(
+                (subtask.backpressured_ms_per_second for subtask in known), default=0
+            ),
+            "watermark": min((subtask.watermark for subtask in known), default=None),
+        }

@@ -1,0 +1,176 @@
+"""State: get workers, hand out subtasks with their state, wait until all are ready."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import msgspec
+
+from ...errors import HeadgateError, InternalError
+from ..control.messages import Deploy, Deployed, SubtaskAssignment, SubtaskFailed
+from ..protocol.failures import FailureKind
+from ..protocol.joblog import LoggedCheckpoint
+from .context import ClientWish, Failure, JobContext
+from .placement import place, workers_needed
+from .restore import assign_state, check_restorable, finished_subtasks
+from .states import State, ended_by_wish, failing, running
+from .workers import FromWorker, Worker, WorkerLost
+
+
+class Deploying(State):
+    """One attempt, from nothing to all subtasks ready."""
+
+    async def run(self, job: JobContext) -> State:
+        job.set_status("RESTARTING" if job.restarts else "INITIALIZING")
+        job.next_attempt()
+        job.statistics.clear()
+        try:
+            workers = await _workers(job)
+            restored = await _newest_checkpoint(job)
+            await self._deploy(job, workers, restored)
+        except HeadgateError as error:
+            return failing(failure_from(error, "deployment"))
+        return await self._await_deployed(job, workers)
+
+    async def _deploy(
+        self, job: JobContext, workers: list[Worker], restored: LoggedCheckpoint | None
+    ) -> None:
+        plan = job.spec.plan
+        ids = [worker.worker_id for worker in workers]
+        placement = place(plan, ids, job.spec.slots_per_worker)
+        if restored is not None:
+            check_restorable(
+                restored.manifest,
+                plan,
+                allow_non_restored=job.spec.allow_non_restored_state,
+            )
+        assignments = await _assignments(job, restored)
+        job.restored_checkpoint = restored.checkpoint_id if restored else 0
+        checkpoint = job.spec.checkpoint
+        for worker in workers:
+            mine = tuple(
+                msgspec.msgpack.encode(assignments[subtask])
+                for subtask, owner in placement.items()
+                if owner == worker.worker_id
+            )
+            worker.send(
+                Deploy(
+                    attempt=job.attempt,
+                    generation=job.generation,
+                    job=job.plan_blob,
+                    subtasks=mine,
+                    peers={peer.worker_id: peer.address for peer in workers},
+                    placement={f"{v}:{i}": owner for (v, i), owner in placement.items()},
+                    settings=job.spec.options,
+                    storage=checkpoint.storage if checkpoint else "",
+                    restored_checkpoint=job.restored_checkpoint,
+                )
+            )
+
+    async def _await_deployed(self, job: JobContext, workers: list[Worker]) -> State:
+        waiting = {worker.worker_id for worker in workers}
+        attempt_workers = frozenset(waiting)
+        while waiting:
+            event = await job.events.get()
+            match event:
+                case FromWorker(worker_id, Deployed(attempt=attempt)) if attempt == job.attempt:
+                    waiting.discard(worker_id)
+                case FromWorker(_, SubtaskFailed() as message) if message.attempt == job.attempt:
+                    return failing(failure_of_subtask(message))
+                case WorkerLost(worker_id, reason) if worker_id in attempt_workers:
+                    return failing(failure_of_worker(worker_id, reason))
+                case ClientWish("cancel" | "stop") as wish:
+                    return ended_by_wish(wish)
+                case ClientWish() as wish:
+                    wish.refuse(HeadgateError("the job is starting", fix="try again in a moment"))
+        if job.restored_checkpoint:
+            job.publish(
+                "restored",
+                f"restored checkpoint {job.restored_checkpoint}",
+                checkpoint=job.restored_checkpoint,
+                attempt=job.attempt,
+            )
+        return running(workers)
+
+
+async def _workers(job: JobContext) -> list[Worker]:
+    count = workers_needed(job.spec.plan, job.spec.slots_per_worker)
+    try:
+        return await job.pool.ensure(count)
+    except* HeadgateError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+async def _newest_checkpoint(job: JobContext) -> LoggedCheckpoint | None:
+    """What this attempt starts from. A checkpoint whose publication is in doubt is settled first."""
+    if job.log is None:
+        return None
+    await job.log.settle()
+    newest = job.log.view.newest
+    if newest is not None and job.ignored_checkpoint >= newest.checkpoint_id:
+        return None
+    return newest
+
+
+async def _assignments(
+    job: JobContext, restored: LoggedCheckpoint | None
+) -> dict[tuple[int, int], SubtaskAssignment]:
+    """What each subtask gets: restored state, or fresh splits."""
+    plan = job.spec.plan
+    manifest = restored.manifest if restored else None
+    known = {operator.name for operator in manifest.operators} if manifest else set()
+    assignments: dict[tuple[int, int], SubtaskAssignment] = {}
+    for vertex in plan.vertices:
+        states = assign_state(manifest, plan, vertex) if manifest else None
+        finished = finished_subtasks(manifest, vertex) if manifest else frozenset()
+        splits = None
+        if vertex.head.source is not None and vertex.head.name not in known:
+            splits = await _fresh_splits(job, vertex.id)
+        for index in range(vertex.parallelism):
+            own = None if splits is None else tuple(splits[index :: vertex.parallelism])
+            assignments[vertex.id, index] = SubtaskAssignment(
+                vertex=vertex.id,
+                index=index,
+                state=states[index] if states else (),
+                splits=own,
+                finished=index in finished,
+            )
+    return assignments
+
+
+async def _fresh_splits(job: JobContext, vertex_id: int) -> list[bytes]:
+    """Cut a source into splits, once in the coordinator's life."""
+    if vertex_id not in job.splits:
+        vertex = job.spec.plan.vertices[vertex_id]
+        source = vertex.head.source
+        if source is None:
+            raise InternalError(f"vertex has no source vertex=`{vertex.name}`")
+        job.splits[vertex_id] = await asyncio.to_thread(source.splits, vertex.parallelism)
+    return job.splits[vertex_id]
+
+
+def failure_from(error: HeadgateError, where: str) -> Failure:
+    """A failure of the coordinator's own making."""
+    return Failure(str(error), where, FailureKind.of(error).recoverable, error)
+
+
+def failure_of_subtask(message: SubtaskFailed) -> Failure:
+    """What a worker reported."""
+    try:
+        error = pickle.loads(message.error)
+    except Exception:
+        error = HeadgateError(message.text)
+    where = message.task_name
+    if message.index >= 0:
+        where = f"{where} ({message.index})"
+    return Failure(message.text, where, message.recoverable, error, message.detail)
+
+
+def failure_of_worker(worker_id: str, reason: str) -> Failure:
+    """A worker died or went silent."""
+    text = f"worker lost: {reason}"
+    return Failure(text, worker_id, True, HeadgateError(f"{text} worker=`{worker_id}`"))

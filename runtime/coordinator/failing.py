@@ -1,0 +1,98 @@
+"""State: an attempt failed. Stop what is left of it, and decide whether and when to try again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import HeadgateError
+from ..control.messages import Cancel, Cancelled
+from ..protocol.joblog import JobStatus
+from ..protocol.restart import GiveUp
+from .checkpointing import PublishResult
+from .context import ClientWish, Failure, JobContext, JobEvent
+from .states import End, State, deploying, ended, ended_by_wish
+from .workers import FromWorker, WorkerLost
+
+CANCELLATION_TIMEOUT_S = 30.0
+"""A worker that has not dropped its subtasks by then is killed (Flink `task.cancellation.timeout`)."""
+
+
+class Failing(State):
+    """From the first failure to the next attempt, or the end."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+        self._wish: ClientWish | None = None
+
+    async def run(self, job: JobContext) -> State:
+        job.set_status("FAILING")
+        job.record(self._failure)
+        if job.checkpoints is not None:
+            job.checkpoints.job_failed()
+        await self._cancel_all(job)
+        await self._settle_publications(job)
+        if self._wish is not None:
+            return ended_by_wish(self._wish)
+        decision = job.strategy.on_failure(
+            job.clock.now_ms(), recoverable=self._failure.recoverable
+        )
+        if isinstance(decision, GiveUp):
+            end = End(JobStatus.FAILED, decision.reason, failure=self._failure)
+            return ended(end)
+        job.restarts += 1
+        delay_ms = max(0, decision.at_ms - job.clock.now_ms())
+        job.set_status("RESTARTING")
+        job.publish(
+            "restart",
+            f"restart {decision.number} in {delay_ms} ms",
+            number=decision.number,
+            delay_ms=delay_ms,
+        )
+        wish = await self._sleep(job, delay_ms / 1000)
+        return deploying() if wish is None else ended_by_wish(wish)
+
+    async def _cancel_all(self, job: JobContext) -> None:
+        """Have every live worker drop the attempt; kill those that do not in time."""
+        waiting = set(job.pool.live)
+        for worker in job.pool.live.values():
+            worker.send(Cancel(attempt=job.attempt))
+        try:
+            async with asyncio.timeout(CANCELLATION_TIMEOUT_S):
+                while waiting:
+                    event = await job.events.get()
+                    match event:
+                        case FromWorker(worker_id, Cancelled(attempt=attempt)):
+                            if attempt == job.attempt:
+                                waiting.discard(worker_id)
+                        case WorkerLost(worker_id, _):
+                            waiting.discard(worker_id)
+                        case _:
+                            self._aside(job, event)
+        except TimeoutError:
+            for worker_id in waiting:
+                job.pool.lose(worker_id, "it did not cancel its subtasks in time")
+
+    async def _settle_publications(self, job: JobContext) -> None:
+        """A checkpoint being published may complete yet: wait, for it decides what is restored."""
+        while job.checkpoints is not None and job.checkpoints.publishing:
+            self._aside(job, await job.events.get())
+
+    def _aside(self, job: JobContext, event: JobEvent) -> None:
+        match event:
+            case PublishResult() if job.checkpoints is not None:
+                job.checkpoints.publish_result(event)
+            case ClientWish("cancel" | "stop") as wish:
+                self._wish = wish
+            case ClientWish() as wish:
+                wish.refuse(HeadgateError("the job is restarting", fix="try again in a moment"))
+            case _:
+                pass  # what subtasks of the failed attempt still say does not matter
+
+    async def _sleep(self, job: JobContext, delay_s: float) -> ClientWish | None:
+        try:
+            async with asyncio.timeout(delay_s):
+                while self._wish is None:
+                    self._aside(job, await job.events.get())
+        except TimeoutError:
+            pass
+        return self._wish

@@ -1,0 +1,92 @@
+"""The coordinator's listener: workers and clients connect, show the token, and say who they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+from collections.abc import Awaitable, Callable
+
+from ..control.link import Link, StreamLink
+from ..control.messages import Hello
+
+HANDSHAKE_S = 10.0
+"""A connection that has not said Hello by then is dropped."""
+_log = logging.getLogger("headgate.coordinator")
+
+
+class ControlServer:
+    """Listens on a Unix socket and on loopback (or the given host) TCP."""
+
+    def __init__(self, token: str, on_hello: Callable[[Hello, Link], Awaitable[None]]) -> None:
+        self._token = token
+        self._on_hello = on_hello
+        self._servers: list[asyncio.Server] = []
+        self._addresses: list[str] = []
+        self._connections: set[asyncio.Task[None]] = set()
+        self._links: set[Link] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses to try in order."""
+        return self._addresses
+
+    @property
+    def token(self) -> str:
+        """The secret to show in Hello."""
+        return self._token
+
+    async def listen(self, unix_path: str | None, host: str = "127.0.0.1") -> None:
+        """Open the listeners. The Unix socket is reachable by this user only."""
+        if unix_path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unix_path)
+            self._servers.append(await asyncio.start_unix_server(self._connected, unix_path))
+            os.chmod(unix_path, 0o600)
+            self._addresses.append(f"unix:{unix_path}")
+        server = await asyncio.start_server(self._connected, host, 0)
+        self._servers.append(server)
+        self._addresses.append(f"tcp:{host}:{server.sockets[0].getsockname()[1]}")
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accept(StreamLink(reader, writer))
+
+    def accept(self, link: Link) -> None:
+        """Serve a link until it ends."""
+        task = asyncio.get_running_loop().create_task(self._serve(link), name="control connection")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, link: Link) -> None:
+        self._links.add(link)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                hello = await link.receive()
+        except TimeoutError:
+            hello = None
+        try:
+            if not isinstance(hello, Hello):
+                return
+            if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+                _log.warning("refused a connection with a wrong token role=`%s`", hello.role)
+                return
+            await self._on_hello(hello, link)
+        finally:
+            link.close()
+            self._links.discard(link)
+
+    async def close(self) -> None:
+        """Stop listening and hang up all links."""
+        for server in self._servers:
+            server.close()
+        for link in list(self._links):
+            link.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        for address in self._addresses:
+            if address.startswith("unix:"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(address.removeprefix("unix:"))

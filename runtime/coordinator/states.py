@@ -1,0 +1,70 @@
+"""The states of a job, one file each; `run` does the state's work and returns the next state.
+
+Deploying ──> Running ──> Ended
+    ^           │
+    └─ Failing <┘   (also from Deploying; Failing may give up: Ended)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..protocol.joblog import JobStatus
+
+if TYPE_CHECKING:
+    from .context import ClientWish, Failure, JobContext
+    from .workers import Worker
+
+
+class State(ABC):
+    """What a job is doing."""
+
+    @abstractmethod
+    async def run(self, job: JobContext) -> State | None:
+        """Do the work; the next state, or None when the job is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job ends. `wish`: the client who asked for it."""
+
+    status: JobStatus
+    reason: str = ""
+    failure: Failure | None = None
+    wish: ClientWish | None = None
+
+
+def deploying() -> State:
+    """The first state."""
+    from .deploying import Deploying
+
+    return Deploying()
+
+
+def running(workers: list[Worker]) -> State:
+    """All subtasks are ready."""
+    from .running import Running
+
+    return Running(workers)
+
+
+def failing(failure: Failure) -> State:
+    """The attempt is over."""
+    from .failing import Failing
+
+    return Failing(failure)
+
+
+def ended(end: End) -> State:
+    """The job is over."""
+    from .ended import Ended
+
+    return Ended(end)
+
+
+def ended_by_wish(wish: ClientWish) -> State:
+    """Stopped or cancelled while no attempt was running: nothing is newer than the last checkpoint."""
+    status = JobStatus.CANCELED if wish.verb == "cancel" else JobStatus.STOPPED
+    return ended(End(status, f"{wish.verb} by a client", wish=wish))

@@ -1,0 +1,184 @@
+"""The workers of one job: started, greeted, watched, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import JobError
+from ...operators.clock import Clock
+from ..cluster.base import Cluster, ControlEndpoint, WorkerHandle
+from ..control.link import Link
+from ..control.messages import Heartbeat, Hello, Messages, Shutdown, Welcome
+from ..exchange.hub import WorkerAddress, this_host
+from ..protocol.heartbeats import HeartbeatMonitor
+from ..protocol.ids import WorkerId
+
+_log = logging.getLogger("headgate.coordinator")
+START_TIMEOUT_S = 120.0
+"""A started worker that has not said Hello by then counts as failed."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One live worker as the coordinator sees it."""
+
+    worker_id: str
+    handle: WorkerHandle
+    link: Link
+    pid: int
+    address: bytes
+
+    def kill(self) -> None:
+        """Kill the process, by its pid too if it runs on this host."""
+        local = WorkerAddress.decode(self.address).host_id == this_host()
+        self.handle.kill(self.pid if local and self.pid != os.getpid() else 0)
+
+    def send(self, message: Messages) -> None:
+        """Send a control message."""
+        self.link.send(message)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """Event: a worker died, hung up, or stopped answering."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """Event: a worker said something."""
+
+    worker_id: str
+    message: Messages
+
+
+class WorkerPool:
+    """Keeps workers and turns all they do into events for the coordinator."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        control: ControlEndpoint,
+        clock: Clock,
+        put_event: Callable[[WorkerLost | FromWorker], None],
+        *,
+        job_name: str,
+        name_prefix: str,
+        heartbeat_interval_ms: int,
+        heartbeat_timeout_ms: int,
+    ) -> None:
+        self._cluster = cluster
+        self._control = control
+        self._clock = clock
+        self._put_event = put_event
+        self._welcome = Welcome(
+            job_name=job_name,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            heartbeat_timeout_ms=heartbeat_timeout_ms,
+        )
+        self._monitor = HeartbeatMonitor(heartbeat_interval_ms, heartbeat_timeout_ms)
+        self._prefix = name_prefix
+        self._started = 0
+        self._greetings: dict[str, asyncio.Future[tuple[Hello, Link]]] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self.live: dict[str, Worker] = {}
+
+    async def ensure(self, count: int) -> list[Worker]:
+        """Start workers until `count` are live; returns exactly `count`, oldest first.
+
+        Raises:
+            JobError: a worker could not be started.
+        """
+        missing = count - len(self.live)
+        if missing > 0:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(missing):
+                    group.create_task(self._start_one())
+        return sorted(self.live.values(), key=lambda worker: worker.worker_id)[:count]
+
+    async def _start_one(self) -> None:
+        worker_id = f"{self._prefix}-{self._started:04d}"
+        self._started += 1
+        greeting = asyncio.get_running_loop().create_future()
+        self._greetings[worker_id] = greeting
+        try:
+            handle = await self._cluster.start_worker(worker_id, self._control)
+            death = asyncio.get_running_loop().create_task(
+                self._watch(handle), name=f"watch {worker_id}"
+            )
+            self._watchers[worker_id] = death
+            async with asyncio.timeout(START_TIMEOUT_S):
+                done, _ = await asyncio.wait({greeting, death}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            handle.kill()
+            raise JobError(
+                f"worker did not report within {START_TIMEOUT_S:.0f} s worker=`{worker_id}`",
+                fix="look at the cluster's logs; the machine may be out of memory or processes",
+            ) from None
+        finally:
+            self._greetings.pop(worker_id, None)
+        if greeting not in done:
+            raise JobError(f"worker died while starting worker=`{worker_id}`")
+        hello, link = greeting.result()
+        self.live[worker_id] = Worker(worker_id, handle, link, hello.pid, hello.address)
+        self._monitor.watch(WorkerId(worker_id), self._clock.now_ms())
+        _log.info("worker ready worker=`%s` pid=`%s`", worker_id, hello.pid)
+
+    async def _watch(self, handle: WorkerHandle) -> None:
+        reason = await handle.died()
+        self.lose(handle.worker_id, f"the process died: {reason}")
+
+    async def serve(self, hello: Hello, link: Link) -> None:
+        """Serve the link of a worker until it ends (called by the control server)."""
+        greeting = self._greetings.get(hello.worker_id)
+        if greeting is None or greeting.done():
+            return
+        link.send(self._welcome)
+        greeting.set_result((hello, link))
+        while (message := await link.receive()) is not None:
+            self._monitor.beat(WorkerId(hello.worker_id), self._clock.now_ms())
+            if not isinstance(message, Heartbeat):
+                self._put_event(FromWorker(hello.worker_id, message))
+        self.lose(hello.worker_id, "its connection ended")
+
+    def lose(self, worker_id: str, reason: str) -> None:
+        """Take a worker out, kill what may be left of it, and tell the coordinator; once."""
+        worker = self.live.pop(worker_id, None)
+        if worker is None:
+            return
+        self._monitor.forget(WorkerId(worker_id))
+        worker.link.close()
+        worker.kill()
+        _log.warning("worker lost worker=`%s` pid=`%s`: %s", worker_id, worker.pid, reason)
+        self._put_event(WorkerLost(worker_id, reason))
+
+    async def beat(self) -> None:
+        """Send heartbeats and look for silent workers, for ever."""
+        while True:
+            await asyncio.sleep(self._welcome.heartbeat_interval_ms / 1000)
+            for worker in self.live.values():
+                worker.send(Heartbeat())
+            for worker_id in self._monitor.tick(self._clock.now_ms()):
+                timeout = self._welcome.heartbeat_timeout_ms
+                self.lose(worker_id, f"no heartbeat for {timeout} ms")
+
+    async def close(self) -> None:
+        """Ask all workers to exit, then kill what has not."""
+        workers, self.live = list(self.live.values()), {}
+        for worker in workers:
+            worker.send(Shutdown())
+        watchers = [self._watchers[w.worker_id] for w in workers if w.worker_id in self._watchers]
+        if watchers:
+            await asyncio.wait(watchers, timeout=5.0)
+        for worker in workers:
+            worker.link.close()
+            worker.kill()
+        for watcher in self._watchers.values():
+            watcher.cancel()
+        await asyncio.gather(*self._watchers.values(), return_exceptions=True)

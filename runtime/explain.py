@@ -1,0 +1,105 @@
+"""What a job will really be: logical graph, chains, parallelism, key groups, guarantees."""
+
+from __future__ import annotations
+
+from ..operators.durations import format_duration
+from ..operators.graph import Node
+from ..operators.partitioning import (
+    Broadcast,
+    Custom,
+    Forward,
+    Global,
+    HashColumns,
+    HashFunction,
+    Partitioning,
+    Rebalance,
+    Rescale,
+    Shuffle,
+)
+from ..operators.sink import Guarantee
+from .job_spec import JobSpec
+from .plan import PhysicalPlan, Vertex
+
+
+def explain_plan(spec: JobSpec) -> str:
+    """The job as text, for `headgate explain` and `job.explain()`."""
+    plan = spec.plan
+    lines = [f"job {spec.name}: parallelism {spec.parallelism}, {plan.max_parallelism} key groups"]
+    lines += ["", *_checkpoints(spec), "", "logical graph"]
+    for vertex in plan.vertices:
+        lines += [f"  {_logical(node)}" for node in vertex.nodes]
+    subtasks = sum(vertex.parallelism for vertex in plan.vertices)
+    lines += ["", f"physical graph: {len(plan.vertices)} vertices, {subtasks} subtasks, "
+              f"{plan.slots} slots"]  # fmt: skip
+    for vertex in plan.vertices:
+        lines += _physical(plan, vertex)
+    lines += ["", "delivery guarantees"]
+    sinks = [n for v in plan.vertices for n in v.nodes if n.sink is not None]
+    lines += [f"  {node.name}: {_guarantee(spec, node)}" for node in sinks]
+    return "\n".join(lines)
+
+
+def _checkpoints(spec: JobSpec) -> list[str]:
+    settings = spec.checkpoint
+    if settings is None:
+        return ["checkpoints: none; a failed job starts over only if it is run again"]
+    every = (
+        "on demand" if settings.every_ms is None else f"every {format_duration(settings.every_ms)}"
+    )
+    restart = (
+        f"restart: {spec.restart.attempts} attempts, {format_duration(spec.restart.delay_ms)} apart"
+    )
+    return [f"checkpoints: {every} to {settings.storage}, retain {settings.retain}", restart]
+
+
+def _logical(node: Node) -> str:
+    inputs = ", ".join(
+        input_.node.name + (f".{input_.side}" if input_.side else "") for input_ in node.inputs
+    )
+    detail = f"  {node.detail}" if node.detail else ""
+    state = "  [state]" if node.stateful else ""
+    source = f" <- {inputs}" if inputs else ""
+    return f"{node.name} ({node.kind}){source}{detail}{state}"
+
+
+def _physical(plan: PhysicalPlan, vertex: Vertex) -> list[str]:
+    lines = [f"  [{vertex.id}] {vertex.name}  x{vertex.parallelism}"]
+    for edge in plan.outputs_of(vertex):
+        side = f" (side output {edge.side})" if edge.side else ""
+        lines.append(f"      -> [{edge.target}] {describe_partitioning(edge.partitioning)}{side}")
+    return lines
+
+
+def describe_partitioning(partitioning: Partitioning) -> str:
+    """A partitioning in a word or two."""
+    match partitioning:
+        case HashColumns(columns):
+            return f"hash({', '.join(columns)})"
+        case HashFunction():
+            return "hash(function)"
+        case Forward():
+            return "forward"
+        case Rebalance():
+            return "rebalance"
+        case Rescale():
+            return "rescale"
+        case Shuffle():
+            return "shuffle"
+        case Broadcast():
+            return "broadcast"
+        case Global():
+            return "global"
+        case Custom():
+            return "custom"
+
+
+def _guarantee(spec: JobSpec, node: Node) -> str:
+    sink = node.sink
+    if sink is None:
+        return ""
+    promised = sink.guarantee.value.replace("_", "-")
+    if sink.guarantee is Guarantee.NONE:
+        return f"{promised}: records may be lost or repeated after a failure  {sink.describe()}"
+    if spec.checkpoint is None:
+        return f"none: the job takes no checkpoints  {sink.describe()}"
+    return f"{promised}  {sink.describe()}"

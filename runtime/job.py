@@ -1,0 +1,161 @@
+"""Job: a job graph that can be run, and explained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import JobError
+from ..operators.job_graph import JobGraph
+from ..operators.settings import CheckpointSettings, RestartSettings
+from .coordinator.job import JobOutcome
+from .explain import explain_plan
+from .job_spec import JobSpec
+from .options import (
+    CHAINING,
+    CHECKPOINT_DIR,
+    CHECKPOINT_INTERVAL,
+    CHECKPOINT_MAX_CONCURRENT,
+    CHECKPOINT_MIN_PAUSE,
+    CHECKPOINT_RETAINED,
+    CHECKPOINT_TIMEOUT,
+    CHECKPOINT_TOLERABLE_FAILURES,
+    MAX_PARALLELISM,
+    PARALLELISM,
+    RESTART_ATTEMPTS,
+    RESTART_DELAY,
+    RESTART_STRATEGY,
+    Option,
+    Options,
+)
+from .plan import make_plan
+
+DEFAULT_RESTART: Final = RestartSettings(attempts=3, delay_ms=1_000)
+"""With checkpoints and nothing said. Without checkpoints a failed job stays failed."""
+_CHECKPOINT_FIELDS: dict[str, Option[int]] = {
+    "timeout_ms": CHECKPOINT_TIMEOUT,
+    "min_pause_ms": CHECKPOINT_MIN_PAUSE,
+    "max_concurrent": CHECKPOINT_MAX_CONCURRENT,
+    "tolerable_failures": CHECKPOINT_TOLERABLE_FAILURES,
+    "retain": CHECKPOINT_RETAINED,
+}
+
+
+class Job(JobGraph):
+    """A job: build it with `read`, the methods of the streams and `write`, then `run` it."""
+
+    def run(
+        self,
+        *,
+        cluster: str = "in-process",
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+    ) -> JobOutcome:
+        """Run the job to its end, in this process or on a cluster, and return how it ended.
+
+        It resumes from its newest checkpoint if there is one, unless the run before had finished.
+
+        Args:
+            cluster: `in-process`, `local` (an embedded Ray), or the address of a Ray cluster.
+            fresh: start without the state of earlier runs.
+            allow_non_restored_state: drop checkpointed state that no operator claims any more.
+
+        Raises:
+            UsageError: the job is wrong as written; nothing was started.
+            JobError: the job failed, and restarting did not help.
+        """
+        from .cluster.launch import launch
+
+        spec = self.spec(fresh=fresh, allow_non_restored_state=allow_non_restored_state)
+        outcome = asyncio.run(launch(spec, cluster))
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.status == "FAILED":
+            raise JobError(f"the job failed: {outcome.reason}")
+        return outcome
+
+    def explain(self) -> str:
+        """The logical and the physical graph, chains, key groups and guarantees, as text.
+
+        Raises:
+            UsageError: the job is wrong as written.
+        """
+        return explain_plan(self.spec())
+
+    def spec(self, *, fresh: bool = False, allow_non_restored_state: bool = False) -> JobSpec:
+        """The checked job as it is handed to a coordinator.
+
+        Raises:
+            UsageError: the job is wrong as written.
+        """
+        options = Options(self.options)
+        if options.is_set(PARALLELISM):
+            self.parallelism = options.get(PARALLELISM)
+        if options.is_set(MAX_PARALLELISM):
+            self.max_parallelism = options.get(MAX_PARALLELISM)
+        self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
+        plan = make_plan(
+            self.plan(),
+            job_name=self.name,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            chaining=options.get(CHAINING),
+        )
+        return JobSpec(
+            name=self.name,
+            plan=plan,
+            parallelism=self.parallelism,
+            checkpoint=self.checkpoint_settings,
+            restart=_restart_settings(
+                self.restart_settings, options, self.checkpoint_settings is not None
+            ),
+            options=options.explicit(),
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+        )
+
+
+def _checkpoint_settings(
+    written: CheckpointSettings | None, options: Options
+) -> CheckpointSettings | None:
+    """What `job.checkpoint(...)` said, with explicitly set options in its place."""
+    storage = options.get(CHECKPOINT_DIR) or (written.storage if written else None)
+    if storage is None:
+        return None
+    interval = options.get(CHECKPOINT_INTERVAL)
+    every_ms = interval if interval is not None else (written.every_ms if written else None)
+    settings = replace(
+        written or CheckpointSettings(every_ms=every_ms, storage=storage),
+        every_ms=every_ms,
+        storage=_absolute(storage),
+    )
+    changed: dict[str, Any] = {
+        name: options.get(option)
+        for name, option in _CHECKPOINT_FIELDS.items()
+        if options.is_set(option)
+    }
+    return replace(settings, **changed)
+
+
+def _absolute(storage: str) -> str:
+    """A relative directory as seen from here: workers may run elsewhere."""
+    return storage if "://" in storage else os.path.abspath(Path(storage).expanduser())
+
+
+def _restart_settings(
+    written: RestartSettings | None, options: Options, checkpoints: bool
+) -> RestartSettings:
+    strategy = options.get(RESTART_STRATEGY)
+    if strategy == "none":
+        return RestartSettings(0, 0)
+    settings = written or (DEFAULT_RESTART if checkpoints else RestartSettings(0, 0))
+    if strategy == "fixed-delay" and written is None:
+        settings = RestartSettings(options.get(RESTART_ATTEMPTS), options.get(RESTART_DELAY))
+    if options.is_set(RESTART_ATTEMPTS):
+        settings = replace(settings, attempts=options.get(RESTART_ATTEMPTS))
+    if options.is_set(RESTART_DELAY):
+        settings = replace(settings, delay_ms=options.get(RESTART_DELAY))
+    return settings

@@ -1,0 +1,162 @@
+"""From the logical graph to vertices, exchanges and slots: what will really run.
+
+Operators with a forward edge between them, equal parallelism and no wish to the contrary share a
+*vertex*: one subtask runs them by direct calls (features.md API-02). State stays addressed by operator
+name, so chains may change between restores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..errors import PlanError
+from ..operators.graph import Chaining, Graph, Node
+from ..operators.partitioning import Forward, Partitioning, Rebalance, Rescale
+from ..state.keygroups import check_max_parallelism, default_max_parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A direct call inside a vertex: from `source` (or its side output) to `target`."""
+
+    source: int
+    side: str | None
+    target: int
+    input_index: int
+
+
+@dataclass(slots=True)
+class Vertex:
+    """Operators that run in one subtask; `nodes[0]` is the head."""
+
+    id: int
+    nodes: list[Node]
+    parallelism: int
+    links: list[ChainLink] = field(default_factory=list)
+
+    @property
+    def head(self) -> Node:
+        """The operator that meets the inputs."""
+        return self.nodes[0]
+
+    @property
+    def name(self) -> str:
+        """The operators' names, head to tail."""
+        return " -> ".join(node.name for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeEdge:
+    """Channels between two vertices."""
+
+    id: int
+    source: int
+    source_node: int
+    side: str | None
+    target: int
+    input_index: int
+    partitioning: Partitioning
+
+
+@dataclass(slots=True)
+class PhysicalPlan:
+    """All vertices and exchanges of a job. `edges` are in a stable order."""
+
+    job_name: str
+    max_parallelism: int
+    vertices: list[Vertex]
+    edges: list[ExchangeEdge]
+
+    @property
+    def slots(self) -> int:
+        """Slots the job needs: one hosts a subtask of each vertex (slot sharing)."""
+        return max(vertex.parallelism for vertex in self.vertices)
+
+    def inputs_of(self, vertex: Vertex) -> list[ExchangeEdge]:
+        """The exchanges into `vertex`."""
+        return [edge for edge in self.edges if edge.target == vertex.id]
+
+    def outputs_of(self, vertex: Vertex) -> list[ExchangeEdge]:
+        """The exchanges out of `vertex`."""
+        return [edge for edge in self.edges if edge.source == vertex.id]
+
+
+def make_plan(
+    graph: Graph,
+    *,
+    job_name: str,
+    parallelism: int,
+    max_parallelism: int | None = None,
+    chaining: bool = True,
+) -> PhysicalPlan:
+    """Cut `graph` into vertices and exchanges.
+
+    Raises:
+        PlanError: the graph is empty, or a parallelism exceeds the number of key groups.
+    """
+    if not graph.nodes:
+        raise PlanError(
+            "the job has no source", fix="start with job.read(...) and end with .write(...)"
+        )
+    widths = {node.id: node.parallelism or parallelism for node in graph.nodes}
+    widest = max(widths.values())
+    groups = max_parallelism or default_max_parallelism(widest)
+    for node in graph.nodes:
+        check_max_parallelism(node.max_parallelism or groups, widths[node.id])
+    vertex_of: dict[int, Vertex] = {}
+    vertices: list[Vertex] = []
+    for node in graph.nodes:
+        upstream = _chainable_input(node, widths, chaining)
+        if upstream is None:
+            vertex = Vertex(len(vertices), [node], widths[node.id])
+            vertices.append(vertex)
+        else:
+            vertex = vertex_of[upstream.id]
+            vertex.nodes.append(node)
+            vertex.links.append(ChainLink(upstream.id, node.inputs[0].side, node.id, 0))
+        vertex_of[node.id] = vertex
+    edges = _exchanges(graph.nodes, vertex_of, widths)
+    return PhysicalPlan(job_name, groups, vertices, edges)
+
+
+def _chainable_input(node: Node, widths: dict[int, int], chaining: bool) -> Node | None:
+    """The operator `node` can be called from directly, or None if it must start a vertex."""
+    if not chaining or len(node.inputs) != 1 or node.chaining is not Chaining.ALWAYS:
+        return None
+    upstream = node.inputs[0].node
+    if upstream.chaining is Chaining.NEVER or widths[upstream.id] != widths[node.id]:
+        return None
+    return upstream if isinstance(node.inputs[0].partitioning, Forward) else None
+
+
+def _exchanges(
+    nodes: Sequence[Node], vertex_of: dict[int, Vertex], widths: dict[int, int]
+) -> list[ExchangeEdge]:
+    edges: list[ExchangeEdge] = []
+    for node in nodes:
+        target = vertex_of[node.id]
+        if target.head is not node:
+            continue
+        for index, input_ in enumerate(node.inputs):
+            partitioning = input_.partitioning
+            if isinstance(partitioning, Forward) and widths[input_.node.id] != widths[node.id]:
+                # As in Flink: a plain edge between different parallelisms spreads evenly.
+                partitioning = Rebalance()
+            edges.append(
+                ExchangeEdge(
+                    len(edges),
+                    vertex_of[input_.node.id].id,
+                    input_.node.id,
+                    input_.side,
+                    target.id,
+                    index,
+                    partitioning,
+                )
+            )
+    return edges
+
+
+def is_pointwise(partitioning: Partitioning) -> bool:
+    """True if a sender reaches only some receivers by rule (forward, rescale)."""
+    return isinstance(partitioning, Forward | Rescale)

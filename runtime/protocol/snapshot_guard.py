@@ -1,0 +1,57 @@
+"""May this subtask take this snapshot? The guard in front of `triggerSnapshot` (features.md 3.1).
+
+Barriers travel with the records, abort notices beside them: a notice can be here before the barrier.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+from typing import final
+
+from .ids import NO_CHECKPOINT, CheckpointId
+
+ABORTED_IDS_MAX = 128
+"""Abort notices remembered ahead of their barrier; the oldest is forgotten first."""
+
+
+@unique
+class SnapshotVerdict(Enum):
+    """What to do with a checkpoint whose barriers are all here."""
+
+    TAKE = "take"
+    CANCEL = "cancel"
+    """It was aborted already: send a cancel marker instead of the barrier."""
+    IGNORE = "ignore"
+    """It is out of order: this or a newer one was dealt with before."""
+
+
+@final
+class SnapshotGuard:
+    """Keeps the snapshots of one subtask in order, and drops those that are aborted already."""
+
+    def __init__(self) -> None:
+        self._last = NO_CHECKPOINT
+        self._aborted: set[CheckpointId] = set()
+
+    def on_trigger(self, checkpoint_id: CheckpointId) -> SnapshotVerdict:
+        """All barriers are here (at a source: the coordinator's trigger)."""
+        if checkpoint_id <= self._last:
+            return SnapshotVerdict.IGNORE
+        aborted = checkpoint_id in self._aborted
+        self._advance(checkpoint_id)
+        return SnapshotVerdict.CANCEL if aborted else SnapshotVerdict.TAKE
+
+    def on_declined(self, checkpoint_id: CheckpointId) -> None:
+        """The alignment was given up: never take a snapshot of it, nor of an older one."""
+        self._advance(max(self._last, checkpoint_id))
+
+    def on_abort_notice(self, checkpoint_id: CheckpointId) -> None:
+        """The coordinator aborted a checkpoint."""
+        if checkpoint_id > self._last:
+            self._aborted.add(checkpoint_id)
+            if len(self._aborted) > ABORTED_IDS_MAX:
+                self._aborted.remove(min(self._aborted))
+
+    def _advance(self, checkpoint_id: CheckpointId) -> None:
+        self._last = checkpoint_id
+        self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint_id}

@@ -1,0 +1,51 @@
+"""Where a subtask's time goes: busy, idle, backpressured; they add up to wall time (OBS-02)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+WINDOW_S = 1.0
+"""Rates are taken over at least this long."""
+
+
+class Activity(IntEnum):
+    """What a subtask's loop is doing."""
+
+    BUSY = 0
+    IDLE = 1
+    BACKPRESSURED = 2
+
+
+class TimeAccounting:
+    """Accumulates seconds per activity; `rates` gives ms per second over the last window."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._since = monotonic()
+        self._activity = Activity.IDLE
+        self.seconds = [0.0, 0.0, 0.0]
+        self._window_start = self._since
+        self._window_base = (0.0, 0.0, 0.0)
+        self._rates = (0, 1000, 0)
+
+    def switch(self, activity: Activity) -> None:
+        """From now on time counts as `activity`."""
+        now = self._monotonic()
+        self.seconds[self._activity] += now - self._since
+        self._since = now
+        self._activity = activity
+
+    def rates(self) -> tuple[int, int, int]:
+        """(busy, idle, backpressured) in ms per second; their sum is 1000 but for rounding."""
+        self.switch(self._activity)
+        elapsed = self._since - self._window_start
+        if elapsed >= WINDOW_S:
+            busy, idle, backpressured = (
+                round(1000 * (now - then) / elapsed)
+                for now, then in zip(self.seconds, self._window_base, strict=True)
+            )
+            self._rates = (busy, idle, backpressured)
+            self._window_start = self._since
+            self._window_base = (self.seconds[0], self.seconds[1], self.seconds[2])
+        return self._rates

@@ -1,0 +1,106 @@
+"""Builds the operator chain of one subtask from its vertex."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import check
+from ...operators.base import Operator, OperatorContext, TimerService
+from ...operators.elements import Batch
+from ...operators.graph import Node
+from ...operators.sink import SinkOperator
+from ...state.keygroups import key_group_range
+from .chain import ChainedOperator, ChainOutput, OperatorChain, Partition, with_context
+from .environment import TaskEnvironment
+
+
+class SourceHead(Operator):
+    """Stands at the head of a source's chain: the subtask polls the reader and emits through it."""
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self.output.emit(batch)
+
+
+def build_chain(
+    env: TaskEnvironment,
+    partitions: Mapping[int, Sequence[tuple[str | None, Partition]]],
+) -> OperatorChain:
+    """Instantiate and wire the operators of `env.vertex`, not yet opened.
+
+    Args:
+        partitions: by node id, the result partitions that leave the vertex there, with the side
+            output they carry (None: the main output).
+    """
+    chained: dict[int, ChainedOperator] = {}
+    for node in env.vertex.nodes:
+        output = ChainOutput(node.name)
+        operator = _instantiate(node)
+        operator.output = output
+        chained[node.id] = ChainedOperator(node.id, node.name, operator, output)
+        for side, partition in partitions.get(node.id, ()):
+            if side is None:
+                output.partitions.append(partition)
+            else:
+                output.side_partitions.setdefault(side, []).append(partition)
+    for link in env.vertex.links:
+        target = (chained[link.target], link.input_index)
+        output = chained[link.source].output
+        if link.side is None:
+            output.next.append(target)
+        else:
+            output.side_next.setdefault(link.side, []).append(target)
+    everything = [partition for parts in partitions.values() for _, partition in parts]
+    return OperatorChain(list(chained.values()), everything)
+
+
+def _instantiate(node: Node) -> Operator:
+    if node.source is not None:
+        return SourceHead()
+    if node.sink is not None:
+        return SinkOperator(node.sink)
+    check(node.factory is not None, "a node has neither source, sink nor factory", node=node.name)
+    assert node.factory is not None  # for the type checker; `check` has raised otherwise
+    return node.factory()
+
+
+def open_chain(chain: OperatorChain, env: TaskEnvironment, timers: TimerService) -> None:
+    """Open all operators, tail to head, so that each can already emit when its turn comes."""
+    for chained in reversed(chain.operators):
+        context = make_context(chained.name, env, timers)
+        with_context(chained, chained.operator.open, context)
+
+
+def make_context(name: str, env: TaskEnvironment, timers: TimerService) -> OperatorContext:
+    """The context of operator `name` in this subtask."""
+    logger = logging.LoggerAdapter(
+        logging.getLogger("headgate.operator"),
+        {
+            "job": env.plan.job_name,
+            "operator": name,
+            "subtask": env.index,
+            "attempt": env.attempt,
+        },
+    )
+
+    def run_in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(env.io_threads, call)
+
+    return OperatorContext(
+        job_name=env.plan.job_name,
+        operator_name=name,
+        subtask_index=env.index,
+        parallelism=env.vertex.parallelism,
+        max_parallelism=env.plan.max_parallelism,
+        attempt=env.attempt,
+        key_groups=key_group_range(env.index, env.vertex.parallelism, env.plan.max_parallelism),
+        clock=env.clock,
+        timers=timers,
+        metrics=env.metrics_of(env.task_name, name, env.index),
+        logger=logger,
+        run_in_thread=run_in_thread,
+        options=env.options,
+        restored_checkpoint=env.restored_checkpoint,
+    )

@@ -1,0 +1,148 @@
+"""An operator chain: operators of one vertex, wired by direct calls.
+
+Each operator's `output` is a `ChainOutput`: it passes batches to the next operators of the chain and to
+the result partitions that leave the vertex. With a single next operator a hop is one Python call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...errors import HeadgateError, UserCodeError
+from ...operators.base import Operator
+from ...operators.elements import Batch, Control, Watermark, WatermarkStatus
+
+
+class Partition(Protocol):
+    """What the chain needs of a result partition."""
+
+    def emit(self, batch: Batch) -> None:
+        """Send a batch to the subtasks downstream; never blocks."""
+        ...
+
+    def broadcast(self, element: Control) -> None:
+        """Send a control element to all subtasks downstream, behind what was emitted."""
+        ...
+
+
+@dataclass(slots=True)
+class ChainedOperator:
+    """One operator of a chain. `records_out` counts what it emitted on its main output."""
+
+    node_id: int
+    name: str
+    operator: Operator
+    output: ChainOutput
+    records_in: int = 0
+    current_watermark: int = -(2**63)
+
+
+@dataclass(slots=True)
+class ChainOutput:
+    """Where one operator's results go."""
+
+    name: str
+    next: list[tuple[ChainedOperator, int]] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
+    side_next: dict[str, list[tuple[ChainedOperator, int]]] = field(default_factory=dict)
+    side_partitions: dict[str, list[Partition]] = field(default_factory=dict)
+    records_out: int = 0
+
+    def emit(self, batch: Batch) -> None:
+        rows = len(batch)
+        if rows == 0:
+            return
+        self.records_out += rows
+        for chained, index in self.next:
+            chained.records_in += rows
+            chained.operator.process(batch, index)
+        for partition in self.partitions:
+            partition.emit(batch)
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        rows = len(batch)
+        if rows == 0:
+            return
+        for chained, index in self.side_next.get(tag, ()):
+            chained.records_in += rows
+            chained.operator.process(batch, index)
+        for partition in self.side_partitions.get(tag, ()):
+            partition.emit(batch)
+
+    def emit_watermark(self, timestamp: int) -> None:
+        for chained, _ in self._all_next():
+            chained.current_watermark = timestamp
+            chained.operator.on_watermark(timestamp)
+        for partition in self._all_partitions():
+            partition.broadcast(Watermark(timestamp))
+
+    def emit_idle(self, idle: bool) -> None:
+        for chained, _ in self._all_next():
+            chained.operator.on_idle(idle)
+        for partition in self._all_partitions():
+            partition.broadcast(WatermarkStatus(idle))
+
+    def _all_next(self) -> list[tuple[ChainedOperator, int]]:
+        """Main and side outputs: event time travels on both."""
+        if not self.side_next:
+            return self.next
+        return [*self.next, *(target for targets in self.side_next.values() for target in targets)]
+
+    def _all_partitions(self) -> list[Partition]:
+        if not self.side_partitions:
+            return self.partitions
+        return [*self.partitions, *(p for parts in self.side_partitions.values() for p in parts)]
+
+
+class OperatorChain:
+    """The operators of one subtask, head first."""
+
+    def __init__(self, operators: Sequence[ChainedOperator], partitions: Sequence[Any]) -> None:
+        self.operators = list(operators)
+        self.partitions = list(partitions)
+
+    @property
+    def head(self) -> ChainedOperator:
+        """The operator that meets the inputs."""
+        return self.operators[0]
+
+    def broadcast(self, element: Control) -> None:
+        """Send a control element out of the vertex on all its partitions."""
+        for partition in self.partitions:
+            partition.broadcast(element)
+
+    def finish(self) -> None:
+        """Flush all operators, head to tail: what one emits the next still processes."""
+        for chained in self.operators:
+            with_context(chained, chained.operator.finish)
+
+    def close(self) -> None:
+        """Close all operators, tail to head; never raises."""
+        for chained in reversed(self.operators):
+            try:
+                chained.operator.close()
+            except Exception as error:
+                context = getattr(chained.operator, "context", None)
+                if context is not None:
+                    context.logger.warning("close failed: %s", error)
+
+
+def with_context(chained: ChainedOperator, call: Any, *arguments: Any) -> Any:
+    """Call into an operator; an error that is not ours becomes one that names the operator."""
+    try:
+        return call(*arguments)
+    except HeadgateError:
+        raise
+    except Exception as error:
+        raise wrap_error(chained.name, error) from error
+
+
+def wrap_error(name: str, error: BaseException) -> UserCodeError:
+    """An unexpected exception in operator `name` as an error of ours, with its traceback text."""
+    import traceback
+
+    text = f"{type(error).__name__}: {error}"
+    detail = "".join(traceback.format_exception(error))
+    return UserCodeError(f"operator `{name}` failed: {text}", where=name, detail=detail)

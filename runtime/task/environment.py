@@ -1,0 +1,89 @@
+"""What a subtask is given: its place in the plan, its gate and partitions, and whom it reports to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...errors import HeadgateError
+from ...operators.base import Metrics
+from ...operators.clock import Clock
+from ...state.snapshot import OperatorSnapshot
+from ..plan import PhysicalPlan, Vertex
+from ..storage.base import CheckpointStore
+
+
+class SubtaskReports(Protocol):
+    """Events a subtask reports; the worker passes them to the coordinator."""
+
+    def acked(
+        self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
+    ) -> None:
+        """This subtask's part of the checkpoint is durable."""
+        ...
+
+    def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
+        """This subtask could not take part in the checkpoint."""
+        ...
+
+    def finished(self) -> None:
+        """All inputs ended and everything was flushed."""
+        ...
+
+    def terminated(self) -> None:
+        """Closed in good order."""
+        ...
+
+    def failed(self, error: HeadgateError) -> None:
+        """The attempt is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTiming:
+    """How long the parts of one subtask's snapshot took, ms."""
+
+    sync_ms: float
+    async_ms: float
+    alignment_ms: float
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Options of the task room."""
+
+    slice_ms: int = 50
+    """User code runs at most about this long per mailbox step (`headgate.task.slice`)."""
+
+
+@dataclass(slots=True)
+class TaskEnvironment:
+    """Everything around one subtask."""
+
+    plan: PhysicalPlan
+    vertex: Vertex
+    index: int
+    generation: int
+    attempt: int
+    restored_checkpoint: int
+    options: dict[str, str]
+    settings: TaskSettings
+    clock: Clock
+    store: CheckpointStore | None
+    io_threads: Executor
+    reports: SubtaskReports
+    metrics_of: MetricsFactory
+
+    @property
+    def task_name(self) -> str:
+        """`vertex name (i/p)`, as Flink writes it."""
+        return f"{self.vertex.name} ({self.index + 1}/{self.vertex.parallelism})"
+
+
+class MetricsFactory(Protocol):
+    """Gives each operator subtask its metrics scope."""
+
+    def __call__(self, task_name: str, operator_name: str, subtask_index: int) -> Metrics: ...

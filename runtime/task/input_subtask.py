@@ -1,0 +1,111 @@
+"""A subtask behind other subtasks: reads its gate, aligns barriers, follows watermarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...operators.elements import (
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    ColumnBatch,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    ObjectBatch,
+    Watermark,
+    WatermarkStatus,
+)
+from ..exchange.gate import InputGate
+from ..protocol.alignment import (
+    AbortCheckpoint,
+    AlignedBarrierHandler,
+    AlignmentDecision,
+    Block,
+    ForwardCancel,
+    TriggerSnapshot,
+    UnblockAll,
+)
+from ..protocol.ids import ChannelPosition, CheckpointId
+from .accounting import Activity
+from .chain import with_context
+from .environment import TaskEnvironment
+from .subtask import Subtask
+from .valve import ValveOutput, WatermarkValve
+
+
+class InputSubtask(Subtask):
+    """Input from an exchange."""
+
+    def __init__(
+        self,
+        env: TaskEnvironment,
+        outputs: dict[int, list[tuple[str | None, Any]]],
+        gate: InputGate,
+        channels: int,
+    ) -> None:
+        super().__init__(env, outputs)
+        self.gate = gate
+        gate.set_listener(self.signal.set)
+        self._valve = WatermarkValve(channels)
+        self._alignment = AlignedBarrierHandler(channels)
+        self._with_data = set(range(channels))
+
+    async def step(self) -> bool:
+        polled = self.gate.poll()
+        if polled is None:
+            return False
+        self.time.switch(Activity.BUSY)
+        position, element = polled
+        if isinstance(element, ColumnBatch | ObjectBatch):
+            await self.process(element, self.gate.input_index_of(position))
+        else:
+            self._control(position, element)
+        return True
+
+    def _control(self, position: int, element: Element) -> None:
+        channel = ChannelPosition(position)
+        now_ms = self.env.clock.now_ms()
+        match element:
+            case Watermark(timestamp):
+                self._advance(self._valve.on_watermark(channel, timestamp))
+            case WatermarkStatus(idle):
+                self._advance(self._valve.on_status(channel, idle))
+            case CheckpointBarrier():
+                self._align(self._alignment.on_barrier(channel, element, now_ms))
+            case CancelCheckpointMarker(checkpoint_id):
+                self._align(self._alignment.on_cancel(channel, CheckpointId(checkpoint_id)))
+            case EndOfData():
+                self._with_data.discard(position)
+                if self._with_data:
+                    self._advance(self._valve.on_end(channel))
+                else:
+                    self.finish()
+            case EndOfPartition():
+                self._align(self._alignment.on_end_of_partition(channel, now_ms))
+            case LatencyMarker():
+                self.chain.broadcast(element)
+
+    def _advance(self, output: ValveOutput) -> None:
+        head = self.chain.head
+        if output.idle is False:
+            with_context(head, head.operator.on_idle, False)
+        if output.watermark is not None:
+            head.current_watermark = output.watermark
+            with_context(head, head.operator.on_watermark, output.watermark)
+        if output.idle:
+            with_context(head, head.operator.on_idle, True)
+
+    def _align(self, decisions: list[AlignmentDecision]) -> None:
+        for decision in decisions:
+            match decision:
+                case Block(position):
+                    self.gate.block(position)
+                case UnblockAll():
+                    self.gate.unblock_all()
+                case TriggerSnapshot(barrier, alignment_ms):
+                    self.take_snapshot(barrier, float(alignment_ms))
+                case AbortCheckpoint(checkpoint_id, reason):
+                    self.snapshots.decline(checkpoint_id, reason.value, reason.sentence)
+                case ForwardCancel(checkpoint_id):
+                    self.chain.broadcast(CancelCheckpointMarker(checkpoint_id))

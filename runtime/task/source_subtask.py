@@ -1,0 +1,110 @@
+"""A subtask at a source: polls its reader, and injects barriers where the coordinator triggers them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ...errors import check
+from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions
+from ...operators.source import REJECTED, SourceReader
+from ...state.snapshot import RestoredState
+from .accounting import Activity
+from .build import make_context
+from .chain import with_context
+from .environment import TaskEnvironment
+from .subtask import Subtask
+
+SPLITS = "splits"
+"""Name of the operator state that holds the positions."""
+
+
+class SourceSubtask(Subtask):
+    """Input from outside."""
+
+    def __init__(
+        self,
+        env: TaskEnvironment,
+        outputs: dict[int, list[tuple[str | None, Any]]],
+        fresh_splits: tuple[bytes, ...] | None,
+    ) -> None:
+        super().__init__(env, outputs)
+        source = env.vertex.head.source
+        check(source is not None, "a source subtask without a source", vertex=env.vertex.name)
+        assert source is not None  # for the type checker; `check` has raised otherwise
+        self._reader: SourceReader = source.reader()
+        self._fresh_splits = fresh_splits
+        self._waiting: asyncio.Task[None] | None = None
+        self._opened = False
+
+    async def prepare(self, states: dict[str, RestoredState] | None, finished: bool) -> None:
+        """Open the reader and give it its splits: fresh ones, or restored ones with positions."""
+        await super().prepare(states, finished)
+        head = self.chain.head
+        self._opened = True
+        with_context(
+            head, self._reader.open, make_context(head.name, self.env, self.timers), self._reject
+        )
+        if self._fresh_splits is not None:
+            splits = list(self._fresh_splits)
+        else:
+            splits = (states or {}).get(head.name, RestoredState()).items.get(SPLITS, [])
+        with_context(head, self._reader.add_splits, splits)
+
+    def _reject(self, batch: Batch) -> None:
+        self.chain.head.output.emit_side(REJECTED, batch)
+
+    async def step(self) -> bool:
+        if self._stopping or self.finished:
+            return False
+        self.time.switch(Activity.BUSY)
+        batch = with_context(self.chain.head, self._reader.poll)
+        if batch is not None:
+            await self.process(batch, 0)
+            return True
+        if self._reader.finished:
+            self.finish()
+            return True
+        return False
+
+    async def _idle(self) -> None:
+        if not self._stopping and not self.finished and self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_task(
+                self._reader.wait(), name=f"source wait of {self.env.task_name}"
+            )
+            self._waiting.add_done_callback(self._arrived)
+        await super()._idle()
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        self._waiting = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.put_mail(lambda: _reraise(error))
+        self.signal.set()
+
+    def trigger_checkpoint(self, checkpoint_id: int, trigger_ms: int, stop: bool) -> None:
+        """Mail: inject the barrier here; with `stop`, nothing is read behind it."""
+
+        def trigger() -> None:
+            if stop:
+                self._stopping = True
+            barrier = CheckpointBarrier(checkpoint_id, trigger_ms, CheckpointOptions(stop))
+            self.take_snapshot(barrier, 0.0)
+
+        self.put_mail(trigger)
+
+    def extra_items(self) -> dict[str, list[bytes]]:
+        return {SPLITS: self._reader.snapshot()}
+
+    async def _release(self) -> None:
+        waiting = self._waiting
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        if self._opened:
+            self._opened = False
+            self._reader.close()
+        await super()._release()
+
+
+def _reraise(error: BaseException) -> None:
+    raise error

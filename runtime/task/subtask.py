@@ -1,0 +1,284 @@
+"""One subtask: a mailbox in which all user code of a vertex runs, one thing at a time.
+
+The loop takes, in this order: mails (checkpoint notices, timers), nothing while its outputs are
+backpressured, then input. It yields to the event loop after every buffer, so a barrier or a credit waits
+for one buffer at most. Where input comes from is the difference between `InputSubtask` (a gate) and
+`SourceSubtask` (a reader).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ...errors import HeadgateError
+from ...operators.base import AsyncOperator
+from ...operators.elements import (
+    WATERMARK_MAX,
+    Batch,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+)
+from ...state.snapshot import CommitPermit, RestoredState
+from ..protocol.snapshot_guard import SnapshotVerdict
+from .accounting import Activity, TimeAccounting
+from .build import build_chain, open_chain
+from .chain import ChainedOperator, with_context, wrap_error
+from .environment import TaskEnvironment
+from .signal import Signal
+from .snapshots import SnapshotRunner
+from .timers import MailboxTimers
+
+Mail = Callable[[], Awaitable[Any] | None]
+SLICE_ROWS_MIN = 16
+
+
+class Subtask:
+    """Common to all subtasks: mailbox, chain, checkpoints, life."""
+
+    def __init__(
+        self,
+        env: TaskEnvironment,
+        outputs: dict[int, list[tuple[str | None, Any]]],
+    ) -> None:
+        self.env = env
+        self.signal = Signal()
+        self.time = TimeAccounting(env.clock.monotonic)
+        self._mails: deque[Mail] = deque()
+        self.timers = MailboxTimers(self.put_mail)
+        self.chain = build_chain(env, outputs)
+        self._partitions: list[Any] = self.chain.partitions
+        for partition in self._partitions:
+            partition.set_listener(self.signal.set)
+        self.snapshots = SnapshotRunner(env, self.chain)
+        self.finished = False
+        self._terminated = False
+        self._stopping = False
+        self._rows_per_slice = 1 << 30
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def prepare(self, states: dict[str, RestoredState] | None, finished: bool) -> None:
+        """Open all operators and give them their state back. Raising fails the attempt."""
+        open_chain(self.chain, self.env, self.timers)
+        if states is not None:
+            for chained in reversed(self.chain.operators):
+                state = states.get(chained.name, RestoredState())
+                with_context(chained, chained.operator.restore, state)
+        self._was_finished = finished
+
+    def start(self) -> None:
+        """Begin to process; reports go to `env.reports` from here on."""
+        name = f"subtask {self.env.task_name}"
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+
+    async def cancel(self) -> None:
+        """Stop at once, without flushing. Safe at any time, also twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._release()
+
+    async def _release(self) -> None:
+        self.timers.cancel_all()
+        await self.snapshots.cancel()
+        for partition in self._partitions:
+            partition.close()
+        self.chain.close()
+
+    async def _run(self) -> None:
+        try:
+            await self._loop()
+            self.chain.broadcast(EndOfPartition())
+            await self._drain_outputs()
+            await self.snapshots.drain()
+            await self._release()
+            self.env.reports.terminated()
+        except asyncio.CancelledError:
+            raise
+        except HeadgateError as error:
+            self.env.reports.failed(error)
+        except Exception as error:
+            self.env.reports.failed(wrap_error(self.env.task_name, error))
+
+    # -- mailbox ------------------------------------------------------------------------------------
+
+    def put_mail(self, mail: Mail) -> None:
+        """Have `mail` run in the mailbox; if it returns an awaitable, it is awaited there."""
+        self._mails.append(mail)
+        self.signal.set()
+
+    async def _loop(self) -> None:
+        while not self._terminated:
+            if self._mails:
+                await self._run_mail()
+            elif self._backlogged():
+                await self._sleep(Activity.BACKPRESSURED)
+            elif await self.step():
+                self._flush_if_due()
+                await asyncio.sleep(0)
+            else:
+                await self._idle()
+
+    async def _run_mail(self) -> None:
+        self.time.switch(Activity.BUSY)
+        waiting = self._mails.popleft()()
+        if waiting is not None:
+            await waiting
+
+    async def step(self) -> bool:
+        """Handle one input, if there is one right now; False if there is nothing to do."""
+        raise NotImplementedError
+
+    def _backlogged(self) -> bool:
+        return any(partition.backlogged for partition in self._partitions)
+
+    async def _sleep(self, activity: Activity) -> None:
+        self.time.switch(activity)
+        await self.signal.wait()
+
+    async def _idle(self) -> None:
+        """Wait for input or mail; send partly filled buffers when their time is up."""
+        self.time.switch(Activity.IDLE)
+        deadline = min(
+            (due for p in self._partitions if (due := p.next_flush()) is not None), default=None
+        )
+        if deadline is None:
+            await self.signal.wait()
+            return
+        loop = asyncio.get_running_loop()
+        delay = max(0.0, deadline - self.env.clock.monotonic())
+        handle = loop.call_later(delay, self.signal.set)
+        try:
+            await self.signal.wait()
+        finally:
+            handle.cancel()
+        self._flush_if_due()
+
+    def _flush_if_due(self) -> None:
+        now = self.env.clock.monotonic()
+        for partition in self._partitions:
+            if partition.flush_due(now):
+                partition.flush()
+
+    async def _drain_outputs(self) -> None:
+        while self._backlogged():
+            await self._sleep(Activity.BACKPRESSURED)
+
+    # -- records ------------------------------------------------------------------------------------
+
+    async def process(self, batch: Batch, input_index: int) -> None:
+        """Run a batch through the chain, in slices worth about `slice_ms` of user code each.
+
+        Between slices other subtasks of the worker run and backpressure is obeyed, but no mail is
+        taken: for a source the position already lies behind the whole batch.
+        """
+        rows = len(batch)
+        if rows <= self._rows_per_slice:
+            await self._process_slice(batch, input_index)
+            return
+        offset = 0
+        while offset < rows:
+            length = min(self._rows_per_slice, rows - offset)
+            await self._process_slice(batch.slice(offset, length), input_index)
+            offset += length
+            await asyncio.sleep(0)
+            await self._drain_outputs()
+
+    async def _process_slice(self, batch: Batch, input_index: int) -> None:
+        self.time.switch(Activity.BUSY)
+        head = self.chain.head
+        head.records_in += len(batch)
+        started = self.env.clock.monotonic()
+        if isinstance(head.operator, AsyncOperator):
+            await self._process_async(head, batch, input_index)
+            return
+        with_context(head, head.operator.process, batch, input_index)
+        self._adapt_slice(len(batch), self.env.clock.monotonic() - started)
+
+    async def _process_async(self, head: ChainedOperator, batch: Batch, input_index: int) -> None:
+        assert isinstance(head.operator, AsyncOperator)
+        try:
+            await head.operator.process_async(batch, input_index)
+        except (HeadgateError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise wrap_error(head.name, error) from error
+
+    def _adapt_slice(self, rows: int, seconds: float) -> None:
+        """Choose the slice so that one takes about `slice_ms`; forget slow phases gradually."""
+        budget = self.env.settings.slice_ms / 1000
+        if seconds > budget:
+            fitting = int(rows * budget / seconds)
+            self._rows_per_slice = max(SLICE_ROWS_MIN, fitting)
+        elif self._rows_per_slice < 1 << 30 and seconds < budget / 2:
+            self._rows_per_slice *= 2
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+        """Order of features.md 3.1: prepare, barrier out, synchronous part, asynchronous part."""
+        verdict = self.snapshots.begin(barrier.checkpoint_id)
+        if verdict is SnapshotVerdict.TAKE:
+            self.snapshots.prepare(barrier.checkpoint_id)
+            self.chain.broadcast(barrier)
+            self.snapshots.take(barrier, alignment_ms, self.finished, self.extra_items)
+        elif verdict is SnapshotVerdict.CANCEL:
+            self.chain.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
+
+    def extra_items(self) -> dict[str, list[bytes]]:
+        """State of the head beyond its operator's own: a source's positions."""
+        return {}
+
+    def checkpoint_completed(self, permit: CommitPermit) -> None:
+        """Mail: the checkpoint is durable; operators commit, in order."""
+
+        async def complete() -> None:
+            for chained in self.chain.operators:
+                waiting = with_context(chained, chained.operator.on_checkpoint_complete, permit)
+                if waiting is not None:
+                    try:
+                        await waiting
+                    except (HeadgateError, asyncio.CancelledError):
+                        raise
+                    except Exception as error:
+                        raise wrap_error(chained.name, error) from error
+
+        self.put_mail(complete)
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Mail: the checkpoint will never complete."""
+
+        def abort() -> None:
+            self.snapshots.abort(checkpoint_id)
+            for chained in self.chain.operators:
+                with_context(chained, chained.operator.on_checkpoint_aborted, checkpoint_id)
+
+        self.put_mail(abort)
+
+    def terminate(self) -> None:
+        """Mail: everything is committed; leave in good order."""
+
+        def stop() -> None:
+            self._terminated = True
+
+        self.put_mail(stop)
+
+    def finish(self) -> None:
+        """All inputs ended: event time runs out, operators flush, and downstream is told."""
+        if self.finished:
+            return
+        head = self.chain.head
+        if not self._was_finished:
+            head.current_watermark = WATERMARK_MAX
+            with_context(head, head.operator.on_watermark, WATERMARK_MAX)
+            self.chain.finish()
+        self.finished = True
+        self.chain.broadcast(EndOfData())
+        self.env.reports.finished()

@@ -1,0 +1,1 @@
+"""A worker: hosts subtasks and answers to one coordinator."""

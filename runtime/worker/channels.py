@@ -1,0 +1,97 @@
+"""Numbers the channels of a plan and makes their ends for the subtasks of one worker.
+
+Numbers follow from the plan alone, so that all workers agree on them without talking.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ...operators.clock import Clock
+from ..control.messages import Deploy, SubtaskAssignment
+from ..exchange.gate import InputChannelSpec, InputGate
+from ..exchange.hub import ExchangeHub, WorkerAddress
+from ..exchange.partition import ResultPartition
+from ..exchange.partitioners import connections, make_partitioner
+from ..exchange.settings import ExchangeSettings
+from ..plan import ExchangeEdge, PhysicalPlan
+
+
+class ChannelMap:
+    """The channels of one attempt, seen from one worker."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        message: Deploy,
+        hub: ExchangeHub,
+        clock: Clock,
+        settings: ExchangeSettings,
+    ) -> None:
+        self._plan = plan
+        self._message = message
+        self._hub = hub
+        self._clock = clock
+        self._settings = settings
+        self._peers = {id_: WorkerAddress.decode(data) for id_, data in message.peers.items()}
+        self._numbers: dict[int, dict[tuple[int, int], int]] = {}
+        number = 0
+        for edge in plan.edges:
+            numbers: dict[tuple[int, int], int] = {}
+            for pair in connections(edge.partitioning, *self._widths(edge)):
+                numbers[pair] = number
+                number += 1
+            self._numbers[edge.id] = numbers
+
+    def _widths(self, edge: ExchangeEdge) -> tuple[int, int]:
+        vertices = self._plan.vertices
+        return vertices[edge.source].parallelism, vertices[edge.target].parallelism
+
+    def gate(self, vertex: int, index: int) -> InputGate | None:
+        """The gate of a subtask, registered with the hub; None for a source."""
+        edges = self._plan.inputs_of(self._plan.vertices[vertex])
+        if not edges:
+            return None
+        specs = [
+            InputChannelSpec(number, edge.input_index)
+            for edge in edges
+            for (_, receiver), number in self._numbers[edge.id].items()
+            if receiver == index
+        ]
+        gate = InputGate(specs, self._settings)
+        self._hub.register_gate(gate, self._message.attempt)
+        return gate
+
+    def count(self, assignment: SubtaskAssignment) -> int:
+        """How many input channels a subtask has."""
+        return sum(
+            1
+            for edge in self._plan.inputs_of(self._plan.vertices[assignment.vertex])
+            for (_, receiver) in self._numbers[edge.id]
+            if receiver == assignment.index
+        )
+
+    def partitions(self, vertex: int, index: int) -> dict[int, list[tuple[str | None, Any]]]:
+        """The result partitions of a subtask: by node, with the side output they carry."""
+        partitions: dict[int, list[tuple[str | None, Any]]] = {}
+        for edge in self._plan.outputs_of(self._plan.vertices[vertex]):
+            channels = [
+                self._hub.output_channel(
+                    number,
+                    self._peers[self._message.placement[f"{edge.target}:{receiver}"]],
+                    self._message.attempt,
+                )
+                for (sender, receiver), number in self._numbers[edge.id].items()
+                if sender == index
+            ]
+            partitioner = make_partitioner(
+                edge.partitioning,
+                targets=len(channels),
+                sender=index,
+                max_parallelism=self._plan.max_parallelism,
+                rng=random.Random(f"{self._message.attempt}/{edge.id}/{index}"),
+            )
+            partition = ResultPartition(channels, partitioner, self._settings, self._clock)
+            partitions.setdefault(edge.source_node, []).append((edge.side, partition))
+        return partitions

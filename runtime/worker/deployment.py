@@ -1,0 +1,263 @@
+"""One attempt on one worker: its subtasks, their gates, partitions and channels."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+
+from ...errors import HeadgateError, InternalError
+from ...operators.clock import Clock
+from ...state.keygroups import key_group_range
+from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
+from ..control.messages import (
+    CheckpointAcked,
+    CheckpointDeclined,
+    Deploy,
+    Messages,
+    SubtaskAssignment,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskStatistics,
+    SubtaskTerminated,
+)
+from ..exchange.hub import ExchangeHub, WorkerAddress
+from ..observe.metrics import MetricsRegistry
+from ..options import Options
+from ..plan import PhysicalPlan
+from ..protocol.failures import FailureKind
+from ..shipping import unship
+from ..storage.base import CheckpointStore
+from ..task.environment import SnapshotTiming, TaskEnvironment
+from ..task.input_subtask import InputSubtask
+from ..task.source_subtask import SourceSubtask
+from ..task.state_files import load_state
+from ..task.subtask import Subtask
+from .channels import ChannelMap
+from .settings import exchange_settings, task_settings
+
+
+class Deployment:
+    """Prepares, starts, steers and cancels the subtasks of one attempt on this worker."""
+
+    def __init__(
+        self,
+        message: Deploy,
+        *,
+        hub: ExchangeHub,
+        clock: Clock,
+        store: CheckpointStore | None,
+        io_threads: Executor,
+        metrics: MetricsRegistry,
+        send: Callable[[Messages], None],
+    ) -> None:
+        self.attempt = message.attempt
+        self.started = False
+        self._message = message
+        self._plan: PhysicalPlan = unship(message.job)
+        self._options = Options(message.settings)
+        self._hub = hub
+        self._clock = clock
+        self._store = store
+        self._io_threads = io_threads
+        self._metrics = metrics
+        self._send = send
+        self._subtasks: list[Subtask] = []
+
+    async def prepare(self) -> None:
+        """Build all subtasks, open their operators and restore their state."""
+        assignments = [
+            msgspec.msgpack.decode(data, type=SubtaskAssignment) for data in self._message.subtasks
+        ]
+        channels = ChannelMap(
+            self._plan,
+            self._message,
+            self._hub,
+            self._clock,
+            exchange_settings(self._options),
+        )
+        # Gates first, all of them: a local sender's channel needs its receiver's gate.
+        gates = {(a.vertex, a.index): channels.gate(a.vertex, a.index) for a in assignments}
+        for assignment in assignments:
+            gate = gates[assignment.vertex, assignment.index]
+            env = self._environment(assignment)
+            outputs = channels.partitions(assignment.vertex, assignment.index)
+            subtask: Subtask
+            if gate is None:
+                subtask = SourceSubtask(env, outputs, assignment.splits)
+            else:
+                subtask = InputSubtask(env, outputs, gate, channels.count(assignment))
+            self._subtasks.append(subtask)
+        await asyncio.gather(
+            *(
+                self._restore(subtask, assignment)
+                for subtask, assignment in zip(self._subtasks, assignments, strict=True)
+            )
+        )
+
+    def _environment(self, assignment: SubtaskAssignment) -> TaskEnvironment:
+        vertex = self._plan.vertices[assignment.vertex]
+        return TaskEnvironment(
+            plan=self._plan,
+            vertex=vertex,
+            index=assignment.index,
+            generation=self._message.generation,
+            attempt=self.attempt,
+            restored_checkpoint=self._message.restored_checkpoint,
+            options=self._options.effective(),
+            settings=task_settings(self._options),
+            clock=self._clock,
+            store=self._store,
+            io_threads=self._io_threads,
+            reports=_Reports(self.attempt, assignment, vertex.name, self._send),
+            metrics_of=self._metrics.scope,
+        )
+
+    async def _restore(self, subtask: Subtask, assignment: SubtaskAssignment) -> None:
+        states: dict[str, RestoredState] | None = None
+        if self._message.restored_checkpoint:
+            states = {}
+            vertex = subtask.env.vertex
+            own = key_group_range(assignment.index, vertex.parallelism, self._plan.max_parallelism)
+            for snapshot in assignment.state:
+                states[snapshot.operator] = await load_state(self._store, [snapshot], own)
+        await subtask.prepare(states, assignment.finished)
+
+    async def start(self) -> None:
+        """Connect to the peers of the attempt and begin to process."""
+        peers = [WorkerAddress.decode(data) for data in self._message.peers.values()]
+        await self._hub.connect(peers, self.attempt)
+        for subtask in self._subtasks:
+            subtask.start()
+        self.started = True
+
+    # -- coordinator's wishes -----------------------------------------------------------------------
+
+    def trigger(self, checkpoint_id: int, trigger_ms: int, stop: bool) -> None:
+        """Have the sources inject a barrier."""
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask):
+                subtask.trigger_checkpoint(checkpoint_id, trigger_ms, stop)
+
+    def completed(self, permit: CommitPermit) -> None:
+        """Tell all subtasks that a checkpoint is durable."""
+        for subtask in self._subtasks:
+            subtask.checkpoint_completed(permit)
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Tell all subtasks that a checkpoint will never complete."""
+        for subtask in self._subtasks:
+            subtask.checkpoint_aborted(checkpoint_id)
+
+    def terminate(self) -> None:
+        """Have all subtasks leave in good order."""
+        for subtask in self._subtasks:
+            subtask.terminate()
+
+    async def cancel(self) -> None:
+        """Stop all subtasks at once."""
+        await asyncio.gather(*(subtask.cancel() for subtask in self._subtasks))
+        self._metrics.clear()
+
+    def statistics(self) -> tuple[SubtaskStatistics, ...]:
+        """What the subtasks did so far."""
+        return tuple(_statistics(subtask) for subtask in self._subtasks)
+
+
+def _statistics(subtask: Subtask) -> SubtaskStatistics:
+    operators = subtask.chain.operators
+    busy, idle, backpressured = subtask.time.rates()
+    head = operators[0]
+    return SubtaskStatistics(
+        subtask.env.vertex.id,
+        subtask.env.index,
+        head.records_in,
+        sum(chained.output.records_out for chained in operators if chained.output.partitions),
+        busy,
+        idle,
+        backpressured,
+        max(chained.current_watermark for chained in operators),
+    )
+
+
+class _Reports:
+    """Turns the reports of one subtask into messages to the coordinator."""
+
+    def __init__(
+        self,
+        attempt: int,
+        assignment: SubtaskAssignment,
+        task_name: str,
+        send: Callable[[Messages], None],
+    ) -> None:
+        self._attempt = attempt
+        self._vertex = assignment.vertex
+        self._index = assignment.index
+        self._task_name = task_name
+        self._send = send
+
+    def acked(
+        self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
+    ) -> None:
+        self._send(
+            CheckpointAcked(
+                attempt=self._attempt,
+                checkpoint_id=checkpoint_id,
+                vertex=self._vertex,
+                index=self._index,
+                snapshots=tuple(snapshots),
+                finished=timing.finished,
+                sync_ms=timing.sync_ms,
+                async_ms=timing.async_ms,
+                alignment_ms=timing.alignment_ms,
+            )
+        )
+
+    def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
+        self._send(
+            CheckpointDeclined(
+                attempt=self._attempt,
+                checkpoint_id=checkpoint_id,
+                vertex=self._vertex,
+                index=self._index,
+                reason=reason,
+                text=text,
+            )
+        )
+
+    def finished(self) -> None:
+        self._send(SubtaskFinished(attempt=self._attempt, vertex=self._vertex, index=self._index))
+
+    def terminated(self) -> None:
+        self._send(SubtaskTerminated(attempt=self._attempt, vertex=self._vertex, index=self._index))
+
+    def failed(self, error: HeadgateError) -> None:
+        self._send(failure_of(self._attempt, self._task_name, error, self._vertex, self._index))
+
+
+def failure_of(
+    attempt: int, task_name: str, error: Exception, vertex: int = -1, index: int = -1
+) -> SubtaskFailed:
+    """A failure as a message; an error that does not pickle travels as its text."""
+    if not isinstance(error, HeadgateError):
+        error = InternalError(f"{type(error).__name__}: {error}")
+    kind = FailureKind.of(error)
+    detail: Any = getattr(error, "detail", "")
+    try:
+        pickled = pickle.dumps(error)
+    except Exception:
+        pickled = pickle.dumps(InternalError(str(error)))
+    return SubtaskFailed(
+        attempt=attempt,
+        vertex=vertex,
+        index=index,
+        task_name=task_name,
+        error=pickled,
+        text=str(error),
+        detail=str(detail),
+        recoverable=kind.recoverable,
+    )

@@ -1,0 +1,219 @@
+"""A worker: one process's (or one in-process) host of subtasks, obeying one coordinator.
+
+It keeps one link to the coordinator. When the link ends, the coordinator is gone: the worker drops its
+subtasks and exits, because only a coordinator may say what is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from ...errors import ExchangeError
+from ...operators.clock import Clock
+from ...state.snapshot import CommitPermit
+from ..control.link import Link
+from ..control.messages import (
+    Cancel,
+    Cancelled,
+    CheckpointAborted,
+    CheckpointCompleted,
+    Deploy,
+    Deployed,
+    Heartbeat,
+    Hello,
+    Messages,
+    Shutdown,
+    Start,
+    Statistics,
+    Terminate,
+    TriggerCheckpoint,
+    Welcome,
+)
+from ..exchange.hub import ExchangeHub
+from ..observe.metrics import MetricsRegistry
+from ..storage.base import CheckpointStore
+from .deployment import Deployment, failure_of
+
+IO_THREADS = 4
+"""Threads for state files, pre-commits, commits and file reading."""
+STATISTICS_S = 1.0
+_log = logging.getLogger("headgate.worker")
+
+StoreOpener = Callable[[str, str, Mapping[str, str]], CheckpointStore]
+"""(storage address, job name, options) -> the store, not yet opened."""
+
+
+class Worker:
+    """Runs until the coordinator says Shutdown, or is gone."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        link: Link,
+        hub: ExchangeHub,
+        *,
+        token: str,
+        clock: Clock,
+        open_store: StoreOpener,
+        metrics: MetricsRegistry,
+    ) -> None:
+        self.worker_id = worker_id
+        self._link = link
+        self._hub = hub
+        self._token = token
+        self._clock = clock
+        self._open_store = open_store
+        self._metrics = metrics
+        self._threads = ThreadPoolExecutor(IO_THREADS, thread_name_prefix=f"io-{worker_id}")
+        self._deployment: Deployment | None = None
+        self._store: tuple[str, CheckpointStore] | None = None
+        self._job_name = ""
+        self._background: set[asyncio.Task[None]] = set()
+        self._heard = 0.0
+
+    async def run(self, exchange_address: bytes) -> None:
+        """Greet the coordinator and serve it. Returns when the worker is to exit."""
+        hello = Hello(
+            token=self._token,
+            role="worker",
+            worker_id=self.worker_id,
+            pid=os.getpid(),
+            address=exchange_address,
+        )
+        self._link.send(hello)
+        welcome = await self._link.receive()
+        if not isinstance(welcome, Welcome):
+            _log.warning("the coordinator did not answer worker=`%s`", self.worker_id)
+            return
+        self._job_name = welcome.job_name
+        self._heard = self._clock.monotonic()
+        beat = asyncio.get_running_loop().create_task(
+            self._beat(welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms),
+            name="heartbeat",
+        )
+        try:
+            while (message := await self._link.receive()) is not None:
+                self._heard = self._clock.monotonic()
+                if isinstance(message, Shutdown):
+                    break
+                await self._handle(message)
+        finally:
+            beat.cancel()
+            await self._drop_attempt()
+            self._link.close()
+            if self._store is not None:
+                await self._store[1].close()
+            await self._hub.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _beat(self, interval_ms: int, timeout_ms: int) -> None:
+        """Heartbeats out; and if none comes in, the coordinator hangs: give it up."""
+        ticks = 0
+        while True:
+            await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
+            ticks += 1
+            self._link.send(Heartbeat())
+            self._send_statistics()
+            if self._clock.monotonic() - self._heard > timeout_ms / 1000:
+                _log.warning("no heartbeat from the coordinator worker=`%s`", self.worker_id)
+                self._link.close()
+
+    def _send_statistics(self) -> None:
+        deployment = self._deployment
+        if deployment is not None and deployment.started:
+            self._link.send(
+                Statistics(attempt=deployment.attempt, subtasks=deployment.statistics())
+            )
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    async def _handle(self, message: Messages) -> None:
+        if isinstance(message, Deploy):
+            await self._drop_attempt()
+            self._spawn(self._deploy(message), "deploy")
+            return
+        if isinstance(message, Cancel):
+            await self._drop_attempt()
+            self._link.send(Cancelled(attempt=message.attempt))
+            return
+        attempt = getattr(message, "attempt", None)
+        deployment = self._deployment
+        if deployment is None or deployment.attempt != attempt:
+            return  # a message of an attempt that is over, or a heartbeat
+        match message:
+            case Start():
+                self._spawn(self._start(deployment), "start")
+            case TriggerCheckpoint(checkpoint_id=id_, trigger_ms=trigger_ms, stop=stop):
+                deployment.trigger(id_, trigger_ms, stop)
+            case CheckpointCompleted(checkpoint_id=id_, generation=generation):
+                deployment.completed(CommitPermit(self._job_name, generation, id_))
+            case CheckpointAborted(checkpoint_id=id_):
+                deployment.aborted(id_)
+            case Terminate():
+                deployment.terminate()
+            case _:
+                _log.warning("unexpected message kind=`%s`", type(message).__name__)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _deploy(self, message: Deploy) -> None:
+        try:
+            store = await self._store_for(message)
+            deployment = Deployment(
+                message,
+                hub=self._hub,
+                clock=self._clock,
+                store=store,
+                io_threads=self._threads,
+                metrics=self._metrics,
+                send=self._link.send,
+            )
+            self._deployment = deployment
+            await deployment.prepare()
+            self._link.send(Deployed(attempt=message.attempt))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._link.send(failure_of(message.attempt, "deployment", error))
+
+    async def _start(self, deployment: Deployment) -> None:
+        try:
+            await deployment.start()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._link.send(failure_of(deployment.attempt, "start", error))
+
+    def exchange_failed(self, peer_id: str, error: Exception) -> None:
+        """The hub lost its connection to a peer: the attempt is over, whoever is to blame."""
+        deployment = self._deployment
+        if deployment is not None:
+            wrapped = ExchangeError(f"connection lost peer=`{peer_id}`: {error}")
+            self._link.send(failure_of(deployment.attempt, "exchange", wrapped))
+
+    async def _store_for(self, message: Deploy) -> CheckpointStore | None:
+        if not message.storage:
+            return None
+        if self._store is None or self._store[0] != message.storage:
+            store = self._open_store(message.storage, self._job_name, message.settings)
+            await store.open()
+            self._store = (message.storage, store)
+        return self._store[1]
+
+    async def _drop_attempt(self) -> None:
+        """Cancel whatever the current attempt runs here."""
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        deployment, self._deployment = self._deployment, None
+        if deployment is not None:
+            await deployment.cancel()
+        await self._hub.reset()
