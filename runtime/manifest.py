@@ -14,7 +14,7 @@ from ..operators.manifest.build import build_job
 from ..operators.manifest.model import json_schema
 from ..operators.manifest.registry import Toolbox
 from .job import Job
-from .options import Options, find_option
+from .options import Options, current_key
 
 
 def load_job(
@@ -48,7 +48,7 @@ def toolbox() -> Toolbox:
         sinks=SINKS,
         new_job=Job,
         check_options=Options.problems,
-        current_key=lambda key: find_option(key).key,
+        current_key=current_key,
     )
 
 

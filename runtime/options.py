@@ -270,6 +270,12 @@ def find_option(key: str) -> Option[Any]:
     )
 
 
+def current_key(key: str) -> str:
+    """The key that `key` is an older name of; `key` itself if it is none."""
+    option = _BY_NAME.get(key)
+    return key if option is None else option.key
+
+
 class Options:
     """The options of one job: checked texts, typed values, defaults for the rest. Immutable."""
 
@@ -302,9 +308,9 @@ class Options:
 
     def override(self, texts: Mapping[str, str]) -> Options:
         """These options with those of `texts` in their place."""
-        theirs = {find_option(key).key: text for key, text in texts.items() if key in _BY_NAME}
-        unknown = {key: text for key, text in texts.items() if key not in _BY_NAME}
-        return Options({**self.explicit(), **theirs, **unknown})
+        return Options(
+            {**self.explicit(), **{current_key(key): text for key, text in texts.items()}}
+        )
 
     def explicit(self) -> dict[str, str]:
         """The texts of what the user set, under the current keys."""

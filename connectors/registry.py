@@ -1,0 +1,183 @@
+"""The connectors a manifest can name: their fields, and how they become sources and sinks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import UsageError
+from ..operators.manifest.fields import (
+    AnyText,
+    Anything,
+    Boolean,
+    Choice,
+    Field,
+    Integer,
+    Items,
+    ListOf,
+    Number,
+    Reference,
+    Section,
+    Table,
+    Text,
+    duration,
+    size,
+)
+from ..operators.manifest.references import resolve_function
+from ..operators.manifest.registry import SinkConnector, SourceConnector, SourceSpec
+from ..operators.sink import Sink
+from ..operators.source import Source
+from .blackhole import BlackholeSink, blackhole
+from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
+from .files.source import csv_source, json_source, parquet_source
+from .generator import generator
+from .nexmark import SCHEMAS, nexmark
+from .print import PrintSink, print_sink
+
+_BATCH_ROWS = Field(Integer(1), "rows per batch")
+_STORAGE_OPTIONS = Field(
+    Items(AnyText()), "`s3.endpoint` and `s3.region`, if they differ from the job's"
+)
+_GENERATED = {
+    "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
+    "batchRows": _BATCH_ROWS,
+    "splits": Field(Integer(1, 32768), "parts the rows are dealt into: the most useful subtasks"),
+    "seed": Field(Integer(), "another seed, other data"),
+}
+_FILES = {
+    "path": Field(Text(), "a file, a directory or a glob; local or s3://", required=True),
+    "batchRows": _BATCH_ROWS,
+    "storageOptions": _STORAGE_OPTIONS,
+}
+_TEXT_FILES = {**_FILES, "splitBytes": Field(size(), "size of the parts a file is cut into")}
+
+
+def _arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a manifest as keyword arguments: `batchRows` is `batch_rows`."""
+    return {
+        re.sub(r"[A-Z]", lambda letter: f"_{letter[0].lower()}", name): (
+            value.values if isinstance(value, Table) else value
+        )
+        for name, value in values.items()
+    }
+
+
+def _generator(values: Mapping[str, Any], spec: SourceSpec) -> Source:
+    arguments = _arguments(values)
+    if spec.schema is not None:
+        if "fields" in arguments or "function" in arguments:
+            raise UsageError(
+                "generator takes its columns from `fields` or from the schema", fix="keep one"
+            )
+        arguments["fields"] = spec.schema
+    if "function" in arguments:
+        arguments["function"] = resolve_function(arguments["function"])
+    return generator(**arguments)
+
+
+def _nexmark(values: Mapping[str, Any], spec: SourceSpec) -> Source:
+    return nexmark(**_arguments(values))
+
+
+def _files(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], SourceSpec], Source]:
+    def make_source(values: Mapping[str, Any], spec: SourceSpec) -> Source:
+        arguments = _arguments(values)
+        if spec.on_bad_record is not None:
+            arguments["on_bad_record"] = spec.on_bad_record
+        return make(schema=spec.schema, **arguments)
+
+    return make_source
+
+
+SOURCES: dict[str, SourceConnector] = {
+    "generator": SourceConnector(
+        Section(
+            "generator",
+            {
+                "fields": Field(
+                    Items(Anything(), may_be_empty=False),
+                    "columns, each `{kind: sequence | int | float | choice | constant | timestamp | "
+                    "pattern, ...}`",
+                ),
+                "function": Field(Reference(), "instead: makes record i, `module:function`"),
+                "rows": Field(Integer(), "how many; absent: without end"),
+                **_GENERATED,
+            },
+        ),
+        _generator,
+    ),
+    "nexmark": SourceConnector(
+        Section(
+            "nexmark",
+            {
+                "kind": Field(Choice(tuple(SCHEMAS)), "which of the three streams"),
+                "events": Field(Integer(), "rows of the stream; absent: without end"),
+                "eventsPerSecond": Field(
+                    Integer(1), "events of all kinds per second of event time"
+                ),
+                **_GENERATED,
+            },
+        ),
+        _nexmark,
+        schema="refused",
+    ),
+    "csv": SourceConnector(
+        Section(
+            "csv",
+            {
+                **_TEXT_FILES,
+                "delimiter": Field(Text(r"[^\n]", "one character"), "between values"),
+                "header": Field(Boolean(), "do files begin with a line of column names?"),
+                "nullValues": Field(ListOf(AnyText()), "unquoted texts that mean null"),
+            },
+        ),
+        _files(csv_source),
+        schema="required",
+        bad_records=True,
+    ),
+    "json": SourceConnector(
+        Section("json", _TEXT_FILES), _files(json_source), schema="required", bad_records=True
+    ),
+    "parquet": SourceConnector(
+        Section("parquet", _FILES), _files(parquet_source), bad_records=True
+    ),
+}
+
+
+def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None], Sink]:
+    def make_sink(values: Mapping[str, Any], guarantee: str | None) -> Sink:
+        arguments = _arguments(values)
+        if guarantee is not None:
+            arguments["guarantee"] = guarantee
+        return make(**arguments)
+
+    return make_sink
+
+
+_OUTPUT_FILES = {
+    "path": Field(Text(), "a directory; local or s3://", required=True),
+    "rollEvery": Field(duration(), "the greatest age of a file that is still written"),
+    "rollBytes": Field(size(), "the size at which a file ends"),
+    "storageOptions": _STORAGE_OPTIONS,
+}
+
+SINKS: dict[str, SinkConnector] = {
+    "parquet": SinkConnector(
+        Section("parquet", _OUTPUT_FILES), _sink(parquet_sink), FileSink.guarantees
+    ),
+    "csv": SinkConnector(Section("csv", _OUTPUT_FILES), _sink(csv_sink), FileSink.guarantees),
+    "json": SinkConnector(Section("json", _OUTPUT_FILES), _sink(json_sink), FileSink.guarantees),
+    "print": SinkConnector(
+        Section("print", {"width": Field(Integer(20), "most characters of a line")}),
+        _sink(print_sink),
+        PrintSink.guarantees,
+        guarantee_required=False,
+    ),
+    "blackhole": SinkConnector(
+        Section("blackhole", {}),
+        _sink(blackhole),
+        BlackholeSink.guarantees,
+        guarantee_required=False,
+    ),
+}

@@ -1,0 +1,421 @@
+"""From a checked manifest to a job, through the same fluent API as Python, so with the same checks.
+
+Nobody stops at the first mistake: a step that fails is noted with its line, and what can still be known
+about its result is used to check the steps behind it. A stream nothing is known about (None) makes
+those steps be checked by themselves only, and reports nothing twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from ...errors import HeadgateError
+from ..graph import Origin
+from ..job_graph import JobGraph
+from ..origin import origin_is
+from ..schema import to_schema
+from ..sink import Guarantee, Sink
+from ..source import REJECTED
+from ..stream import Stream
+from ..suggestions import suggest
+from .document import Problems, Value
+from .fields import INVALID, Table
+from .loader import load
+from .model import manifest_section
+from .references import resolve_class
+from .registry import SinkConnector, SourceConnector, SourceSpec, Toolbox
+from .settings import apply_settings, has_checkpoints, job_arguments
+from .steps import Step, partitioned, plan_step
+
+Flow: TypeAlias = Stream[Any] | None
+"""A stream; None: the step that makes it is wrong, and that has been said."""
+
+R = TypeVar("R")
+_log = logging.getLogger(__name__)
+
+
+def build_job(text: str, file: str, variables: Mapping[str, str], toolbox: Toolbox) -> JobGraph:
+    """The job that the manifest `text` describes; `file` is its name in messages.
+
+    Raises:
+        ManifestErrors: with every mistake, each with its line. Nothing was started or opened.
+    """
+    problems = Problems(file)
+    root = load(text, problems, variables)
+    job = None if root is None else Builder(root, text, problems, toolbox).build()
+    problems.raise_if_any()
+    if job is None:
+        raise ValueError("a manifest without a job and without a problem")
+    return job
+
+
+class Builder:
+    """Builds one job. `attempt` is how every step that may be wrong is made."""
+
+    def __init__(self, root: Value, text: str, problems: Problems, toolbox: Toolbox) -> None:
+        self.problems = problems
+        self._lines = text.splitlines()
+        self._toolbox = toolbox
+        section = manifest_section(toolbox.sources, toolbox.sinks)
+        table = section.read(root, root.line, problems)
+        self._root: Table = Table(root.line) if table is INVALID else table
+        self._spec = self._section(self._root, "spec")
+        self._sources = self._section(self._spec, "sources")
+        self._operators = self._section(self._spec, "operators")
+        self._sinks = self._section(self._spec, "sinks")
+        self._checkpoints = has_checkpoints(self._spec, toolbox)
+        self._flows: dict[str, Flow] = {}
+        self._roots: dict[str, Flow] = {}
+        """Sources before their event time: these have the side outputs."""
+        self._read: set[str] = set()
+
+    def _section(self, table: Table, name: str) -> Table:
+        section = table.get(name)
+        return section if isinstance(section, Table) else Table(table.line_of(name))
+
+    def attempt(self, line: int, action: Callable[[], R]) -> R | None:
+        """The result of `action`; if it refuses, that is a problem at `line`, and None.
+
+        Nodes made by it originate from `line`.
+        """
+        text = self._lines[line - 1].strip() if line <= len(self._lines) else ""
+        try:
+            with origin_is(Origin(self.problems.where(line), text)):
+                return action()
+        except HeadgateError as error:
+            self.problems.add(line, error.message, error.fix)
+            return None
+
+    def build(self) -> JobGraph | None:
+        self._check_names()
+        metadata = self._section(self._root, "metadata")
+        arguments = job_arguments(self._spec, self._toolbox, self.problems)
+        name = metadata.get("name", "unnamed")
+        job = self.attempt(self._spec.line, lambda: self._toolbox.new_job(name, **arguments))
+        if job is None:
+            return None
+        apply_settings(job, self._spec, self)
+        for source in self._sources.lines:
+            self._flows[source] = self._source(job, source)
+        self._add_operators()
+        for sink in self._sinks.lines:
+            self._sink(sink)
+        self._check_unread()
+        self._check_whole(job)
+        return job
+
+    def _check_names(self) -> None:
+        """Names are addresses of state: one name, one source, operator or sink."""
+        seen: dict[str, int] = {}
+        for table in (self._sources, self._operators, self._sinks):
+            for name, line in table.lines.items():
+                if name in seen:
+                    self.problems.add(
+                        line,
+                        f"name is used twice name=`{name}`",
+                        f"it is used in line {seen[name]} already; rename one",
+                    )
+                seen.setdefault(name, line)
+
+    def _check_unread(self) -> None:
+        """Rejected records nobody reads would be lost in silence; results nobody reads are odd."""
+        for name, source in self._sources.values.items():
+            unread = f"{name}.{REJECTED}" not in self._read
+            if source.get("onBadRecord") == "side_output" and unread:
+                self.problems.add(
+                    source.line_of("onBadRecord"),
+                    f"nobody reads `{name}.{REJECTED}`",
+                    f"write it to a sink (from: {name}.{REJECTED}), or say onBadRecord: drop",
+                )
+        for name, flow in self._flows.items():
+            if flow is not None and name not in self._read:
+                line = self._sources.lines.get(name) or self._operators.line_of(name)
+                _log.warning("nobody reads `%s` at %s", name, self.problems.where(line))
+
+    def _check_whole(self, job: JobGraph) -> None:
+        """What only the whole job shows; pointless while parts of it are missing."""
+        if self.problems.found:
+            return
+        for problem in job.problems():
+            at = re.match(re.escape(self.problems.file) + r":(\d+)", problem.where)
+            self.problems.add(int(at[1]) if at else self._spec.line, problem.message, problem.fix)
+
+    # sources
+
+    def _source(self, job: JobGraph, name: str) -> Flow:
+        table = self._sources.get(name)
+        if table is None:
+            return None
+        chosen = self._one_connector(table, name, "source", self._toolbox.sources)
+        if chosen is None:
+            return None
+        connector = self._toolbox.sources[chosen]
+        complete = self._check_source(table, name, chosen, connector)
+        schema = self.schema_of(table) if table.tried("schema") else None
+        fields = table.get(chosen)
+        if fields is None or fields.bad or not complete or (table.tried("schema") and not schema):
+            return None
+        spec = SourceSpec(schema, table.get("onBadRecord"))
+        line = table.line_of(chosen)
+        made = self.attempt(line, lambda: connector.make(fields.values, spec))
+        if made is None:
+            return None
+        root = self.attempt(table.line, lambda: job.read(made, name=name))
+        root = self._parallel(root, table)
+        self._roots[name] = root
+        timed = self._event_time(root, table)
+        return timed if timed is root else self._parallel(timed, table)
+
+    def _check_source(
+        self, table: Table, name: str, chosen: str, connector: SourceConnector
+    ) -> bool:
+        """Does the connector take what stands beside it?"""
+        if table.tried("onBadRecord") and not connector.bad_records:
+            self.problems.add(
+                table.line_of("onBadRecord"),
+                f"{chosen} has no unreadable records source=`{name}`",
+                "remove onBadRecord",
+            )
+        if table.tried("schema") and connector.schema == "refused":
+            self.problems.add(
+                table.line_of("schema"),
+                f"{chosen} makes its own schema source=`{name}`",
+                "remove schema",
+            )
+            return False
+        if not table.tried("schema") and connector.schema == "required":
+            self.problems.add(
+                table.line, f"source has no schema source=`{name}`", "schema: {column: type, ...}"
+            )
+            return False
+        return True
+
+    def schema_of(self, table: Table, name: str = "schema") -> pa.Schema | type[Any] | None:
+        """A schema written as columns, as the name of a source with the same, or as a class."""
+        described, line = table.get(name), table.line_of(name)
+        if isinstance(described, Table):
+            if described.bad:
+                return None
+            return self.attempt(line, lambda: to_schema(described.values))
+        if described is None:
+            return None
+        if ":" in described:
+            return self.attempt(line, lambda: resolve_class(described))
+        other = self._sources.get(described)
+        if other is None:
+            if not self._sources.tried(described):
+                known = suggest(described, self._sources.lines, "sources")
+                self.problems.add(line, f"no such source name=`{described}`", known)
+            return None
+        if not isinstance(other.get("schema"), Table):
+            self.problems.add(line, f"source `{described}` has no list of columns to share")
+            return None
+        return self.schema_of(other)
+
+    def _event_time(self, flow: Flow, table: Table) -> Flow:
+        event_time = table.get("eventTime")
+        if flow is None or event_time is None:
+            return flow if not table.tried("eventTime") else None
+        column, line = event_time.get("column"), event_time.line_of("column")
+        bounds = {
+            "max_out_of_order": event_time.get("maxOutOfOrder", "0s"),
+            "idle_after": event_time.get("idleAfter"),
+        }
+        if column is not None:
+            timed = self.attempt(line, lambda: flow.event_time(column, **bounds))
+            if timed is not None:
+                return timed
+        # Any column that could be the one, so that what needs event time can be checked.
+        for stand_in in flow.schema.names if flow.schema is not None else ():
+            try:
+                return flow.event_time(stand_in, **bounds)
+            except HeadgateError:
+                continue
+        return None
+
+    # operators
+
+    def _add_operators(self) -> None:
+        inputs = {name: self._inputs(table) for name, table in self._operators.values.items()}
+        for name in self._ordered(inputs):
+            table = self._operators.values[name]
+            step = plan_step(name, table, self)
+            flows = [self._flow(at, line) for at, line in inputs[name]]
+            self._flows[name] = None
+            if step is not None and flows and all(flow is not None for flow in flows):
+                self._flows[name] = self._apply(name, table, step, flows)
+        for name in self._operators.bad:
+            self._flows[name] = None
+
+    def _apply(self, name: str, table: Table, step: Step, flows: list[Any]) -> Flow:
+        routed = [partitioned(flow, table, self) for flow in flows]
+        spread = [flow for flow in routed if flow is not None]
+        if len(spread) < len(flows):
+            return None
+        made = self._parallel(step(spread), table)
+        if made is not None and (chaining := table.get("chaining")):
+            chained = made.start_new_chain if chaining == "head" else made.disable_chaining
+            made = self.attempt(table.line_of("chaining"), chained)
+        return made
+
+    def _inputs(self, table: Table) -> list[tuple[str, int]]:
+        """The streams an operator names, each with the line that names it."""
+        union = table.get("union", ())
+        inputs = list(zip(union, getattr(union, "lines", ()), strict=True))
+        if table.get("from"):
+            inputs.append((table.get("from"), table.line_of("from")))
+        return inputs
+
+    def _ordered(self, inputs: Mapping[str, list[tuple[str, int]]]) -> list[str]:
+        """Operators, each behind those it reads. Those of a cycle are reported and left out."""
+        graph = {
+            name: {at.partition(".")[0] for at, _ in reads} & inputs.keys()
+            for name, reads in inputs.items()
+        }
+        while True:
+            try:
+                return [name for name in TopologicalSorter(graph).static_order() if name in graph]
+            except CycleError as error:
+                cycle: list[str] = error.args[1][::-1]
+                first = min(cycle, key=self._operators.line_of)
+                place = cycle.index(first)
+                path = " -> ".join([*cycle[place:-1], *cycle[:place], first])
+                self.problems.add(
+                    self._operators.line_of(first),
+                    f"operators read each other in a circle path=`{path}`",
+                    "let one of them read something else",
+                )
+                for name in cycle:
+                    graph.pop(name, None)
+                    self._flows[name] = None
+                graph = {name: reads & graph.keys() for name, reads in graph.items()}
+
+    def _flow(self, at: str, line: int) -> Flow:
+        """The stream that `from` names: of a source or operator, or its side output."""
+        name, _, side = at.partition(".")
+        self._read.add(name)
+        if name not in self._flows:
+            known = suggest(name, self._flows, "streams")
+            what = "a sink cannot be read" if name in self._sinks.lines else "no such stream"
+            self.problems.add(line, f"{what} name=`{name}`", known)
+            return None
+        flow = self._flows[name]
+        if flow is None or not side:
+            return flow
+        if name in self._sources.lines:
+            return self._source_side(name, side, line)
+        return self.attempt(line, lambda: flow.side(side))
+
+    def _source_side(self, name: str, side: str, line: int) -> Flow:
+        root, source = self._roots.get(name), self._sources.get(name)
+        if root is None:
+            return None
+        policy = source.get("onBadRecord")
+        if side == REJECTED and policy != "side_output" and not source.tried("onBadRecord"):
+            policy = "fail"
+        if side == REJECTED and policy in ("fail", "drop"):
+            self.problems.add(
+                line,
+                f"nothing comes out of `{name}.{side}` onBadRecord=`{policy}`",
+                f"say onBadRecord: side_output in `{name}`",
+            )
+            return None
+        self._read.add(f"{name}.{side}")
+        return self.attempt(line, lambda: root.side(side))
+
+    def _parallel(self, flow: Flow, table: Table) -> Flow:
+        parallelism = table.get("parallelism")
+        if flow is None or parallelism is None:
+            return flow
+        set_ = self.attempt(table.line_of("parallelism"), lambda: flow.parallel(parallelism))
+        return set_ or flow
+
+    # sinks
+
+    def _sink(self, name: str) -> None:
+        table = self._sinks.get(name)
+        if table is None:
+            return
+        sink = self._make_sink(table, name)
+        at = table.get("from")
+        flow = None if at is None else self._flow(at, table.line_of("from"))
+        if flow is None or sink is None:
+            return
+        spread = partitioned(flow, table, self)
+        chosen = table.present(list(self._toolbox.sinks))[0]
+        if spread is not None:
+            parallelism = table.get("parallelism")
+            self.attempt(
+                table.line_of(chosen),
+                lambda: spread.write(sink, name=name, parallelism=parallelism),
+            )
+
+    def _make_sink(self, table: Table, name: str) -> Sink | None:
+        chosen = self._one_connector(table, name, "sink", self._toolbox.sinks)
+        if chosen is None:
+            return None
+        connector = self._toolbox.sinks[chosen]
+        guarantee = self._guarantee(table, name, chosen, connector)
+        fields = table.get(chosen)
+        if fields is None or fields.bad:
+            return None
+        line = table.line_of(chosen)
+        sink = self.attempt(line, lambda: connector.make(fields.values, guarantee))
+        if sink is not None and sink.guarantee is not Guarantee.NONE and not self._checkpoints:
+            self.problems.add(
+                table.line_of("guarantee"),
+                f"sink `{name}` promises {sink.guarantee.value}, but the job takes no checkpoints",
+                "add checkpoint: {every: 10s, storage: ...} to spec, or say guarantee: none",
+            )
+        return sink
+
+    def _guarantee(
+        self, table: Table, name: str, chosen: str, connector: SinkConnector
+    ) -> str | None:
+        """The guarantee that is asked for; if it is wrong, one that is possible."""
+        words = [kind.value for kind in Guarantee if kind in connector.guarantees]
+        wanted: str | None = table.get("guarantee")
+        if wanted in words:
+            return wanted
+        if wanted is not None:
+            self.problems.add(
+                table.line_of("guarantee"),
+                f"{chosen} cannot promise `{wanted}` sink=`{name}`",
+                f"use one of {', '.join(words)}, or another sink",
+            )
+        elif connector.guarantee_required and not table.tried("guarantee"):
+            self.problems.add(
+                table.line,
+                f"sink has no guarantee sink=`{name}`",
+                f"guarantee: {' | '.join(words)}",
+            )
+        elif not table.tried("guarantee"):
+            return None
+        return words[-1]
+
+    def _one_connector(
+        self, table: Table, name: str, what: str, connectors: Mapping[str, Any]
+    ) -> str | None:
+        """The connector a source or sink names; exactly one is right."""
+        named = table.present(list(connectors))
+        if len(named) == 1:
+            return named[0]
+        if named:
+            self.problems.add(
+                table.line_of(named[1]),
+                f"{what} has more than one connector {what}=`{name}`: {', '.join(named)}",
+                "keep one",
+            )
+        elif not table.strange:
+            self.problems.add(
+                table.line,
+                f"{what} has no connector {what}=`{name}`",
+                f"name one of {', '.join(connectors)}",
+            )
+        return None

@@ -1,0 +1,108 @@
+"""A parsed manifest: values that know their line, and the list of everything wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ...errors import HeadgateError, ManifestErrors, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A single value.
+
+    Attributes:
+        text: as written, after substitution of `${ENV}`.
+        value: the text as YAML understands it.
+        substituted: a variable was put in; then `value` may be of another type than meant.
+        broken: a problem was reported for it already.
+    """
+
+    line: int
+    text: str
+    value: str | int | float | bool | None
+    substituted: bool = False
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A value in a mapping, and the line of its key."""
+
+    line: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Keys and values, in the order of the file."""
+
+    line: int
+    entries: dict[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A list."""
+
+    line: int
+    items: tuple[Value, ...]
+
+
+Value: TypeAlias = Scalar | Mapping | Sequence
+
+
+def kind_of(value: Value) -> str:
+    """What a value is, in the words of an error message."""
+    match value:
+        case Mapping() if not value.entries:
+            return "an empty mapping"
+        case Mapping():
+            return "a mapping"
+        case Sequence():
+            return "a list"
+        case Scalar(value=bool()):
+            return f"the boolean `{value.text}`"
+        case Scalar(value=int() | float()):
+            return f"the number `{value.text}`"
+        case Scalar(value=None):
+            return "nothing"
+        case _:
+            return f"the text `{value.text}`"
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects mistakes; nobody stops at the first."""
+
+    file: str
+    found: list[tuple[int, HeadgateError]] = field(default_factory=list)
+
+    def where(self, line: int) -> str:
+        """The place `line` is, as printed."""
+        return f"{self.file}:{line}"
+
+    def add(self, line: int, message: str, fix: str = "") -> None:
+        """Note a mistake at `line`; the same one twice counts once."""
+        problem = UsageError(message, where=self.where(line), fix=fix)
+        if not any(at == line and str(other) == str(problem) for at, other in self.found):
+            self.found.append((line, problem))
+
+    def raise_if_any(self) -> None:
+        """Raise ManifestErrors with all of them, in the order of the file."""
+        if self.found:
+            raise ManifestErrors([problem for _, problem in sorted(self.found, key=_line)])
+
+
+def _line(found: tuple[int, HeadgateError]) -> int:
+    return found[0]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` is most likely a slip of."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return by_lower[close[0]] if close else None

@@ -1,0 +1,397 @@
+"""Typed fields: each kind reads a value (noting what is wrong with it) and knows its JSON schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from ...errors import HeadgateError
+from ..durations import parse_duration
+from ..schema import parse_type
+from ..sizes import parse_size
+from ..suggestions import suggest
+from . import document
+from .document import Entry, Problems, Scalar, Value, kind_of, nearest
+
+
+class _Invalid:
+    """What reading a bad value gives: the problem is noted, nobody should complain again."""
+
+    def __repr__(self) -> str:
+        return "INVALID"
+
+
+INVALID: Final = _Invalid()
+
+
+class Kind(Protocol):
+    """A kind of value."""
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        """The Python value, or INVALID after noting why. `line` is that of the key."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of such values."""
+        ...
+
+
+def _refuse(value: Value, line: int, problems: Problems, wanted: str, fix: str = "") -> _Invalid:
+    if not (isinstance(value, Scalar) and value.broken):
+        problems.add(line, f"expected {wanted}, got {kind_of(value)}", fix)
+    return INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text; `pattern` must match all of it, `meaning` says in words what that is."""
+
+    pattern: str = ""
+    meaning: str = "a text"
+    fix: str = ""
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if not isinstance(value, Scalar) or not (
+            isinstance(value.value, str) or (value.substituted and value.text)
+        ):
+            return _refuse(value, line, problems, self.meaning, self.fix)
+        if not value.text or (self.pattern and not re.fullmatch(self.pattern, value.text)):
+            return _refuse(value, line, problems, self.meaning, self.fix)
+        return value.text
+
+    def schema(self) -> dict[str, Any]:
+        if self.pattern:
+            return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
+        return {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if isinstance(value, Scalar) and value.text in self.words and not value.broken:
+            return value.text
+        fix = suggest(value.text, self.words, "choices") if isinstance(value, Scalar) else ""
+        return _refuse(value, line, problems, f"one of {', '.join(self.words)}", fix)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number within bounds."""
+
+    at_least: int = 0
+    at_most: int = 2**63 - 1
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        number = value.value if isinstance(value, Scalar) else None
+        if isinstance(number, bool) or not isinstance(number, int):
+            return _refuse(value, line, problems, "a whole number")
+        if not self.at_least <= number <= self.at_most:
+            bounds = f"a number in {self.at_least}..{self.at_most}"
+            return _refuse(value, line, problems, bounds)
+        return number
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.at_least, "maximum": self.at_most}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of at least `at_least`."""
+
+    at_least: float = 0
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        number = value.value if isinstance(value, Scalar) else None
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            return _refuse(value, line, problems, "a number")
+        if number < self.at_least:
+            return _refuse(value, line, problems, f"a number of at least {self.at_least}")
+        return number
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": self.at_least}
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """true or false."""
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if isinstance(value, Scalar) and isinstance(value.value, bool):
+            return value.value
+        return _refuse(value, line, problems, "true or false")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A text that `parse` accepts, such as a duration; the text itself is the value."""
+
+    parse: Callable[[str], object]
+    meaning: str
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if not isinstance(value, Scalar) or value.broken or not value.text:
+            return _refuse(value, line, problems, self.meaning)
+        try:
+            self.parse(value.text)
+        except HeadgateError as error:
+            return _refuse(value, line, problems, self.meaning, error.fix)
+        return value.text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "description": self.meaning}
+
+
+def duration() -> Parsed:
+    """A duration with its unit."""
+    return Parsed(parse_duration, "a duration with a unit such as `10s`")
+
+
+def size() -> Parsed:
+    """A size with its unit."""
+    return Parsed(parse_size, "a size with a unit such as `64mb`")
+
+
+def column_type() -> Parsed:
+    """A column type, such as `long`."""
+    return Parsed(parse_type, "a column type")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`module:name`, something of the user's code."""
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        pattern = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+        return Text(pattern, "`module:name`", 'such as "jobs.enrich:add_country"').read(
+            value, line, problems
+        )
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"}
+
+
+class Listed(tuple[Any, ...]):
+    """What a list was read to; `lines` are those of its items."""
+
+    lines: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list, not empty; a single value stands for a list of one. Reads to a `Listed`."""
+
+    item: Kind
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        items = value.items if isinstance(value, document.Sequence) else (value,)
+        if not items:
+            problems.add(line, "list is empty")
+            return INVALID
+        read = Listed(self.item.read(item, item.line, problems) for item in items)
+        read.lines = tuple(item.line for item in items)
+        return INVALID if any(item is INVALID for item in read) else read
+
+    def schema(self) -> dict[str, Any]:
+        item = self.item.schema()
+        return {"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Names and values, all of one kind. Reads to a `Table`; bad entries are left out."""
+
+    item: Kind
+    key: Text = field(default_factory=Text)
+    may_be_empty: bool = True
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if not isinstance(value, document.Mapping):
+            return _refuse(value, line, problems, "a mapping")
+        if not value.entries and not self.may_be_empty:
+            return _refuse(value, line, problems, "at least one entry")
+        table = Table(line)
+        for name, entry in value.entries.items():
+            key = Scalar(entry.line, name, name)
+            read = self.item.read(entry.value, entry.line, problems)
+            if self.key.read(key, entry.line, problems) is INVALID or read is INVALID:
+                table.bad.add(name)
+            else:
+                table.values[name] = read
+            table.lines[name] = entry.line
+        return table
+
+    def schema(self) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "object", "additionalProperties": self.item.schema()}
+        if self.key.pattern:
+            schema["propertyNames"] = self.key.schema()
+        if not self.may_be_empty:
+            schema["minProperties"] = 1
+        return schema
+
+
+@dataclass(frozen=True, slots=True)
+class AnyText:
+    """Any single value, as its text: options and annotations are texts, whatever they look like."""
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if not isinstance(value, Scalar) or value.broken or value.value is None:
+            return _refuse(value, line, problems, "a single value")
+        return value.text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": ["string", "number", "boolean"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any value, as plain dicts, lists and scalars: whoever gets it checks it."""
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        match value:
+            case document.Mapping():
+                read = {
+                    name: self.read(e.value, e.line, problems) for name, e in value.entries.items()
+                }
+                return INVALID if any(item is INVALID for item in read.values()) else read
+            case document.Sequence():
+                items = [self.read(item, item.line, problems) for item in value.items]
+                return INVALID if any(item is INVALID for item in items) else items
+            case Scalar():
+                return INVALID if value.broken else value.value
+
+    def schema(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A value of the one kind if it is a mapping, of the other if it is not."""
+
+    mapping: Kind
+    other: Kind
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        kind = self.mapping if isinstance(value, document.Mapping) else self.other
+        return kind.read(value, line, problems)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [self.mapping.schema(), self.other.schema()]}
+
+
+@dataclass(slots=True)
+class Table:
+    """What a mapping was read to.
+
+    Attributes:
+        line: of the key the mapping belongs to.
+        values: what could be read.
+        lines: of each key, also of the bad ones.
+        bad: keys that are there, but whose value could not be read.
+        meant: known fields that a misspelled key was probably meant to be.
+        strange: there are unknown keys.
+    """
+
+    line: int
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    bad: set[str] = field(default_factory=set)
+    meant: set[str] = field(default_factory=set)
+    strange: bool = False
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field; `default` if it is absent or bad."""
+        return self.values.get(name, default)
+
+    def line_of(self, name: str) -> int:
+        """The line of a field, or of the mapping if it is absent."""
+        return self.lines.get(name, self.line)
+
+    def tried(self, name: str) -> bool:
+        """True if the field is there, good or bad or misspelled: not worth a second complaint."""
+        return name in self.values or name in self.bad or name in self.meant
+
+    def present(self, names: Sequence[str]) -> list[str]:
+        """Which of `names` were tried."""
+        return [name for name in names if self.tried(name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a section."""
+
+    kind: Kind
+    doc: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with known fields; `what` it is called in messages. Reads to a `Table`."""
+
+    what: str
+    fields: dict[str, Field]
+
+    def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if isinstance(value, Scalar) and value.value is None and not value.broken:
+            value = document.Mapping(line, {})  # `blackhole:` with nothing behind it
+        if not isinstance(value, document.Mapping):
+            return _refuse(value, line, problems, f"a mapping for {self.what}")
+        table = Table(line)
+        strangers: dict[str, Entry] = {}
+        for name, entry in value.entries.items():
+            if name in self.fields:
+                self._read_field(name, entry, table, problems)
+            else:
+                strangers[name] = entry
+        for name, entry in strangers.items():
+            self._read_stranger(name, entry, table, problems)
+        for name, known in self.fields.items():
+            if known.required and not table.tried(name):
+                problems.add(line, f"{self.what} has no {name}", f"{name}: {known.doc}")
+        return table
+
+    def _read_field(self, name: str, entry: Entry, table: Table, problems: Problems) -> None:
+        read = self.fields[name].kind.read(entry.value, entry.line, problems)
+        table.lines[name] = entry.line
+        if read is INVALID:
+            table.bad.add(name)
+        else:
+            table.values[name] = read
+
+    def _read_stranger(self, name: str, entry: Entry, table: Table, problems: Problems) -> None:
+        """Report an unknown field; read it as the one it was meant to be, to find what else is wrong."""
+        message = f"unknown field in {self.what} field=`{name}`"
+        problems.add(entry.line, message, suggest(name, self.fields, "fields"))
+        table.strange = True
+        meant = nearest(name, self.fields)
+        if meant is not None and not table.tried(meant):
+            self._read_field(meant, entry, table, problems)
+            table.meant.add(meant)
+
+    def schema(self) -> dict[str, Any]:
+        properties = {
+            name: {**known.kind.schema(), "description": known.doc}
+            for name, known in self.fields.items()
+        }
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": False,
+        }
+        required = [name for name, known in self.fields.items() if known.required]
+        if required:
+            schema["required"] = required
+        return schema

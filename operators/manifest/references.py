@@ -1,0 +1,51 @@
+"""`module:name` of a manifest: finding the user's function or class."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ...errors import PlanError
+from ..suggestions import suggest
+
+
+def resolve(reference: str) -> Any:
+    """What `module:name` names; the name may have dots.
+
+    Raises:
+        PlanError: the module cannot be imported, or has no such name.
+    """
+    module_name, _, path = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise PlanError(
+            f"module cannot be imported module=`{module_name}` "
+            f"error=`{type(error).__name__}: {error}`",
+            fix="modules are looked up as by `python -m`: in the working directory and on PYTHONPATH",
+        ) from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            public = [known for known in vars(found) if not known.startswith("_")]
+            raise PlanError(
+                f"module has no such name name=`{path}` module=`{module_name}`",
+                fix=suggest(name, public, "names"),
+            )
+        found = getattr(found, name)
+    return found
+
+
+def resolve_function(reference: str) -> Any:
+    """A function (anything that can be called) by `module:name`."""
+    found = resolve(reference)
+    if not callable(found):
+        raise PlanError(f"not a function reference=`{reference}` type=`{type(found).__name__}`")
+    return found
+
+
+def resolve_class(reference: str) -> type[Any]:
+    """A class by `module:name`."""
+    found = resolve(reference)
+    if not isinstance(found, type):
+        raise PlanError(f"not a class reference=`{reference}` type=`{type(found).__name__}`")
+    return found
