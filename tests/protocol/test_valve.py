@@ -70,6 +70,24 @@ def test_without_the_minimum_nothing_is_flushed() -> None:
     assert valve.on_status(0, True) == WENT_IDLE
 
 
+def test_a_channel_that_is_behind_leaves_without_moving_time() -> None:
+    """As in Flink: only the departure of the channel that holds the minimum re-evaluates it."""
+    valve = WatermarkValve(3)
+    valve.on_watermark(2, 5)
+    valve.on_status(2, True)
+    valve.on_watermark(0, 20)
+    assert valve.on_watermark(1, 10) == ValveOutput(10)
+    valve.on_status(2, False)
+    assert [valve.on_status(position, True) for position in (0, 1, 2)] == [
+        NOTHING,
+        NOTHING,
+        WENT_IDLE,
+    ]
+    assert [valve.on_status(position, False) for position in (0, 2)] == [WOKE, NOTHING]
+    assert valve.on_status(2, True) == NOTHING
+    assert valve.on_watermark(0, 21) == ValveOutput(21)
+
+
 def test_an_ended_channel_is_not_waited_for() -> None:
     valve = WatermarkValve(2)
     valve.on_watermark(0, 10)
