@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import JobError
+from ..errors import JobError, PlanError
 from ..operators.job_graph import JobGraph
 from ..operators.settings import CheckpointSettings, RestartSettings
 from .coordinator.job import JobOutcome
@@ -85,18 +86,28 @@ class Job(JobGraph):
         """
         return explain_plan(self.spec())
 
-    def spec(self, *, fresh: bool = False, allow_non_restored_state: bool = False) -> JobSpec:
-        """The checked job as it is handed to a coordinator.
+    def problems(self) -> Iterator[PlanError]:
+        """Every reason why the job cannot run as a whole, with its options taken into account."""
+        self._settle()
+        return super().problems()
 
-        Raises:
-            UsageError: the job is wrong as written.
-        """
+    def _settle(self) -> Options:
+        """Check the options, and put those explicitly set in the place of what the program says."""
         options = Options(self.options)
         if options.is_set(PARALLELISM):
             self.parallelism = options.get(PARALLELISM)
         if options.is_set(MAX_PARALLELISM):
             self.max_parallelism = options.get(MAX_PARALLELISM)
         self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
+        return options
+
+    def spec(self, *, fresh: bool = False, allow_non_restored_state: bool = False) -> JobSpec:
+        """The checked job as it is handed to a coordinator.
+
+        Raises:
+            UsageError: the job is wrong as written.
+        """
+        options = self._settle()
         plan = make_plan(
             self.plan(),
             job_name=self.name,
