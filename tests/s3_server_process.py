@@ -46,7 +46,7 @@ class Server:
         if self.ignore_conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         fault = self.take_fault(method, path + "?" + environ.get("QUERY_STRING", ""))
-        if fault is not None and fault["when"] == "before":
+        if fault is not None and (fault["when"] == "before" or method == "GET"):
             return fail(fault, environ, start_response)
         if method == "GET":
             return self.app(environ, start_response)

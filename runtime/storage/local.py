@@ -109,7 +109,12 @@ class LocalStore(CheckpointStore):
     def _replace(
         self, path: Path, data: bytes | memoryview, abandoned: threading.Event | None = None
     ) -> None:
-        os.replace(self._write_temporary(path.parent, data, abandoned), path)
+        temporary = self._write_temporary(path.parent, data, abandoned)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
         _sync_directory(path.parent)
 
     def _link(self, path: Path, data: bytes) -> Created | Existed:

@@ -107,7 +107,7 @@ def test_another_store_object_sees_the_same_objects(make_store):
     run(scenario, make_store)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100_000, (8 << 20), (8 << 20) + 1, (20 << 20) + 7])
+@pytest.mark.parametrize("size", [0, 1, 100_000, (8 << 20), (8 << 20) + 1, (17 << 20) + 7])
 def test_a_file_is_read_back_whole(make_store, size):
     async def scenario(store):
         data = (bytes(range(251)) * (size // 251 + 1))[:size]

@@ -1,0 +1,82 @@
+"""From an address to a store."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+
+import pytest
+
+from headgate.errors import OptionError, UsageError
+from headgate.runtime.storage.local import LocalStore
+from headgate.runtime.storage.memory import MemoryStore
+from headgate.runtime.storage.open_store import open_store
+
+
+@pytest.mark.parametrize(
+    ("uri", "root"),
+    [
+        ("/data/chk", "/data/chk/flights"),
+        ("file:///data/chk", "/data/chk/flights"),
+        ("file:///data/with%20space", "/data/with space/flights"),
+        ("file://localhost/data", "/data/flights"),
+        ("memory://unit-test", "memory://unit-test/flights"),
+        ("s3://bucket", "s3://bucket/flights"),
+        ("s3://bucket/a/b/", "s3://bucket/a/b/flights"),
+        ("s3a://bucket/a?b#c", "s3://bucket/a?b#c/flights"),
+    ],
+)
+def test_addresses(uri, root):
+    assert open_store(uri, "flights", {}).describe() == root
+
+
+def test_a_relative_path_is_taken_from_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_store("chk", "flights", {})
+    assert isinstance(store, LocalStore)
+    assert store.describe() == str(tmp_path / "chk" / "flights")
+
+
+def test_stores_in_memory_share_objects_by_name_until_forgotten():
+    import asyncio
+
+    asyncio.run(open_store("memory://a", "job", {}).put("x", b"1"))
+    assert asyncio.run(open_store("memory://a", "job", {}).read("x")) == b"1"
+    assert asyncio.run(open_store("memory://b", "job", {}).read("x")) is None
+    MemoryStore.forget("a/job")
+    assert asyncio.run(open_store("memory://a", "job", {}).read("x")) is None
+    MemoryStore.forget("a/job")
+    MemoryStore.forget("b/job")
+
+
+@pytest.mark.parametrize(
+    "uri", ["gs://x/y", "", "  ", "file://host/x", "file://", "s3://", "s3:///p"]
+)
+def test_wrong_addresses_are_refused_with_an_example(uri):
+    with pytest.raises(UsageError) as refused:
+        open_store(uri, "job", {})
+    assert "write " in refused.value.fix
+
+
+def test_options_of_s3_are_used():
+    options = {"s3.endpoint": "http://minio:9000", "s3.path-style-access": "TRUE"}
+    store = open_store("s3://bucket/x", "job", options)
+    assert store.describe() == "s3://bucket/x/job endpoint=`http://minio:9000`"
+    with pytest.raises(OptionError, match=r"s3\.path-style-access"):
+        open_store("s3://bucket/x", "job", {"s3.path-style-access": "yes please"})
+
+
+def test_without_aiobotocore_the_install_line_is_given(monkeypatch):
+    real_import = builtins.__import__
+
+    def without_aiobotocore(name, *arguments, **named):
+        if name.partition(".")[0] == "aiobotocore":
+            raise ModuleNotFoundError("No module named 'aiobotocore'", name="aiobotocore")
+        return real_import(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_aiobotocore)
+    monkeypatch.delitem(sys.modules, "headgate.runtime.storage.s3", raising=False)
+    with pytest.raises(UsageError) as refused:
+        open_store("s3://bucket/x", "job", {})
+    assert "pip install 'headgate[s3]'" in str(refused.value)
+    assert isinstance(open_store("/tmp/x", "job", {}), LocalStore)
