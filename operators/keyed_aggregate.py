@@ -81,6 +81,8 @@ class KeyedGroup:
         size = self.state.size
 
         def make() -> pa.Table:
+            if not size:
+                return pa.table({})
             hashes, key_columns = keys() if keys is not None else (np.zeros(size, np.uint64), [])
             constants = [
                 pa.array(np.full(size, value)).cast(field.type)

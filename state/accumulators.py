@@ -24,6 +24,8 @@ Frozen: TypeAlias = Callable[[], pa.Array]
 _INT64_LIMIT = 2**63
 _SAFE_LIMIT = float(_INT64_LIMIT) * (1 - 2.0**-9)
 _INITIAL_SLOTS = 64
+_QUIET: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
+"""NaN and infinity are values like others, not worth a warning."""
 
 
 class _Field:
@@ -210,10 +212,12 @@ class FloatSum(_NumericAccumulator):
         super().__init__(name, pa.float64(), np.float64, 0.0)
 
     def _combine_at(self, slots: Index, data: Array) -> None:
-        np.add.at(self._field.data, slots, data.astype(np.float64, copy=False))
+        with np.errstate(**_QUIET):
+            np.add.at(self._field.data, slots, data.astype(np.float64, copy=False))
 
     def _combine_all(self, data: Array) -> None:
-        self._field.data[0] += data.sum(dtype=np.float64)
+        with np.errstate(**_QUIET):
+            self._field.data[0] += data.sum(dtype=np.float64)
 
 
 class IntSum(_NumericAccumulator):
@@ -282,11 +286,13 @@ class Extreme(_NumericAccumulator):
         super().__init__(name, type_, dtype, initial)
 
     def _combine_at(self, slots: Index, data: Array) -> None:
-        self._ufunc.at(self._field.data, slots, data)
+        with np.errstate(**_QUIET):
+            self._ufunc.at(self._field.data, slots, data)
 
     def _combine_all(self, data: Array) -> None:
         held = self._field.data
-        held[0] = self._ufunc(held[0], self._ufunc.reduce(data))
+        with np.errstate(**_QUIET):
+            held[0] = self._ufunc(held[0], self._ufunc.reduce(data))
 
 
 class ObjectAccumulator(Accumulator):

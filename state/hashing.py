@@ -88,6 +88,8 @@ def _hash_int(value: int) -> int:
 def _hash_tagged(data: bytes, tag: int) -> int:
     size = len(data)
     if size <= _CELL_BYTES:
+        first: int
+        second: int
         first, second = struct.unpack("<QQ", struct.pack("<I12s", size, data))
         h = ((first ^ tag) * _C1) & _MASK
         h = ((h ^ (h >> 32) ^ second) * _C2) & _MASK
