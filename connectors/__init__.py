@@ -1,1 +1,51 @@
-"""Where records come from and go: sources and sinks."""
+"""Where records come from and go to: sources and sinks, one file or folder per system."""
+
+from __future__ import annotations
+
+from .blackhole import blackhole
+from .collect import collect
+from .collections import Crash, Pause, from_list
+from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
+from .files.source import csv_source, files_source, json_source, parquet_source
+from .function import function_sink
+from .generator import (
+    choice,
+    constant,
+    event_time,
+    generator,
+    numbers,
+    pattern,
+    random_float,
+    random_int,
+    sequence,
+)
+from .nexmark import nexmark
+from .print import print_sink
+
+__all__ = [
+    "Crash",
+    "Pause",
+    "blackhole",
+    "choice",
+    "collect",
+    "constant",
+    "csv_sink",
+    "csv_source",
+    "event_time",
+    "files_sink",
+    "files_source",
+    "from_list",
+    "function_sink",
+    "generator",
+    "json_sink",
+    "json_source",
+    "nexmark",
+    "numbers",
+    "parquet_sink",
+    "parquet_source",
+    "pattern",
+    "print_sink",
+    "random_float",
+    "random_int",
+    "sequence",
+]

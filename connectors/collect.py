@@ -1,0 +1,134 @@
+"""A sink that keeps all records for the program that ran the job to look at; for tests and small results.
+
+Records go to a list in this process, or, with a path, to files, so that they are found again when the job
+ran in other processes. Records arrive in *portions*, each with a name; keeping a portion twice changes
+nothing, so commits can be repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import cloudpickle
+import msgspec
+
+from ..operators.base import OperatorContext
+from ..operators.elements import Batch, ColumnBatch
+from ..operators.sink import Guarantee, Sink, SinkWriter
+from ..state.snapshot import CommitPermit
+
+_ids = itertools.count(1)
+_memory: dict[int, dict[str, list[Any]]] = {}
+"""Portions by name, per sink of this process."""
+
+
+class _Store(Protocol):
+    def keep(self, name: str, records: list[Any]) -> None:
+        """Keep a portion; a second one of the same name replaces the first."""
+        ...
+
+    def portions(self) -> list[list[Any]]:
+        """All portions, in the order they were kept."""
+        ...
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    id: int
+
+    def keep(self, name: str, records: list[Any]) -> None:
+        _memory.setdefault(self.id, {})[name] = records
+
+    def portions(self) -> list[list[Any]]:
+        return list(_memory.get(self.id, {}).values())
+
+
+class _Files(msgspec.Struct, frozen=True):
+    path: str
+
+    def keep(self, name: str, records: list[Any]) -> None:
+        directory = Path(self.path)
+        directory.mkdir(parents=True, exist_ok=True)
+        draft = directory / f".{name}"
+        draft.write_bytes(cloudpickle.dumps(records))
+        os.replace(draft, directory / f"{name}.pickle")
+
+    def portions(self) -> list[list[Any]]:
+        files = sorted(Path(self.path).glob("*.pickle"))
+        return [pickle.loads(file.read_bytes()) for file in files if not file.name.startswith(".")]
+
+
+class _Portion(msgspec.Struct):
+    name: str
+    records: bytes
+
+
+class CollectSink(Sink):
+    """Keeps records; `rows` has them."""
+
+    guarantees = frozenset(Guarantee)
+
+    def __init__(self, store: _Store, guarantee: Guarantee) -> None:
+        self.guarantee = guarantee
+        self._store = store
+
+    @property
+    def rows(self) -> list[Any]:
+        """What has arrived so far: objects, or a dict per row of columns."""
+        return [record for portion in self._store.portions() for record in portion]
+
+    def writer(self) -> SinkWriter:
+        return CollectWriter(self._store, self.guarantee)
+
+    def describe(self) -> str:
+        return "collect()"
+
+
+class CollectWriter(SinkWriter):
+    """Makes a portion of what comes between two barriers, or, without exactly-once, of each batch."""
+
+    def __init__(self, store: _Store, guarantee: Guarantee) -> None:
+        self._store = store
+        self._staged = guarantee is Guarantee.EXACTLY_ONCE
+        self._records: list[Any] = []
+        self._number = itertools.count()
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._prefix = f"{context.attempt:06}-{context.subtask_index:05}"
+
+    def write(self, batch: Batch) -> None:
+        self._records += batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records
+        if not self._staged:
+            self._store.keep(*self._portion())
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        if not self._records:
+            return None
+        name, records = self._portion()
+        return lambda: [msgspec.msgpack.encode(_Portion(name, cloudpickle.dumps(records)))]
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        for committable in committables:
+            portion = msgspec.msgpack.decode(committable, type=_Portion)
+            self._store.keep(portion.name, pickle.loads(portion.records))
+
+    def _portion(self) -> tuple[str, list[Any]]:
+        records, self._records = self._records, []
+        return f"{self._prefix}-{next(self._number):08}", records
+
+
+def collect(*, path: str | None = None, guarantee: str = "at_least_once") -> CollectSink:
+    """Keep all records; read them from `.rows` of what this returns.
+
+    Args:
+        path: a directory that all processes of the job reach. Without it records are kept in memory, and
+            only a job that runs in this process can be collected.
+        guarantee: with `exactly_once` records show up when their checkpoint is complete.
+    """
+    store: _Store = _Memory(next(_ids)) if path is None else _Files(os.path.abspath(path))
+    return CollectSink(store, Guarantee(guarantee))

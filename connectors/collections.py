@@ -1,0 +1,188 @@
+"""A list in the job itself as a source, for tests and first steps, with markers for tests in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ..errors import UsageError
+from ..operators.durations import Duration, parse_duration
+from ..operators.elements import Batch, ColumnBatch, ObjectBatch
+from ..operators.rows import to_columns
+from ..operators.schema import SchemaLike, record_class, to_schema
+from ..operators.source import Source, SourceReader
+
+
+class MarkerCrash(Exception):
+    """Raised by a `Crash` marker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """In a list: hold the records behind it back for a while."""
+
+    duration: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """In a list: fail the job when it comes here, in its attempts up to number `attempts`."""
+
+    attempts: int = 1
+
+
+class _Split(msgspec.Struct):
+    """Items `index`, `index + of`, ...; `position` counts items of this split, markers included."""
+
+    index: int
+    of: int
+    position: int = 0
+
+
+class ListSource(Source):
+    """The items of a list."""
+
+    bounded = True
+
+    def __init__(
+        self,
+        items: Sequence[Any],
+        schema: pa.Schema | None,
+        row_type: type[Any] | None,
+        batch_rows: int,
+        splits: int,
+    ) -> None:
+        self.items = list(items)
+        self.schema = schema
+        self.row_type = row_type
+        self.batch_rows = batch_rows
+        self.split_count = splits
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return [
+            msgspec.msgpack.encode(_Split(index, self.split_count))
+            for index in range(self.split_count)
+        ]
+
+    def reader(self) -> SourceReader:
+        return _ListReader(self)
+
+    def with_columns(self, columns: Sequence[str]) -> ListSource:
+        if self.schema is None:
+            return self
+        wanted = set(columns)
+        # One column stays in any case: a batch without columns has no rows to count.
+        kept = [field for field in self.schema if field.name in wanted] or [self.schema.field(0)]
+        row_type = self.row_type if len(kept) == len(self.schema) else None
+        return ListSource(self.items, pa.schema(kept), row_type, self.batch_rows, self.split_count)
+
+    def describe(self) -> str:
+        return f"from_list({len(self.items)} items)"
+
+    def batch(self, records: list[Any]) -> Batch:
+        """These records as the batch the stream expects."""
+        if self.schema is None:
+            return ObjectBatch(records)
+        return ColumnBatch(to_columns(records, self.schema))
+
+
+class _ListReader(SourceReader):
+    def __init__(self, source: ListSource) -> None:
+        self._source = source
+        self._splits: list[_Split] = []
+        self._paused_until_s: float | None = None
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        self._splits += [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+        self._drop_read()
+
+    def poll(self) -> Batch | None:
+        while self._splits:
+            split = self._splits[0]
+            marker = self._item(split, split.position)
+            if isinstance(marker, Crash):
+                if self.context.attempt <= marker.attempts:
+                    raise MarkerCrash(f"crash marker attempt=`{self.context.attempt}`")
+            elif isinstance(marker, Pause):
+                if not self._paused_enough(marker):
+                    return None
+            else:
+                return self._read(split)
+            split.position += 1
+            self._drop_read()
+        return None
+
+    async def wait(self) -> None:
+        """Sleep until a pause is over. Cancelling it leaves the reader unchanged."""
+        delay_s = 0.0
+        if self._paused_until_s is not None:
+            delay_s = self._paused_until_s - self.context.clock.monotonic()
+        await asyncio.sleep(max(0.0, delay_s))
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(split) for split in self._splits]
+
+    def _item(self, split: _Split, position: int) -> Any:
+        return self._source.items[split.index + position * split.of]
+
+    def _size(self, split: _Split) -> int:
+        return max(0, -((split.index - len(self._source.items)) // split.of))
+
+    def _drop_read(self) -> None:
+        self._splits = [split for split in self._splits if split.position < self._size(split)]
+
+    def _read(self, split: _Split) -> Batch:
+        """The records up to the next marker, at most a batch of them."""
+        end = min(split.position + self._source.batch_rows, self._size(split))
+        records: list[Any] = []
+        for position in range(split.position, end):
+            item = self._item(split, position)
+            if isinstance(item, Crash | Pause):
+                break
+            records.append(item)
+        split.position += len(records)
+        self._drop_read()
+        return self._source.batch(records)
+
+    def _paused_enough(self, pause: Pause) -> bool:
+        now_s = self.context.clock.monotonic()
+        if self._paused_until_s is None:
+            self._paused_until_s = now_s + parse_duration(pause.duration, "pause") / 1000
+        if now_s < self._paused_until_s:
+            return False
+        self._paused_until_s = None
+        return True
+
+
+def from_list(
+    items: Sequence[Any],
+    *,
+    schema: SchemaLike | None = None,
+    batch_rows: int = 1024,
+    splits: int = 1,
+) -> ListSource:
+    """A bounded source of the items of a list, in order if there is one split.
+
+    Args:
+        items: Python objects; with `schema` mappings or instances of the class. For tests, the markers
+            `Pause("1s")` and `Crash()` may stand between them.
+        schema: gives a stream of columns instead of objects.
+        batch_rows: records per batch; 1 makes every record a place to take a checkpoint.
+        splits: deal the items to so many splits, item i to split i mod `splits`.
+
+    Raises:
+        UsageError: a number is below 1.
+    """
+    if batch_rows < 1 or splits < 1:
+        raise UsageError(f"must be at least 1 batch_rows=`{batch_rows}` splits=`{splits}`")
+    arrow = None if schema is None else to_schema(schema)
+    return ListSource(items, arrow, record_class(schema), batch_rows, splits)

@@ -1,0 +1,416 @@
+"""Checks that a source or sink keeps its promises; for ours, and for yours.
+
+    def test_my_source() -> None:
+        asyncio.run(check_source(my_source(batch_rows=1)))
+
+    def test_my_sink(tmp_path) -> None:
+        asyncio.run(check_sink(lambda: my_sink(tmp_path), batches, lambda: my_rows(tmp_path), reset))
+
+A check raises AssertionError and says which promise was broken, and where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import cloudpickle
+
+from ..operators.base import Counter, OperatorContext
+from ..operators.clock import Clock, SystemClock
+from ..operators.elements import Batch, ColumnBatch
+from ..operators.sink import Sink, SinkOperator
+from ..operators.source import Source, SourceReader
+from ..state.keygroups import KeyGroupRange
+from ..state.snapshot import CommitPermit, RestoredState
+
+POLLS_MAX = 100_000
+"""A reader that has not ended after so many polls is taken to hang."""
+
+
+class CheckMetrics:
+    """Metrics that only remember their counts."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def counter(self, name: str) -> Counter:
+        return _Count(self.counts, name)
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class _Count:
+    counts: dict[str, int]
+    name: str
+
+    def inc(self, amount: int = 1) -> None:
+        self.counts[self.name] = self.counts.get(self.name, 0) + amount
+
+
+class CheckTimers:
+    """Timers that run when told to."""
+
+    def __init__(self) -> None:
+        self.due: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._next = 0
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        self._next += 1
+        key = self._next
+        self.due[key] = (delay_ms, callback)
+
+        def cancel() -> None:
+            self.due.pop(key, None)
+
+        return cancel
+
+    def fire(self) -> None:
+        """Run all timers there are."""
+        due, self.due = self.due, {}
+        for _, callback in due.values():
+            callback()
+
+
+def make_context(
+    *,
+    attempt: int = 1,
+    subtask_index: int = 0,
+    parallelism: int = 1,
+    restored_checkpoint: int = 0,
+    options: dict[str, str] | None = None,
+    clock: Clock | None = None,
+    operator_name: str = "sink",
+    timers: CheckTimers | None = None,
+    metrics: CheckMetrics | None = None,
+) -> OperatorContext:
+    """A context outside of any job. Threads are those of the running event loop."""
+
+    def run_in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(None, call)
+
+    return OperatorContext(
+        job_name="conformance",
+        operator_name=operator_name,
+        subtask_index=subtask_index,
+        parallelism=parallelism,
+        max_parallelism=128,
+        attempt=attempt,
+        key_groups=KeyGroupRange(0, 127),
+        clock=clock or SystemClock(),
+        timers=timers or CheckTimers(),
+        metrics=metrics or CheckMetrics(),
+        logger=logging.getLogger("headgate.conformance"),
+        run_in_thread=run_in_thread,
+        options=dict(options or {}),
+        restored_checkpoint=restored_checkpoint,
+    )
+
+
+def records_of(batch: Batch) -> list[Any]:
+    """Records of a batch in a form that compares: objects, or a dict per row."""
+    return batch.data.to_pylist() if isinstance(batch, ColumnBatch) else list(batch.records)
+
+
+def open_reader(
+    source: Source,
+    splits: Sequence[bytes],
+    context: OperatorContext | None = None,
+    reject: Callable[[Batch], None] = lambda batch: None,
+) -> SourceReader:
+    """A reader of these splits, as a subtask makes it."""
+    reader = source.reader()
+    reader.open(context or make_context(), reject)
+    reader.add_splits(splits)
+    return reader
+
+
+async def read_batches(reader: SourceReader, count: int | None = None) -> list[Batch]:
+    """The next `count` batches, or all that are left."""
+    batches: list[Batch] = []
+    for _ in range(POLLS_MAX):
+        if reader.finished or (count is not None and len(batches) >= count):
+            return batches
+        batch = reader.poll()
+        if batch is not None:
+            batches.append(batch)
+        elif not reader.finished:
+            await reader.wait()
+    raise AssertionError(f"the reader does not end: {POLLS_MAX} polls, {len(batches)} batches")
+
+
+async def read_all(source: Source, parallelism: int = 1) -> list[Any]:
+    """All records, subtask after subtask."""
+    splits = source.splits(parallelism)
+    records = []
+    for subtask in range(parallelism):
+        reader = open_reader(source, splits[subtask::parallelism])
+        for batch in await read_batches(reader):
+            records += records_of(batch)
+        reader.close()
+    return records
+
+
+async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> None:
+    """Check a bounded source. With one record per batch, each offset is a place to stop at.
+
+    * It survives pickling, and can be read again with the same result.
+    * Stopped behind any batch and restored, another reader goes on with exactly the next record.
+    * Taking a snapshot changes nothing; restoring one without reading gives the same positions.
+    * Any parallelism yields the same records.
+    """
+    _expect(source.bounded, "only bounded sources can be checked")
+    source = cloudpickle.loads(cloudpickle.dumps(source))
+    splits = source.splits(1)
+    reader = open_reader(source, splits)
+    batches = await read_batches(reader)
+    reader.close()
+    expected = [record for batch in batches for record in records_of(batch)]
+    _expect(reader.snapshot() == [], "a finished reader still has positions")
+    again = await read_all(source)
+    _expect(again == expected, "a second reading gave other records")
+    for stop in range(len(batches) + 1):
+        await _check_stop(source, splits, stop, expected)
+    for parallelism in parallelisms:
+        found = await read_all(source, parallelism)
+        _expect(
+            sorted(map(repr, found)) == sorted(map(repr, expected)),
+            f"other records at parallelism {parallelism}",
+        )
+
+
+async def _check_stop(
+    source: Source, splits: Sequence[bytes], stop: int, expected: list[Any]
+) -> None:
+    reader = open_reader(source, splits)
+    before = await read_batches(reader, stop)
+    positions = reader.snapshot()
+    _expect(reader.snapshot() == positions, f"two snapshots differ behind batch {stop}")
+    reader.close()
+    restored = open_reader(cloudpickle.loads(cloudpickle.dumps(source)), positions)
+    _expect(
+        restored.snapshot() == positions,
+        f"restoring and taking a snapshot changed the position behind batch {stop}",
+    )
+    after = await read_batches(restored)
+    restored.close()
+    found = [record for batch in [*before, *after] for record in records_of(batch)]
+    _expect(
+        found == expected,
+        f"stopped behind batch {stop} and restored: {len(found)} records instead of {len(expected)}, "
+        f"or others: {found[:20]}",
+    )
+
+
+class CrashPoint(Enum):
+    """Where an attempt dies, in the life of one checkpoint."""
+
+    WHILE_WRITING = "behind the records, before the barrier"
+    BEFORE_PREPARE = "behind the barrier, before the pre-commit"
+    AFTER_PREPARE = "behind the pre-commit, before the checkpoint is complete"
+    BEFORE_COMMIT = "behind the completed checkpoint, before the commit"
+    AFTER_COMMIT = "behind the commit"
+
+
+@dataclass(slots=True)
+class _Log:
+    """What is durable: the last completed checkpoint."""
+
+    checkpoint_id: int = 0
+    epoch: int = 0
+    """The first epoch the checkpoint does not contain."""
+    items: dict[str, list[bytes]] = field(default_factory=dict)
+    attempt: int = 0
+    next_id: int = 0
+
+
+class _SinkJob:
+    """Runs a sink through attempts and checkpoints. Checkpoint i closes epoch i, one batch each."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        batches: Sequence[Batch],
+        options: dict[str, str] | None,
+    ) -> None:
+        self._sink = sink
+        self._batches = batches
+        self._options = options
+        self.log = _Log()
+
+    def start(self) -> SinkOperator:
+        """A new attempt, restored from the last completed checkpoint."""
+        self.log.attempt += 1
+        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
+        operator = SinkOperator(sink)
+        operator.open(
+            make_context(
+                attempt=self.log.attempt,
+                restored_checkpoint=self.log.checkpoint_id,
+                options=self._options,
+            )
+        )
+        if self.log.checkpoint_id:
+            operator.restore(RestoredState(items=self.log.items))
+        return operator
+
+    async def run(self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None) -> bool:
+        """From where the log stands to the end, or to the crash: then True. Closes the operator."""
+        try:
+            for epoch in range(self.log.epoch, len(self._batches)):
+                point = crash[1] if crash is not None and crash[0] == epoch else None
+                operator.process(self._batches[epoch], 0)
+                if point is CrashPoint.WHILE_WRITING:
+                    return True
+                if epoch + 1 == len(self._batches):
+                    operator.finish()
+                if await self.checkpoint(operator, epoch + 1, point):
+                    return True
+            return False
+        finally:
+            operator.close()
+
+    async def checkpoint(
+        self, operator: SinkOperator, epoch: int, point: CrashPoint | None = None
+    ) -> bool:
+        """Take a checkpoint; True if it came to the crash point."""
+        items = await self.prepare(operator, point is CrashPoint.BEFORE_PREPARE)
+        if items is None or point is CrashPoint.AFTER_PREPARE:
+            return True
+        self.log.checkpoint_id, self.log.epoch, self.log.items = self.log.next_id, epoch, items
+        if point is CrashPoint.BEFORE_COMMIT:
+            return True
+        await commit(operator, self.log.checkpoint_id)
+        return point is CrashPoint.AFTER_COMMIT
+
+    async def prepare(
+        self, operator: SinkOperator, crash: bool = False
+    ) -> dict[str, list[bytes]] | None:
+        """The snapshot of the next checkpoint, with the pre-commit done in a thread."""
+        self.log.next_id += 1
+        snapshot = operator.snapshot(self.log.next_id)
+        if crash or snapshot is None:
+            return None
+        return {
+            name: await asyncio.to_thread(made) if callable(made) else made
+            for name, made in snapshot.items.items()
+        }
+
+
+async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
+    """Tell a sink that a checkpoint is complete, and wait until it has committed."""
+    waiting = operator.on_checkpoint_complete(CommitPermit("conformance", 1, checkpoint_id))
+    if waiting is not None:
+        await waiting
+
+
+async def check_sink(
+    make: Callable[[], Sink],
+    batches: Sequence[Batch],
+    read: Callable[[], list[Any]],
+    reset: Callable[[], None],
+    options: dict[str, str] | None = None,
+) -> None:
+    """Check that a sink is exactly-once.
+
+    * Records show up when their checkpoint is complete and committed, and not before.
+    * After a crash at any point of any checkpoint, and at any two, each record is there once.
+    * A checkpoint that was given up loses nothing; committing twice, also by an attempt that does not
+      know it is dead, changes nothing.
+
+    Args:
+        make: a new sink with guarantee `exactly_once`, always writing to the same place.
+        batches: what to write, one batch per checkpoint; all records different.
+        read: the records visible in that place, in any order, as `records_of` gives them.
+        reset: empties the place; called before each scenario.
+        options: options of the job.
+    """
+    expected = [records_of(batch) for batch in batches]
+
+    def new_job() -> _SinkJob:
+        reset()
+        return _SinkJob(make(), batches, options)
+
+    def expect(epochs: int, story: str) -> None:
+        wanted = [record for records in expected[:epochs] for record in records]
+        found = read()
+        _expect(
+            sorted(map(repr, found)) == sorted(map(repr, wanted)),
+            f"{story}: {len(found)} records visible, not {len(wanted)}: {found[:20]}",
+        )
+
+    await _without_crash(new_job(), expect, len(batches))
+    await _aborted_checkpoint(new_job(), expect, batches)
+    await _committed_twice(new_job(), expect, batches)
+    crashes = [(epoch, point) for epoch in range(len(batches)) for point in CrashPoint]
+    for first in crashes:
+        await _with_crashes(new_job(), expect, len(batches), [first])
+        for second in crashes:
+            if second[0] >= first[0]:
+                await _with_crashes(new_job(), expect, len(batches), [first, second])
+
+
+Expect = Callable[[int, str], None]
+
+
+async def _without_crash(job: _SinkJob, expect: Expect, epochs: int) -> None:
+    await job.run(job.start(), None)
+    expect(epochs, "without a crash")
+
+
+async def _with_crashes(
+    job: _SinkJob, expect: Expect, epochs: int, crashes: list[tuple[int, CrashPoint]]
+) -> None:
+    story = ""
+    for epoch, point in crashes:
+        story += f"crash in epoch {epoch}, {point.value}; "
+        committed_by_restore = job.log.epoch
+        operator = job.start()
+        expect(committed_by_restore, f"{story}at its start")
+        crashed = await job.run(operator, (epoch, point))
+        uncommitted = crashed and point is CrashPoint.BEFORE_COMMIT
+        expect(job.log.epoch - uncommitted, f"{story}before the restart")
+    operator = job.start()
+    expect(job.log.epoch, f"{story}after the restore")
+    await job.run(operator, None)
+    expect(epochs, f"{story}at the end")
+
+
+async def _aborted_checkpoint(job: _SinkJob, expect: Expect, batches: Sequence[Batch]) -> None:
+    """Checkpoint 1 is prepared but never complete; the next one must contain its records."""
+    operator = job.start()
+    operator.process(batches[0], 0)
+    await job.prepare(operator)
+    operator.on_checkpoint_aborted(job.log.next_id)
+    expect(0, "a checkpoint was aborted")
+    for batch in batches[1:]:
+        operator.process(batch, 0)
+    await job.checkpoint(operator, len(batches), CrashPoint.BEFORE_COMMIT)
+    operator.close()
+    job.start().close()
+    expect(len(batches), "a checkpoint was aborted, the next one completed and restored")
+
+
+async def _committed_twice(job: _SinkJob, expect: Expect, batches: Sequence[Batch]) -> None:
+    """An attempt that is dead without knowing commits what its successors have committed already."""
+    zombie = job.start()
+    zombie.process(batches[0], 0)
+    await job.checkpoint(zombie, 1, CrashPoint.BEFORE_COMMIT)
+    job.start().close()
+    expect(1, "committed by the restore")
+    job.start().close()
+    expect(1, "committed by a second restore")
+    await commit(zombie, job.log.checkpoint_id)
+    zombie.close()
+    expect(1, "committed again by a dead attempt")
+
+
+def _expect(condition: object, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

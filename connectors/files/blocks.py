@@ -1,0 +1,261 @@
+"""Reading one split of a file, block by block, in an I/O thread.
+
+A split is a byte range of whole lines (CSV, JSON), a whole compressed file, or a row group (Parquet). Each
+block comes out as pieces; a piece knows where reading goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from ...errors import StateError, StorageError
+from .decode import BOM, BadRecord, Lines, cast_rows, decode, excerpt
+from .locations import version_of
+
+BLOCK_BYTES = 1 << 20
+RECORD_MAX_BYTES = 16 << 20
+"""A longer line is unreadable: it would have to be held in memory whole."""
+
+
+class FileSplit(msgspec.Struct):
+    """A part of a file and the position of the next record in it.
+
+    Positions are byte offsets (in the uncompressed text), or row numbers in a row group.
+    """
+
+    path: str
+    size_bytes: int
+    version: str
+    position: int
+    end: int | None = None
+    """Where the split ends; None: at the end of the file."""
+    row_group: int | None = None
+    header: list[str] = []
+    """Columns of a CSV file."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Some consecutive records; `position` is where the next ones begin."""
+
+    position: int
+    batch: pa.RecordBatch | None = None
+    bad: list[BadRecord] = field(default_factory=list)
+    last: bool = False
+    """True if the split ends behind this piece."""
+
+
+class BlockReader(Protocol):
+    """Reads a split from its position on. Used by one thread at a time."""
+
+    def next_block(self) -> list[Piece]:
+        """The next pieces, at least one; the last one of the split is marked."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_unchanged(store: pafs.FileSystem, split: FileSplit) -> None:
+    """Make sure the file is the one the split was cut from.
+
+    Raises:
+        StateError: it is gone or has changed, so the position means nothing any more.
+    """
+    info = store.get_file_info(split.path)
+    if info.type != pafs.FileType.File:
+        problem = "an input file is gone"
+    elif info.size != split.size_bytes or version_of(store, info) != split.version:
+        problem = "an input file has changed since the job began to read it"
+    else:
+        return
+    raise StateError(
+        f"{problem} file=`{split.path}` position=`{split.position}`",
+        fix="put the file back as it was, or start the job fresh; write new data to new files",
+    )
+
+
+def storage_error(path: str, error: Exception) -> StorageError:
+    """The error for a file that could not be read at all."""
+    return StorageError(f"a file could not be read file=`{path}`: {error}")
+
+
+def is_compressed(path: str) -> bool:
+    """True for files that can only be read from their start."""
+    return path.endswith(".gz")
+
+
+class TextReader:
+    """Reads lines from a byte range, or from a compressed file."""
+
+    def __init__(
+        self,
+        store: pafs.FileSystem,
+        split: FileSplit,
+        convert: Callable[[Lines], pa.RecordBatch],
+        batch_rows: int,
+    ) -> None:
+        open_unchanged(store, split)
+        self._path = split.path
+        self._convert = convert
+        self._batch_rows = batch_rows
+        self._position = split.position
+        self._end = split.end
+        self._rest = b""
+        """The start of a line whose end was not yet read; it begins at `_position`."""
+        self._stream = open_text(store, split.path, split.position)
+
+    def next_block(self) -> list[Piece]:
+        try:
+            data, at_end = self._read_lines()
+        except (OSError, pa.ArrowException) as error:
+            raise storage_error(self._path, error) from error
+        if data is None:
+            return [self._skip_line()]
+        pieces = list(self._pieces(data)) or [Piece(self._position)]
+        pieces[-1].position = self._position
+        pieces[-1].last = at_end
+        return pieces
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _read_lines(self) -> tuple[bytes | None, bool]:
+        """Whole lines, and whether the split ends behind them. None if the line is far too long."""
+        chunks = [self._rest]
+        size = len(self._rest)
+        while True:
+            chunk = self._read_after(size)
+            if not chunk:
+                self._rest = b""
+                return b"".join(chunks), True
+            cut = chunk.rfind(b"\n") + 1
+            if cut:
+                chunks.append(chunk[:cut])
+                self._rest = chunk[cut:]
+                return b"".join(chunks), False
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > RECORD_MAX_BYTES:
+                self._rest = b"".join(chunks)
+                return None, False
+
+    def _read_after(self, held: int) -> bytes:
+        """The next bytes; `held` bytes behind the position were read already."""
+        wanted = BLOCK_BYTES
+        if self._end is not None:
+            wanted = min(wanted, self._end - self._position - held)
+        return bytes(self._stream.read(wanted)) if wanted > 0 else b""
+
+    def _pieces(self, data: bytes) -> Iterator[Piece]:
+        base = self._position
+        self._position += len(data)
+        if base == 0 and data.startswith(BOM):
+            data, base = data[len(BOM) :], len(BOM)
+        lines = Lines.split(data)
+        for start in range(0, len(lines), self._batch_rows):
+            yield self._piece(lines.part(start, start + self._batch_rows), base)
+
+    def _piece(self, lines: Lines, base: int) -> Piece:
+        decoded = decode(len(lines), lambda start, stop: self._convert(lines.part(start, stop)))
+        bad = [
+            BadRecord(
+                base + int(lines.starts[index]),
+                reason,
+                lines.line(index).decode(errors="backslashreplace"),
+            )
+            for index, reason in decoded.bad
+        ]
+        return Piece(base + int(lines.ends[-1]), decoded.batch(), bad)
+
+    def _skip_line(self) -> Piece:
+        """Pass over a line too long to hold; only its beginning is kept for the report."""
+        offset, start = self._position, self._rest[:1024]
+        chunk = self._rest
+        self._rest = b""
+        try:
+            while chunk and b"\n" not in chunk:
+                self._position += len(chunk)
+                chunk = self._read_after(0)
+        except (OSError, pa.ArrowException) as error:
+            raise storage_error(self._path, error) from error
+        cut = chunk.find(b"\n") + 1
+        self._position += cut
+        self._rest = chunk[cut:]
+        reason = f"longer than {RECORD_MAX_BYTES:,} bytes"
+        return Piece(
+            self._position, None, [BadRecord(offset, reason, excerpt(start))], last=not chunk
+        )
+
+
+class ParquetReader:
+    """Reads one row group."""
+
+    def __init__(
+        self, store: pafs.FileSystem, split: FileSplit, schema: pa.Schema, batch_rows: int
+    ) -> None:
+        open_unchanged(store, split)
+        self._path = split.path
+        self._schema = schema
+        self._position = split.position
+        self._skip = split.position
+        self._end = split.end or 0
+        try:
+            # Pre-buffering joins the many small reads of columns into few large ones.
+            self._file = pq.ParquetFile(store.open_input_file(split.path), pre_buffer=True)
+            self._batches: Iterator[Any] = self._file.iter_batches(
+                batch_size=batch_rows, row_groups=[split.row_group], columns=schema.names,
+                use_threads=False,
+            )  # fmt: skip
+        except (OSError, pa.ArrowException) as error:
+            raise storage_error(self._path, error) from error
+
+    def next_block(self) -> list[Piece]:
+        try:
+            batch = next(self._batches, None)
+            while batch is not None and batch.num_rows <= self._skip:
+                self._skip -= batch.num_rows
+                batch = next(self._batches, None)
+        except (OSError, pa.ArrowException) as error:
+            raise storage_error(self._path, error) from error
+        if batch is None:
+            return [Piece(self._position, last=True)]
+        rows = batch.slice(self._skip)
+        self._skip = 0
+        first = self._position
+        self._position += rows.num_rows
+        decoded = decode(rows.num_rows, lambda a, b: cast_rows(rows.slice(a, b - a), self._schema))
+        bad = [
+            BadRecord(first + index, reason, str(rows.slice(index, 1).to_pylist()[0]))
+            for index, reason in decoded.bad
+        ]
+        last = self._position >= self._end
+        return [Piece(self._position, decoded.batch(), bad, last)]
+
+    def close(self) -> None:
+        self._file.close(force=True)
+
+
+def open_text(store: pafs.FileSystem, path: str, position: int) -> Any:
+    """The text of a file from byte `position` on; raises StorageError."""
+    try:
+        if not is_compressed(path):
+            file = store.open_input_file(path)
+            file.seek(position)
+            return file
+        stream = store.open_input_stream(path, compression="gzip")
+        left = position
+        while left:
+            skipped = len(stream.read(min(left, BLOCK_BYTES)))
+            if not skipped:
+                raise OSError(f"it ends before byte {position}")
+            left -= skipped
+        return stream
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(path, error) from error

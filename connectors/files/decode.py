@@ -1,0 +1,238 @@
+"""Bytes and rows of files into record batches, with unreadable records told apart exactly.
+
+A whole piece is converted at once by Arrow. Only if that fails is the piece halved, again and again, until
+each bad record stands alone: so fast and slow path are one parser and agree on what is bad.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+EXCERPT_MAX_CHARS = 200
+BOM = b"\xef\xbb\xbf"
+"""Byte order mark: some programs begin a UTF-8 file with it."""
+_NEWLINE, _RETURN = 0x0A, 0x0D
+_ONE_BLOCK = (
+    1 << 30
+)  # Arrow must not cut a piece again: then it would parse line ends by other rules
+
+
+class Unreadable(Exception):
+    """A piece does not convert; the text says why."""
+
+
+@dataclass(slots=True)
+class BadRecord:
+    """A record that could not be read: where it begins (byte or row number), why, and its text."""
+
+    offset: int
+    reason: str
+    record: str
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a piece came to: its good records in order, and its bad ones."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """(index of the record in the piece, reason)"""
+
+    def batch(self) -> pa.RecordBatch | None:
+        """All good records; None if there are none."""
+        if len(self.batches) > 1:
+            return pa.concat_batches(self.batches)
+        return self.batches[0] if self.batches else None
+
+
+def decode(count: int, convert: Callable[[int, int], pa.RecordBatch]) -> Decoded:
+    """Convert records 0 to count - 1 of a piece; `convert(start, stop)` raises Unreadable if any is bad."""
+    decoded = Decoded()
+    # Explicit stack instead of recursion: pieces in order, the next one on top.
+    todo = [(0, count)] if count else []
+    while todo:
+        start, stop = todo.pop()
+        try:
+            decoded.batches.append(convert(start, stop))
+        except Unreadable as error:
+            if stop - start == 1:
+                decoded.bad.append((start, str(error)))
+                continue
+            middle = (start + stop) // 2
+            todo.append((middle, stop))
+            todo.append((start, middle))
+    return decoded
+
+
+def excerpt(record: bytes | str) -> str:
+    """A bounded, printable form of a record for a message."""
+    text = record if isinstance(record, str) else record.decode(errors="backslashreplace")
+    if len(text) > EXCERPT_MAX_CHARS:
+        return f"{text[:EXCERPT_MAX_CHARS]}... ({len(text):,} characters)"
+    return text
+
+
+def reason_of(error: Exception) -> str:
+    """One line of Arrow's complaint, without the row number: that counts within the piece."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    for noise in ("CSV parse error: ", "JSON parse error: ", "Row #1: ", " in row 0"):
+        text = text.replace(noise, "")
+    return text[:EXCERPT_MAX_CHARS]
+
+
+class Lines:
+    """Some lines of a file: their bytes, and where in them each line that is not empty starts and ends.
+
+    Ends lie behind the line break; lines are numbered without the empty ones.
+    """
+
+    __slots__ = ("data", "ends", "starts")
+
+    def __init__(self, data: bytes, starts: Int64s, ends: Int64s) -> None:
+        self.data = data
+        self.starts = starts
+        self.ends = ends
+
+    @classmethod
+    def split(cls, data: bytes) -> Lines:
+        """All lines of `data`; the last one may lack its line break."""
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+        if data and (not len(ends) or ends[-1] != len(data)):
+            ends = np.append(ends, len(data))
+        starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
+        sizes = ends - starts
+        filled = sizes > 2
+        for index in np.flatnonzero(~filled).tolist():
+            filled[index] = bool(data[starts[index] : ends[index]].strip(b"\r\n"))
+        return cls(data, starts[filled], ends[filled])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def part(self, start: int, stop: int) -> Lines:
+        """Lines start to stop - 1, without copying."""
+        return Lines(self.data, self.starts[start:stop], self.ends[start:stop])
+
+    def line(self, index: int) -> bytes:
+        """Line `index` without its line break."""
+        return self.data[self.starts[index] : self.ends[index]].rstrip(b"\r\n")
+
+    def view(self) -> memoryview:
+        """The bytes of all these lines; empty lines between them are still there."""
+        return memoryview(self.data)[self.starts[0] : self.ends[-1]]
+
+
+class CsvDecoder:
+    """Converts lines of CSV: one record per line, no line breaks within values."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        header: Sequence[str],
+        delimiter: str,
+        null_values: Sequence[str],
+    ) -> None:
+        self._schema = schema
+        self._read = pacsv.ReadOptions(
+            column_names=list(header), use_threads=False, block_size=_ONE_BLOCK
+        )
+        self._parse = pacsv.ParseOptions(delimiter=delimiter)
+        self._convert = pacsv.ConvertOptions(
+            column_types=schema,
+            include_columns=schema.names,
+            null_values=list(null_values),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    def __call__(self, lines: Lines) -> pa.RecordBatch:
+        view = lines.view()
+        codes = np.frombuffer(view, np.uint8)
+        returns = np.flatnonzero(codes[:-1] == _RETURN)
+        if codes[-1] == _RETURN or (codes[returns + 1] != _NEWLINE).any():
+            # Arrow would take it for a line break; then rows could not be told from lines.
+            raise Unreadable("a carriage return within a record")
+        try:
+            table = pacsv.read_csv(
+                pa.BufferReader(pa.py_buffer(view)),
+                read_options=self._read,
+                parse_options=self._parse,
+                convert_options=self._convert,
+            )
+        except pa.ArrowException as error:
+            raise Unreadable(reason_of(error)) from error
+        return _batch_of(table, self._schema, len(lines))
+
+
+class JsonDecoder:
+    """Converts lines of JSON objects. Missing fields are null; fields not in the schema are skipped."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._read = pajson.ReadOptions(use_threads=False, block_size=_ONE_BLOCK)
+        # Read as nullable: what is missing is judged afterwards, with a clear reason.
+        nullable = pa.schema([column.with_nullable(True) for column in schema])
+        self._parse = pajson.ParseOptions(
+            explicit_schema=nullable, unexpected_field_behavior="ignore"
+        )
+
+    def __call__(self, lines: Lines) -> pa.RecordBatch:
+        # If each line begins and ends as an object does, no record reaches over a line break (strings
+        # must not contain one); then as many rows as lines means one record per line.
+        for start, stop in zip(lines.starts.tolist(), lines.ends.tolist(), strict=True):
+            line = lines.data[start:stop].strip()
+            if not (line.startswith(b"{") and line.endswith(b"}")):
+                raise Unreadable("not a JSON object on one line")
+        view = lines.view()
+        try:
+            str(view, "utf-8")
+            table = pajson.read_json(
+                pa.BufferReader(pa.py_buffer(view)),
+                read_options=self._read,
+                parse_options=self._parse,
+            )
+        except UnicodeDecodeError as error:
+            raise Unreadable("not valid UTF-8") from error
+        except pa.ArrowException as error:
+            raise Unreadable(reason_of(error)) from error
+        return _batch_of(table.select(self._schema.names), self._schema, len(lines))
+
+
+def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of a Parquet file as `schema` says; raises Unreadable if a value does not fit."""
+    try:
+        columns = [batch.column(column.name).cast(column.type) for column in schema]
+    except pa.ArrowException as error:
+        raise Unreadable(reason_of(error)) from error
+    return _with_values(columns, schema)
+
+
+def _batch_of(table: pa.Table, schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    if table.num_rows != rows:
+        raise Unreadable("a record must be exactly one line")
+    return _with_values([column.combine_chunks() for column in table.columns], schema)
+
+
+def _with_values(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    for column, values in zip(schema, columns, strict=True):
+        if not column.nullable and values.null_count:
+            raise Unreadable(f"no value for column `{column.name}`")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def parse_header(line: bytes, delimiter: str) -> list[str]:
+    """The column names in the first line of a CSV file."""
+    text = line.removeprefix(BOM).decode(errors="replace").rstrip("\r\n")
+    return next(csv.reader(io.StringIO(text), delimiter=delimiter), [])

@@ -1,0 +1,210 @@
+"""Files between being written and being visible.
+
+A *draft* is written, then finished: durable but invisible, described by a committable. A *target* is the
+place where drafts become files. Everything here is safe to repeat: a commit may run again in another
+process after a crash, at any point.
+
+* Local (here): a draft lies in `<directory>/.headgate/<job>/<sink>/` and is renamed into the directory.
+* S3 (`s3_drafts.py`): a draft is a multipart upload to the final key; completing it makes it visible.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from ...errors import StorageError
+
+
+class Committable(msgspec.Struct, frozen=True):
+    """A finished draft: enough to commit it from anywhere."""
+
+    target: str
+    """Where it becomes visible: a path, or bucket/key."""
+    size_bytes: int
+    draft: str = ""
+    """Path of the local draft."""
+    upload_id: str = ""
+    parts: tuple[str, ...] = ()
+    """ETags of the parts of an S3 upload, in order."""
+    mark: str = ""
+
+
+class Draft(Protocol):
+    """A file being written."""
+
+    @property
+    def stream(self) -> io.RawIOBase:
+        """Where its bytes go."""
+        ...
+
+    def finish(self) -> Committable:
+        """Make it durable; blocks. May be called again after it raised or returned."""
+        ...
+
+    def discard(self) -> None:
+        """Forget it. Must not raise."""
+        ...
+
+
+class Target(Protocol):
+    """Where files of one sink go."""
+
+    def prepare(self) -> None:
+        """Make sure one can write here."""
+        ...
+
+    def begin(self, name: str) -> Draft:
+        """Start a draft of the file `name`."""
+        ...
+
+    def names(self) -> Iterator[str]:
+        """Names of all files here, visible ones and drafts."""
+        ...
+
+    def drafts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Names of the drafts here, each with a function that discards it."""
+        ...
+
+    def commit(self, committables: list[Committable]) -> None:
+        """Make drafts visible, if they are not yet."""
+        ...
+
+
+class LocalTarget:
+    """A local directory. `direct`: files are visible while they are written, and nothing is synced."""
+
+    def __init__(self, directory: str, job: str, sink: str, direct: bool) -> None:
+        self._directory = Path(directory)
+        # Names may contain slashes; quoting keeps them one path component each, and distinct.
+        hidden = self._directory / ".headgate" / quoted(job) / quoted(sink)
+        self._drafts = self._directory if direct else hidden
+        self._direct = direct
+
+    def prepare(self) -> None:
+        try:
+            _make_directories(self._drafts)
+        except OSError as error:
+            raise StorageError(
+                f"the directory of a sink cannot be made path=`{self._drafts}`: {error}"
+            ) from error
+
+    def begin(self, name: str) -> Draft:
+        try:
+            return _LocalDraft(self._drafts / name, self._directory / name, self._direct)
+        except OSError as error:
+            raise failed("begun", self._drafts / name, error) from error
+
+    def names(self) -> Iterator[str]:
+        for directory in {self._directory, self._drafts}:
+            yield from os.listdir(directory)
+
+    def drafts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        if not self._direct:
+            for path in self._drafts.iterdir():
+                yield path.name, lambda path=path: path.unlink(missing_ok=True)  # type: ignore[misc]
+
+    def commit(self, committables: list[Committable]) -> None:
+        staged = [committable for committable in committables if committable.draft]
+        try:
+            for committable in staged:
+                _publish(committable)
+            for directory in {os.path.dirname(committable.target) for committable in staged}:
+                _sync_directory(directory)
+        except OSError as error:
+            raise failed("committed", self._directory, error) from error
+
+
+class _LocalDraft:
+    def __init__(self, path: Path, target: Path, direct: bool) -> None:
+        self._path, self._target, self._direct = path, target, direct
+        self.stream: Any = open(path, "xb")  # noqa: SIM115  closed by finish or discard
+        self._size: int | None = None
+        self._broken: OSError | None = None
+
+    def finish(self) -> Committable:
+        if self._broken is not None:
+            # A sync that failed once may succeed the next time without having written anything.
+            raise failed("finished", self._path, self._broken) from self._broken
+        try:
+            if self._size is None:
+                self.stream.flush()
+                if not self._direct:
+                    os.fsync(self.stream.fileno())
+                size = self.stream.tell()
+                self.stream.close()
+                self._size = size
+            if not self._direct:
+                _sync_directory(self._path.parent)
+        except OSError as error:
+            self._broken = error
+            raise failed("finished", self._path, error) from error
+        draft = "" if self._direct else str(self._path)
+        return Committable(str(self._target), self._size, draft=draft)
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self.stream.close()
+        if not self._direct:
+            with suppress(OSError):
+                self._path.unlink()
+
+
+def _publish(committable: Committable) -> None:
+    """Rename a draft into place; that it happened already, or happens right now elsewhere, is fine."""
+    draft, target = committable.draft, committable.target
+    if os.path.exists(draft):
+        # In this order: another attempt with the same checkpoint may commit the same file meanwhile.
+        if os.path.exists(target) and os.path.exists(draft):
+            raise StorageError(
+                f"another file has the name of a file to commit target=`{target}` draft=`{draft}`",
+                fix="move one of the two away; both hold data",
+            )
+        with suppress(FileNotFoundError):
+            os.replace(draft, target)
+    if not os.path.exists(target):
+        raise StorageError(
+            f"a file of the checkpoint is gone: neither pending nor committed target=`{target}` "
+            f"draft=`{draft}`",
+            fix="if it was committed and then moved away, put it back for the restart; files may be "
+            "moved once the next checkpoint is complete",
+        )
+
+
+def _make_directories(path: Path) -> None:
+    """Like `mkdir -p`, and durable."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        _sync_directory(directory.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(str(path))
+
+
+def _sync_directory(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def quoted(name: str) -> str:
+    """A name as one path component, different for different names."""
+    quoted = quote(name, safe=" ")
+    return quoted.replace(".", "%2E") if set(quoted) == {"."} else quoted
+
+
+def failed(what: str, path: object, error: Exception) -> StorageError:
+    """The error for a file that could not be begun, finished, committed ..."""
+    return StorageError(f"a file could not be {what} path=`{path}`: {error}")

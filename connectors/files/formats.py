@@ -1,0 +1,124 @@
+"""Record batches into the bytes of a file: Parquet, CSV, JSON lines."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+ROW_GROUP_ROWS = 65_536
+
+
+class Encoder(Protocol):
+    """Writes one file into a stream."""
+
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes taken in, but not yet written to the stream."""
+        ...
+
+    def close(self) -> None:
+        """Write the rest. The stream stays open."""
+        ...
+
+
+class ParquetEncoder:
+    """Parquet with row groups of about 64 Ki rows, compressed by zstd."""
+
+    def __init__(self, stream: io.RawIOBase, schema: pa.Schema) -> None:
+        self._writer = pq.ParquetWriter(stream, schema, compression="zstd")
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._bytes
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._batches:
+            self._writer.write_table(
+                pa.Table.from_batches(self._batches), row_group_size=2 * ROW_GROUP_ROWS
+            )
+        self._batches, self._rows, self._bytes = [], 0, 0
+
+
+class CsvEncoder:
+    """CSV with a header; texts are quoted, nulls are empty."""
+
+    buffered_bytes = 0
+
+    def __init__(self, stream: io.RawIOBase, schema: pa.Schema) -> None:
+        self._writer = pacsv.CSVWriter(stream, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class JsonEncoder:
+    """One JSON object per line; times as ISO 8601; NaN, which JSON lacks, as null."""
+
+    buffered_bytes = 0
+
+    def __init__(self, stream: io.RawIOBase, schema: pa.Schema) -> None:
+        self._stream = stream
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        frame: Any = pl.from_arrow(batch)
+        lines = io.BytesIO()
+        frame.write_ndjson(lines)
+        self._stream.write(lines.getbuffer())
+
+    def close(self) -> None:
+        return None
+
+
+ENCODERS: dict[str, Callable[[io.RawIOBase, pa.Schema], Encoder]] = {
+    "parquet": ParquetEncoder,
+    "csv": CsvEncoder,
+    "json": JsonEncoder,
+}
+
+
+def can_encode(format: str, type_: pa.DataType) -> bool:
+    """True if a column of this type has a form in the format that can be read back."""
+    kinds = pa.types
+    plain = (
+        kinds.is_integer(type_)
+        or kinds.is_floating(type_)
+        or kinds.is_boolean(type_)
+        or kinds.is_string(type_)
+        or kinds.is_large_string(type_)
+        or kinds.is_timestamp(type_)
+        or kinds.is_date(type_)
+        or kinds.is_null(type_)
+    )
+    if plain:
+        return True
+    if format == "csv":
+        return bool(kinds.is_time(type_) or kinds.is_decimal(type_))
+    nested = kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_struct(type_)
+    if nested:
+        return all(can_encode(format, type_.field(i).type) for i in range(type_.num_fields))
+    return format == "parquet" and not kinds.is_union(type_)

@@ -1,0 +1,231 @@
+"""Where files are: local paths and s3:// addresses, and how to reach them.
+
+Settings of S3 are, in this order: the connector's own `storage_options`, the job's options of the same
+names (`s3.endpoint`, `s3.region`), the environment (`AWS_ENDPOINT_URL`, `AWS_REGION`). Credentials come
+from AWS's usual chain only: environment, shared files, web identity, instance role.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ...errors import OptionError, StorageError, UsageError
+
+S3_ENDPOINT = "s3.endpoint"
+S3_REGION = "s3.region"
+S3_PATH_STYLE = "s3.path-style-access"
+_OPTIONS = (S3_ENDPOINT, S3_REGION, S3_PATH_STYLE)
+_CONNECT_TIMEOUT_S = 10
+_REQUEST_TIMEOUT_S = 60
+_ATTEMPTS_MAX = 5
+_CONNECTIONS_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A path on a local file system, or a bucket and key (`bucket/key`) on S3."""
+
+    scheme: str
+    path: str
+
+    def __str__(self) -> str:
+        return self.path if self.scheme == "file" else f"s3://{self.path}"
+
+    @property
+    def bucket(self) -> str:
+        return self.path.partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        return self.path.partition("/")[2]
+
+
+def parse_location(address: str) -> Location:
+    """The location that a user means by a path, a file:// or an s3:// address.
+
+    Raises:
+        UsageError: empty, or of another scheme.
+    """
+    if not address:
+        raise UsageError("the path is empty")
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return Location("file", os.path.abspath(os.path.expanduser(address)))
+    if scheme == "file":
+        return Location("file", os.path.abspath(rest))
+    if scheme in ("s3", "s3a"):
+        if not rest.partition("/")[0]:
+            raise UsageError(f"the address names no bucket address=`{address}`")
+        return Location("s3", rest.rstrip("/"))
+    raise UsageError(
+        f"no such kind of storage address=`{address}`",
+        fix="use a local path or s3://bucket/prefix",
+    )
+
+
+def check_storage_options(options: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy of `options`, all of whose keys are known."""
+    for key in options or {}:
+        if key not in _OPTIONS:
+            raise OptionError(
+                f"unknown storage option key=`{key}`", fix=f"known: {', '.join(_OPTIONS)}"
+            )
+    return dict(options or {})
+
+
+def _s3_settings(options: Mapping[str, str]) -> tuple[str | None, str, bool]:
+    """Endpoint, region, and whether the bucket goes into the path instead of the host name."""
+    environment = os.environ
+    endpoint = (
+        options.get(S3_ENDPOINT)
+        or environment.get("AWS_ENDPOINT_URL_S3")
+        or environment.get("AWS_ENDPOINT_URL")
+    )
+    region = (
+        options.get(S3_REGION)
+        or environment.get("AWS_REGION")
+        or environment.get("AWS_DEFAULT_REGION")
+        or "us-east-1"
+    )
+    # Services other than AWS rarely have a host name per bucket.
+    path_style = options.get(S3_PATH_STYLE, "true" if endpoint else "false").lower() == "true"
+    return endpoint or None, region, path_style
+
+
+def filesystem(scheme: str, options: Mapping[str, str]) -> pafs.FileSystem:
+    """The Arrow file system for locations of `scheme`."""
+    if scheme == "file":
+        return pafs.LocalFileSystem()
+    return _s3_filesystem(*_s3_settings(options))
+
+
+@cache
+def _s3_filesystem(endpoint: str | None, region: str, path_style: bool) -> pafs.FileSystem:
+    arguments: dict[str, Any] = {
+        "region": region,
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "request_timeout": _REQUEST_TIMEOUT_S,
+        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS_MAX),
+    }
+    if endpoint:
+        arguments["endpoint_override"] = endpoint
+        arguments["force_virtual_addressing"] = not path_style
+    return pafs.S3FileSystem(**arguments)
+
+
+def s3_client(options: Mapping[str, str]) -> Any:
+    """A boto3 client; usable from several threads."""
+    return _s3_client(*_s3_settings(options))
+
+
+@cache
+def _s3_client(endpoint: str | None, region: str, path_style: bool) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise UsageError("writing to S3 needs boto3", fix='pip install "headgate[s3]"') from None
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_REQUEST_TIMEOUT_S,
+        max_pool_connections=_CONNECTIONS_MAX,
+        retries={"mode": "standard", "max_attempts": _ATTEMPTS_MAX},
+        s3={"addressing_style": "path" if path_style else "auto"},
+    )
+    return boto3.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """A file as it was found: if any of this changed, positions in it mean nothing any more."""
+
+    path: str
+    size_bytes: int
+    version: str
+    """The ETag on S3, else the time of the last change in ns."""
+
+
+def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
+    """The files that a path, a directory (recursively) or a glob (`*`, `?`, `[ab]`, `**`) names, sorted.
+
+    Names that begin with `.` or `_` inside a directory are not data: they belong to writers at work.
+
+    Raises:
+        UsageError: nothing is there.
+        StorageError: the file system refused.
+    """
+    location = parse_location(address)
+    store = filesystem(location.scheme, options)
+    try:
+        found = _matches(store, location)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
+    if not found:
+        raise UsageError(
+            f"no file found path=`{address}`",
+            fix="check the path; a directory is read with all files below it whose names do not begin "
+            "with a dot or underscore",
+        )
+    return [FileVersion(info.path, info.size, version_of(store, info)) for info in found]
+
+
+def _matches(store: pafs.FileSystem, location: Location) -> list[pafs.FileInfo]:
+    path = location.path
+    info = store.get_file_info(path)
+    if info.type == pafs.FileType.File:
+        return [info]
+    if info.type == pafs.FileType.Directory:
+        base, matches = path, re.compile(".*", re.DOTALL)
+    else:
+        plain = re.split(r"[*?\[]", path, maxsplit=1)[0]
+        if plain == path:
+            return []
+        base, matches = plain.rpartition("/")[0], _glob(path)
+    selector = pafs.FileSelector(base or "/", recursive=True, allow_not_found=True)
+    below = len(base.rstrip("/")) + 1
+    found = [
+        info
+        for info in store.get_file_info(selector)
+        if info.type == pafs.FileType.File
+        and matches.fullmatch(info.path)
+        and not any(part.startswith((".", "_")) for part in info.path[below:].split("/"))
+    ]
+    return sorted(found, key=lambda info: info.path)
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    """A glob as a regular expression: `*` and `?` stay within a directory, `**` does not."""
+    parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", pattern)
+    translated = []
+    for part in parts:
+        if part == "**/":
+            translated.append("(?:.*/)?")
+        elif part == "**":
+            translated.append(".*")
+        elif part == "*":
+            translated.append("[^/]*")
+        elif part == "?":
+            translated.append("[^/]")
+        elif len(part) > 2 and part.startswith("["):
+            translated.append(f"[{'^' if part[1] == '!' else ''}{part[1:-1].lstrip('!')}]")
+        else:
+            translated.append(re.escape(part))
+    return re.compile("".join(translated), re.DOTALL)
+
+
+def version_of(store: pafs.FileSystem, info: pafs.FileInfo) -> str:
+    """What changes when the file changes: the ETag on S3, else the time of the last change."""
+    if isinstance(store, pafs.S3FileSystem):
+        with store.open_input_file(info.path) as file:
+            etag = file.metadata().get("ETag")
+            if etag:
+                return str(etag.decode())
+    return str(info.mtime_ns)

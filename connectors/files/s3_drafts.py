@@ -1,0 +1,295 @@
+"""Drafts on S3: multipart uploads, made visible by completing them (see `drafts.py`).
+
+Parts are uploaded while the file is written. That an upload was completed already is recognised by the
+object itself: it carries the mark of the sink that wrote it.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from ...errors import StorageError, UsageError, check
+from .drafts import Committable, Draft, failed, quoted
+from .locations import Location, s3_client
+
+PART_BYTES = 8 << 20
+_PARTS_WAITING_MAX = 4
+_MARK = "headgate"
+"""Key of the object metadata that tells our own objects."""
+
+
+class S3Target:
+    """A prefix in a bucket."""
+
+    def __init__(
+        self,
+        location: Location,
+        job: str,
+        sink: str,
+        options: dict[str, str],
+        run_in_thread: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._location = location
+        self._mark = f"{quoted(job)}/{quoted(sink)}"
+        self._options = options
+        self._run_in_thread = run_in_thread
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._location.key}/" if self._location.key else ""
+
+    def prepare(self) -> None:
+        try:
+            self._client.head_bucket(Bucket=self._location.bucket)
+        except _errors() as error:
+            raise UsageError(
+                f"the bucket of a sink cannot be reached bucket=`{self._location.bucket}`: {error}",
+                fix="check its name, the credentials and s3.endpoint",
+            ) from error
+
+    def begin(self, name: str) -> Draft:
+        key = self._prefix + name
+        mark = f"{self._mark}/{name}"
+        return _S3Draft(self._client, self._location.bucket, key, mark, self._run_in_thread)
+
+    def names(self) -> Iterator[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._location.bucket, Prefix=self._prefix, Delimiter="/"
+        )
+        for page in _listed(pages, self._location):
+            for item in page.get("Contents", ()):
+                yield item["Key"].removeprefix(self._prefix)
+        for name, _ in self.drafts():
+            yield name
+
+    def drafts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        bucket, client = self._location.bucket, self._client
+        pages = client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=bucket, Prefix=self._prefix
+        )
+        for page in _listed(pages, self._location):
+            for upload in page.get("Uploads", ()):
+                key, upload_id = upload["Key"], upload["UploadId"]
+
+                def abort(key: str = key, upload_id: str = upload_id) -> None:
+                    _abort(client, bucket, key, upload_id)
+
+                yield key.removeprefix(self._prefix), abort
+
+    def commit(self, committables: list[Committable]) -> None:
+        for committable in committables:
+            _complete(self._client, committable)
+
+    @property
+    def _client(self) -> Any:
+        return s3_client(self._options)
+
+
+class _S3Draft:
+    """A multipart upload, uploading in threads while it is written."""
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        key: str,
+        mark: str,
+        run_in_thread: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._client, self._bucket, self._key, self._mark = client, bucket, key, mark
+        self._run_in_thread = run_in_thread
+        self.stream = _PartStream(self._add_part)
+        self._upload_id = ""
+        self._starting = threading.Lock()
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._uploading = 0
+        self._etags: dict[int, str] = {}
+        self._parts = 0
+        self._closed = False
+
+    def finish(self) -> Committable:
+        if not self._closed:
+            self._closed = True
+            self.stream.end()
+        try:
+            # Whatever waits is uploaded here: the threads meant for it may be busy, or be this one.
+            while not self._all_uploaded():
+                self._upload_one()
+        except _errors() as error:
+            raise failed("uploaded", f"s3://{self._bucket}/{self._key}", error) from error
+        return Committable(
+            f"{self._bucket}/{self._key}",
+            self.stream.tell(),
+            upload_id=self._upload_id,
+            parts=tuple(self._etags[number] for number in range(1, self._parts + 1)),
+            mark=self._mark,
+        )
+
+    def discard(self) -> None:
+        # In a thread, for S3 may not answer; what that leaves behind, the next attempt aborts.
+        with suppress(RuntimeError):
+            self._run_in_thread(self._abort).add_done_callback(_look_at)
+
+    def _abort(self) -> None:
+        with self._changed:
+            self._waiting.clear()
+            self._changed.wait_for(lambda: self._uploading == 0)
+        if self._upload_id:
+            _abort(self._client, self._bucket, self._key, self._upload_id)
+
+    def _add_part(self, data: bytes) -> None:
+        with self._changed:
+            self._parts += 1
+            self._waiting.append((self._parts, data))
+            crowded = len(self._waiting) > _PARTS_WAITING_MAX
+        if self._closed:
+            return  # `finish` uploads the last part itself
+        if crowded:
+            # The network is slower than the stream: holding up the subtask is the backpressure.
+            self._upload_one()
+        else:
+            self._run_in_thread(self._upload_one).add_done_callback(_look_at)
+
+    def _all_uploaded(self) -> bool:
+        """True if done; waits if others still upload and there is nothing to help with."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._uploading == 0)
+            return not self._waiting
+
+    def _upload_one(self) -> None:
+        """Upload one waiting part, if there is one. A failed one waits again."""
+        with self._changed:
+            if not self._waiting:
+                return
+            number, data = self._waiting.popleft()
+            self._uploading += 1
+        try:
+            self._start()
+            answer = self._client.upload_part(
+                Bucket=self._bucket,
+                Key=self._key,
+                UploadId=self._upload_id,
+                PartNumber=number,
+                Body=data,
+            )
+            self._etags[number] = answer["ETag"]
+        except BaseException:
+            with self._changed:
+                self._waiting.appendleft((number, data))
+            raise
+        finally:
+            with self._changed:
+                self._uploading -= 1
+                self._changed.notify_all()
+
+    def _start(self) -> None:
+        with self._starting:
+            if not self._upload_id:
+                answer = self._client.create_multipart_upload(
+                    Bucket=self._bucket, Key=self._key, Metadata={_MARK: self._mark}
+                )
+                self._upload_id = answer["UploadId"]
+
+
+class _PartStream(io.RawIOBase):
+    """Cuts what is written into parts."""
+
+    def __init__(self, add_part: Callable[[bytes], None]) -> None:
+        self._add_part = add_part
+        self._buffer = bytearray()
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        self._buffer += view
+        self._size += len(view)
+        while len(self._buffer) >= PART_BYTES:
+            self._add_part(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
+        return len(view)
+
+    def tell(self) -> int:
+        return self._size
+
+    def end(self) -> None:
+        """Make the rest a part. Not done in `close`, which also the garbage collector calls."""
+        if self._buffer:
+            self._add_part(bytes(self._buffer))
+            self._buffer.clear()
+
+
+def _complete(client: Any, committable: Committable) -> None:
+    """Complete an upload; that it was completed already is fine."""
+    bucket, _, key = committable.target.partition("/")
+    parts = [
+        {"PartNumber": number, "ETag": etag} for number, etag in enumerate(committable.parts, 1)
+    ]
+    check(parts, "a committable without parts", target=committable.target)
+    try:
+        client.complete_multipart_upload(
+            Bucket=bucket,
+            Key=key,
+            UploadId=committable.upload_id,
+            MultipartUpload={"Parts": parts},
+        )
+    except _errors() as error:
+        if _code(error) != "NoSuchUpload":
+            raise failed("committed", f"s3://{committable.target}", error) from error
+        if not _is_there(client, bucket, key, committable):
+            raise StorageError(
+                f"an upload of the checkpoint is gone, and its object is not there "
+                f"target=`s3://{committable.target}` upload_id=`{committable.upload_id}`",
+                fix="look for a lifecycle rule that aborts uploads sooner than jobs are restarted; if the "
+                "object was committed and then moved away, put it back for the restart",
+            ) from error
+
+
+def _is_there(client: Any, bucket: str, key: str, committable: Committable) -> bool:
+    try:
+        found = client.head_object(Bucket=bucket, Key=key)
+    except _errors() as error:
+        if _code(error) in ("404", "NoSuchKey", "NotFound"):
+            return False
+        raise failed("looked up", f"s3://{committable.target}", error) from error
+    same_mark = found.get("Metadata", {}).get(_MARK) == committable.mark
+    return bool(same_mark and found["ContentLength"] == committable.size_bytes)
+
+
+def _abort(client: Any, bucket: str, key: str, upload_id: str) -> None:
+    try:
+        client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
+    except _errors() as error:
+        if _code(error) != "NoSuchUpload":
+            raise failed("discarded", f"s3://{bucket}/{key}", error) from error
+
+
+def _listed(pages: Any, location: Location) -> Iterator[Any]:
+    try:
+        yield from pages
+    except _errors() as error:
+        raise failed("listed", location, error) from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return (BotoCoreError, ClientError)
+
+
+def _code(error: Exception) -> str:
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def _look_at(future: Any) -> None:
+    """The part waits again, and `finish` reports what is wrong with it."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,374 @@
+"""Writes CSV, JSON lines and Parquet files, each record exactly once (features.md SNK-04).
+
+A file is *in progress* while it is written, *pending* once it is finished at a barrier, and *committed*,
+that is visible, once the checkpoint is complete. File names sort by age and tell who wrote them:
+
+    part-<sink>-<attempt>-<after>-<subtask>-<number>.parquet
+
+`<sink>` is a short hash of job and sink name; `<after>` is the id of the last checkpoint seen when the file
+was begun: the file holds only records behind that barrier. So after a restore of checkpoint R, drafts of
+older attempts with `after` >= R belong to no checkpoint that counts and are deleted; no others are.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from ...errors import InternalError, PlanError, UsageError
+from ...operators.base import OperatorContext
+from ...operators.durations import Duration, parse_duration
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.sink import Guarantee, Sink, SinkWriter
+from ...operators.sizes import parse_size
+from ...operators.suggestions import suggest
+from ...state.snapshot import CommitPermit
+from .drafts import Committable, Draft, LocalTarget, Target
+from .formats import ENCODERS, Encoder, can_encode
+from .locations import check_storage_options, parse_location
+from .s3_drafts import S3Target
+
+_NAME = re.compile(
+    r"part-(?P<tag>[0-9a-f]{8})-(?P<attempt>\d+)-(?P<after>\d+)-(?P<subtask>\d+)-(?P<number>\d+)\.\w+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """What the name of a file tells."""
+
+    tag: str
+    attempt: int
+    after: int
+    subtask: int
+    number: int
+
+    def __str__(self) -> str:
+        return (
+            f"part-{self.tag}-{self.attempt:06}-{self.after:09}-{self.subtask:05}-{self.number:06}"
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> PartName | None:
+        """None if it is not a name of ours."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        tag, *numbers = match.groups()
+        return cls(tag, *map(int, numbers))
+
+
+class FileSink(Sink):
+    """Files of one format in one directory."""
+
+    guarantees = frozenset(Guarantee)
+    needs_columns = True
+
+    def __init__(
+        self,
+        path: str,
+        format: str,
+        guarantee: Guarantee,
+        roll_every_ms: int | None,
+        roll_bytes: int,
+        storage_options: Mapping[str, str],
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.guarantee = guarantee
+        self.roll_every_ms = roll_every_ms
+        self.roll_bytes = roll_bytes
+        self.storage_options = dict(storage_options)
+        self.location = parse_location(path)
+
+    def bind(self, schema: pa.Schema | None) -> None:
+        if schema is None:
+            raise PlanError(
+                f"{self.format} files need columns, and this stream is of Python objects",
+                fix="add into=<a Struct class or schema> to the map before it",
+            )
+        for column in schema:
+            if not can_encode(self.format, column.type):
+                raise PlanError(
+                    f"{self.format} has no form for this type column=`{column.name}` "
+                    f"type=`{column.type}`",
+                    fix="select the column out, cast it, or write parquet",
+                )
+
+    def writer(self) -> SinkWriter:
+        return FileWriter(self)
+
+    def describe(self) -> str:
+        return f"{self.format}({self.path})"
+
+    def target(self, context: OperatorContext) -> Target:
+        """Where the files go, for one subtask."""
+        if self.location.scheme == "s3":
+            return S3Target(
+                self.location,
+                context.job_name,
+                context.operator_name,
+                {**context.options, **self.storage_options},
+                context.run_in_thread,
+            )
+        direct = self.guarantee is Guarantee.NONE
+        return LocalTarget(self.location.path, context.job_name, context.operator_name, direct)
+
+
+class _File:
+    """A file from its first record until it is finished."""
+
+    def __init__(self, draft: Draft, format: str, schema: pa.Schema) -> None:
+        self.draft = draft
+        self._schema = schema
+        self._encoder: Encoder = ENCODERS[format](draft.stream, schema)
+        self._lock = threading.Lock()
+        self._encoded = False
+        self._broken: Exception | None = None
+        self._committable: Committable | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.schema != self._schema:  # nullability and metadata may differ from batch to batch
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+        self._encoder.write(batch)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.draft.stream.tell() + self._encoder.buffered_bytes
+
+    def encode_rest(self) -> None:
+        """Write the end of the format, such as the footer; if that failed once, it fails for ever."""
+        if self._broken is not None:
+            raise self._broken
+        if not self._encoded:
+            try:
+                self._encoder.close()
+            except Exception as error:
+                self._broken = error
+                raise
+            self._encoded = True
+
+    def finish(self) -> Committable:
+        """Make it durable; blocks. Repeatable, also from several threads."""
+        with self._lock:
+            if self._committable is None:
+                self.encode_rest()
+                self._committable = self.draft.finish()
+            return self._committable
+
+    def discard(self) -> None:
+        """Forget it. Does not raise."""
+        with suppress(Exception):
+            self._encoder.close()  # or it would try to write when it is garbage collected
+        self.draft.discard()
+
+
+class FileWriter(SinkWriter):
+    """Writes the files of one subtask, one after the other."""
+
+    def __init__(self, sink: FileSink) -> None:
+        self._sink = sink
+        self._staged = sink.guarantee is Guarantee.EXACTLY_ONCE
+        self._file: _File | None = None
+        self._closed: list[_File] = []
+        """Ended since the last roll."""
+        self._committing = threading.Lock()
+        self._failure: BaseException | None = None
+        self._cancel_timer: Callable[[], None] | None = None
+        self._schema: pa.Schema | None = None
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        identity = f"{context.job_name}/{context.operator_name}"
+        self._tag = f"{xxhash.xxh32_intdigest(identity.encode()):08x}"
+        self._after = context.restored_checkpoint
+        self._target = self._sink.target(context)
+        self._target.prepare()
+        self._delete_dead_drafts()
+        self._number = self._first_free_number()
+
+    def write(self, batch: Batch) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if not isinstance(batch, ColumnBatch):
+            raise InternalError("a file sink got a batch of objects, which the plan rules out")
+        if not len(batch):
+            return
+        if self._file is None:
+            self._file = self._begin(batch.data.schema)
+        self._file.write(batch.data)
+        if self._file.size_bytes >= self._sink.roll_bytes:
+            self._end_file()
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        if self._file is not None:
+            self._closed.append(self._file)  # the thread encodes the rest
+            self._stop_timer()
+            self._file = None
+        self._after = checkpoint_id
+        files, self._closed = self._closed, []
+        if not files:
+            return None
+        return lambda: self._finish_all(files)
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        self._target.commit(
+            [msgspec.msgpack.decode(item, type=Committable) for item in committables]
+        )
+
+    def finish(self) -> None:
+        if not self._staged:
+            # No checkpoint has to follow; these guarantees do not wait for one.
+            if self._file is not None:
+                self._closed.append(self._file)
+                self._stop_timer()
+                self._file = None
+            files, self._closed = self._closed, []
+            self._finish_all(files)
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self._stop_timer()
+        dropped = [*self._closed, *([self._file] if self._file is not None else [])]
+        self._file, self._closed = None, []
+        for file in dropped:
+            file.discard()
+
+    def _begin(self, schema: pa.Schema) -> _File:
+        if self._schema is None:
+            self._schema = schema.remove_metadata()
+        context = self.context
+        name = PartName(
+            self._tag, context.attempt, self._after, context.subtask_index, self._number
+        )
+        self._number += 1
+        draft = self._target.begin(f"{name}.{self._sink.format}")
+        if self._sink.roll_every_ms is not None:
+            self._cancel_timer = context.timers.call_later(self._sink.roll_every_ms, self._end_file)
+        return _File(draft, self._sink.format, self._schema)
+
+    def _end_file(self) -> None:
+        """End the file between two barriers, because of its size or age."""
+        file, self._file = self._file, None
+        self._stop_timer()
+        if file is None:
+            return
+        self._closed.append(file)
+        file.encode_rest()
+        if not self._staged:
+            future = self.context.run_in_thread(lambda: self._finish_all([file]))
+            future.add_done_callback(self._note_failure)
+
+    def _finish_all(self, files: list[_File]) -> list[bytes]:
+        """Pre-commit; without exactly-once also commit. In a thread; repeatable."""
+        committables = [file.finish() for file in files]
+        if self._staged:
+            return [msgspec.msgpack.encode(committable) for committable in committables]
+        with self._committing:  # a file that ended early may be committed by two threads
+            self._target.commit(committables)
+        return []
+
+    def _note_failure(self, future: Any) -> None:
+        if not future.cancelled() and future.exception() is not None:
+            self._failure = future.exception()
+
+    def _stop_timer(self) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
+
+    def _delete_dead_drafts(self) -> None:
+        """Discard what older attempts left that no checkpoint can name (see the module's text)."""
+        context = self.context
+        for name, discard in self._target.drafts():
+            part = PartName.parse(name)
+            if part is None or part.tag != self._tag or part.attempt >= context.attempt:
+                continue
+            orphaned = context.subtask_index == 0 and part.subtask >= context.parallelism
+            ours = part.subtask == context.subtask_index or orphaned
+            if ours and part.after >= context.restored_checkpoint:
+                discard()
+
+    def _first_free_number(self) -> int:
+        """Above all files of this attempt: there are some if the job began anew with its storage wiped."""
+        context = self.context
+        parts = (PartName.parse(name) for name in self._target.names())
+        numbers = [
+            part.number
+            for part in parts
+            if part is not None
+            and (part.tag, part.attempt, part.subtask)
+            == (self._tag, context.attempt, context.subtask_index)
+        ]
+        return max(numbers, default=-1) + 1
+
+
+def files_sink(
+    path: str,
+    *,
+    format: str,
+    guarantee: str,
+    roll_every: Duration | None = None,
+    roll_bytes: str | int = "128mb",
+    storage_options: Mapping[str, str] | None = None,
+) -> FileSink:
+    """A sink that writes files into a directory, local or s3://bucket/prefix.
+
+    Readers that pass over names beginning with a dot see only committed files. A file ends at each
+    checkpoint, and before that if it gets too old or too large.
+
+    Args:
+        path: the directory.
+        format: `csv` (with a header), `json` (one object per line) or `parquet`.
+        guarantee: `exactly_once`: files appear when their checkpoint is complete. `at_least_once`: they
+            appear as soon as they end, and again after a failure. `none`: local files are visible while
+            they are written.
+        roll_every: the greatest age of a file that is still written.
+        roll_bytes: the size at which a file ends.
+        storage_options: `s3.endpoint` and `s3.region`, if they differ from the job's.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    if format not in ENCODERS:
+        raise UsageError(
+            f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
+        )
+    guarantees = [kind.value for kind in Guarantee]
+    if guarantee not in guarantees:
+        raise UsageError(
+            f"no such guarantee guarantee=`{guarantee}`",
+            fix=suggest(guarantee, guarantees, "guarantees"),
+        )
+    return FileSink(
+        path,
+        format,
+        Guarantee(guarantee),
+        None if roll_every is None else parse_duration(roll_every, "roll_every"),
+        roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
+        check_storage_options(storage_options),
+    )
+
+
+def parquet_sink(path: str, *, guarantee: str, **options: Any) -> FileSink:
+    """`files_sink` for Parquet."""
+    return files_sink(path, format="parquet", guarantee=guarantee, **options)
+
+
+def csv_sink(path: str, *, guarantee: str, **options: Any) -> FileSink:
+    """`files_sink` for CSV."""
+    return files_sink(path, format="csv", guarantee=guarantee, **options)
+
+
+def json_sink(path: str, *, guarantee: str, **options: Any) -> FileSink:
+    """`files_sink` for JSON lines."""
+    return files_sink(path, format="json", guarantee=guarantee, **options)

@@ -1,0 +1,441 @@
+"""Reads CSV, JSON lines and Parquet files from a directory or from S3 (features.md SRC-04).
+
+Parquet is split by row groups, text by byte ranges of whole lines; the position of the next record is
+exact, to the byte or row. Files are read ahead by two blocks in an I/O thread; `poll` never blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from ...errors import BadRecordError, UsageError
+from ...operators.base import OperatorContext
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.schema import SchemaLike, record_class, to_schema
+from ...operators.sizes import parse_size
+from ...operators.source import Source, SourceReader
+from ...operators.suggestions import suggest
+from . import locations
+from .blocks import (
+    BLOCK_BYTES,
+    BlockReader,
+    FileSplit,
+    ParquetReader,
+    Piece,
+    TextReader,
+    is_compressed,
+    open_text,
+    storage_error,
+)
+from .decode import BadRecord, CsvDecoder, JsonDecoder, excerpt, parse_header
+
+FORMATS = ("csv", "json", "parquet")
+REJECTED_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("record", pa.string(), nullable=False),
+    ]
+)
+"""Columns of the side output `rejected`: `offset` is a byte (text) or a row number in a row group."""
+
+_BLOCKS_AHEAD = 2
+_LISTING_THREADS = 8
+
+
+class OnBadRecord(Enum):
+    """What happens to a record that cannot be read."""
+
+    FAIL = "fail"
+    DROP = "drop"
+    SIDE_OUTPUT = "side_output"
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """How CSV is written down."""
+
+    delimiter: str = ","
+    header: bool = True
+    null_values: tuple[str, ...] = ("",)
+
+
+class FileSource(Source):
+    """Files of one format, each record read exactly once."""
+
+    bounded = True
+    rejected_schema = REJECTED_SCHEMA
+
+    def __init__(
+        self,
+        path: str,
+        format: str,
+        schema: pa.Schema,
+        file_columns: Sequence[str],
+        on_bad_record: OnBadRecord,
+        batch_rows: int,
+        split_bytes: int,
+        text: TextOptions,
+        storage_options: Mapping[str, str],
+        row_type: type[Any] | None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.schema: pa.Schema = schema
+        self.file_columns = tuple(file_columns)
+        """All columns of the schema as given, of which `schema` may be a part."""
+        self.on_bad_record = on_bad_record
+        self.batch_rows = batch_rows
+        self.split_bytes = split_bytes
+        self.text = text
+        self.storage_options = dict(storage_options)
+        self.row_type = row_type
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """One split per row group, or per `split_bytes` of text; independent of the parallelism."""
+        files = locations.find_files(self.path, self.storage_options)
+        store = self._store(self.storage_options)
+        cut = self._row_groups if self.format == "parquet" else self._byte_ranges
+        with ThreadPoolExecutor(_LISTING_THREADS, "headgate-splits") as threads:
+            parts = threads.map(lambda file: cut(store, file), files)
+            return [msgspec.msgpack.encode(split) for splits in parts for split in splits]
+
+    def reader(self) -> SourceReader:
+        return FileReader(self)
+
+    def with_columns(self, columns: Sequence[str]) -> FileSource:
+        """Reads only these columns; values of the others are then not checked either."""
+        wanted = set(columns)
+        # One column stays in any case: a batch without columns has no rows to count.
+        kept = [field for field in self.schema if field.name in wanted] or [self.schema.field(0)]
+        whole = len(kept) == len(self.schema)
+        return FileSource(
+            self.path,
+            self.format,
+            pa.schema(kept),
+            self.file_columns,
+            self.on_bad_record,
+            self.batch_rows,
+            self.split_bytes,
+            self.text,
+            self.storage_options,
+            self.row_type if whole else None,
+        )
+
+    def describe(self) -> str:
+        return f"{self.format}({self.path}: {', '.join(self.schema.names)})"
+
+    def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
+        """A reader of one split; blocks. `options` are the job's."""
+        store = self._store({**options, **self.storage_options})
+        if self.format == "parquet":
+            return ParquetReader(store, split, self.schema, self.batch_rows)
+        convert: CsvDecoder | JsonDecoder
+        if self.format == "csv":
+            convert = CsvDecoder(
+                self.schema, split.header, self.text.delimiter, self.text.null_values
+            )
+        else:
+            convert = JsonDecoder(self.schema)
+        return TextReader(store, split, convert, self.batch_rows)
+
+    def _store(self, options: Mapping[str, str]) -> pafs.FileSystem:
+        return locations.filesystem(locations.parse_location(self.path).scheme, options)
+
+    def _row_groups(self, store: pafs.FileSystem, file: locations.FileVersion) -> list[FileSplit]:
+        schema, row_counts = _parquet_footer(store, file.path)
+        self._check_columns(file.path, schema.names)
+        return [
+            FileSplit(file.path, file.size_bytes, file.version, 0, end=rows, row_group=index)
+            for index, rows in enumerate(row_counts)
+            if rows
+        ]
+
+    def _byte_ranges(self, store: pafs.FileSystem, file: locations.FileVersion) -> list[FileSplit]:
+        start, header = 0, []
+        if self.format == "csv":
+            header = list(self.file_columns)
+            if self.text.header:
+                start, header = self._read_header(store, file.path)
+        version = (file.path, file.size_bytes, file.version)
+        if is_compressed(file.path):
+            return [FileSplit(*version, position=start, header=header)]
+        splits = []
+        while start < file.size_bytes:
+            end = _line_start(store, file.path, start + self.split_bytes, file.size_bytes)
+            splits.append(FileSplit(*version, position=start, end=end, header=header))
+            start = end
+        return splits
+
+    def _read_header(self, store: pafs.FileSystem, path: str) -> tuple[int, list[str]]:
+        """Length of the first line, and the column names in it."""
+        with open_text(store, path, 0) as stream:
+            start = bytes(stream.read(BLOCK_BYTES))
+        length = start.find(b"\n") + 1 or len(start)
+        names = parse_header(start[:length], self.text.delimiter)
+        self._check_columns(path, names)
+        return length, names
+
+    def _check_columns(self, path: str, found: Sequence[str]) -> None:
+        for name in self.schema.names:
+            if list(found).count(name) != 1:
+                raise UsageError(
+                    f"an input file does not have the column once column=`{name}` file=`{path}`",
+                    fix=suggest(name, found, "columns of the file"),
+                )
+
+
+class FileReader(SourceReader):
+    """Reads its splits one after the other."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self._splits: deque[FileSplit] = deque()
+        """Splits not delivered to the end, in order; the first one has the current position."""
+        self._unread: deque[FileSplit] = deque()
+        """Those of them that reading ahead has not come to yet."""
+        self._reading: FileSplit | None = None
+        self._blocks: BlockReader | None = None
+        self._ready: deque[tuple[FileSplit, deque[Piece]]] = deque()
+        self._pending: asyncio.Future[list[Piece]] | None = None
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+        self._errors = context.metrics.counter("numRecordsInErrors")
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        added = [msgspec.msgpack.decode(split, type=FileSplit) for split in splits]
+        self._splits.extend(added)
+        self._unread.extend(msgspec.structs.replace(split) for split in added)
+
+    def poll(self) -> Batch | None:
+        while True:
+            self._take_block()
+            self._read_ahead()
+            if not self._ready:
+                return None
+            split, pieces = self._ready[0]
+            piece = pieces[0]
+            if piece.bad:
+                self._handle_bad(split.path, piece.bad)
+            pieces.popleft()
+            if not pieces:
+                self._ready.popleft()
+            self._splits[0].position = piece.position
+            if piece.last:
+                self._splits.popleft()
+            if piece.batch is not None and piece.batch.num_rows:
+                return ColumnBatch(piece.batch)
+
+    async def wait(self) -> None:
+        """Return when a block was read. Cancelling it leaves the reader unchanged."""
+        self._read_ahead()
+        if self._pending is not None and not self._ready:
+            await asyncio.wait([self._pending])
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(split) for split in self._splits]
+
+    def close(self) -> None:
+        if self._pending is not None:
+            # The thread may be reading right now: whoever comes last closes the file.
+            self._pending.add_done_callback(self._close_file)
+            self._pending = None
+        else:
+            self._close_file(None)
+
+    def _close_file(self, done: asyncio.Future[list[Piece]] | None) -> None:
+        if done is not None and not done.cancelled():
+            done.exception()  # looked at, so that asyncio does not complain
+        if self._blocks is not None:
+            self._blocks.close()
+            self._blocks = None
+
+    def _read_ahead(self) -> None:
+        """Start reading the next block, unless enough is there."""
+        if self._pending is not None or len(self._ready) >= _BLOCKS_AHEAD:
+            return
+        if self._reading is None:
+            if not self._unread:
+                return
+            self._reading = self._unread.popleft()
+        split = self._reading
+        self._pending = self.context.run_in_thread(lambda: self._next_block(split))
+
+    def _next_block(self, split: FileSplit) -> list[Piece]:
+        """In a thread; nobody else touches the block reader meanwhile."""
+        if self._blocks is None:
+            self._blocks = self._source.open_split(split, self.context.options)
+        pieces = self._blocks.next_block()
+        if pieces[-1].last:
+            self._blocks.close()
+            self._blocks = None
+        return pieces
+
+    def _take_block(self) -> None:
+        """Take over a block that was read. A failed one is reported behind what was read before it."""
+        if self._pending is None or not self._pending.done():
+            return
+        if self._pending.exception() is not None and self._ready:
+            return
+        pieces = self._pending.result()
+        split = self._reading
+        assert split is not None  # for the type checker: something is being read
+        self._pending = None
+        if pieces[-1].last:
+            self._reading = None
+        self._ready.append((split, deque(pieces)))
+
+    def _handle_bad(self, path: str, bad: list[BadRecord]) -> None:
+        if self._source.on_bad_record is OnBadRecord.FAIL:
+            first = bad[0]
+            raise BadRecordError(
+                f"an input record could not be read: {first.reason} record=`{excerpt(first.record)}`",
+                where=f"{path} {'row' if self._source.format == 'parquet' else 'byte'} {first.offset}",
+                fix="correct the file, or choose on_bad_record=`drop` or `side_output`",
+            )
+        self._errors.inc(len(bad))
+        if self._source.on_bad_record is OnBadRecord.SIDE_OUTPUT:
+            columns = [
+                [path] * len(bad),
+                [record.offset for record in bad],
+                [record.reason for record in bad],
+                [record.record for record in bad],
+            ]
+            arrays = [
+                pa.array(values, field.type)
+                for values, field in zip(columns, REJECTED_SCHEMA, strict=True)
+            ]
+            self.reject(ColumnBatch(pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)))
+
+
+def files_source(
+    path: str,
+    *,
+    format: str,
+    schema: SchemaLike | None = None,
+    on_bad_record: str = "fail",
+    batch_rows: int = 8192,
+    split_bytes: str | int = "64mb",
+    delimiter: str = ",",
+    header: bool = True,
+    null_values: Sequence[str] = ("",),
+    storage_options: Mapping[str, str] | None = None,
+) -> FileSource:
+    """A bounded source of files.
+
+    CSV and JSON hold one record per line: values must not contain line breaks. Empty lines are skipped.
+    Files that end in `.gz` are read as one split. Files must not change while a job reads them.
+
+    Args:
+        path: a file, a directory (with all below it), or a glob; local or s3://bucket/prefix.
+        format: `csv`, `json` (one object per line) or `parquet`.
+        schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
+            the files are skipped. Needed for csv and json; for parquet the default is that of the first
+            file, which is then read at once.
+        on_bad_record: `fail`, `drop` (counted in `numRecordsInErrors`), or `side_output` (`rejected`).
+        batch_rows: rows per batch.
+        split_bytes: size of the parts a text file is cut into.
+        delimiter: of CSV.
+        header: whether CSV files begin with a line of column names; if not, columns come in schema order.
+        null_values: unquoted texts of CSV that mean null.
+        storage_options: `s3.endpoint` and `s3.region`, if they differ from the job's.
+
+    Raises:
+        UsageError: an argument is wrong. That nothing is at `path` is found out when the job starts.
+    """
+    if format not in FORMATS:
+        raise UsageError(
+            f"no such file format format=`{format}`", fix=suggest(format, FORMATS, "formats")
+        )
+    if on_bad_record not in {policy.value for policy in OnBadRecord}:
+        policies = [policy.value for policy in OnBadRecord]
+        raise UsageError(
+            f"no such policy on_bad_record=`{on_bad_record}`",
+            fix=suggest(on_bad_record, policies, "policies"),
+        )
+    if isinstance(split_bytes, str):
+        split_bytes = parse_size(split_bytes, "split_bytes")
+    if batch_rows < 1 or split_bytes < 1:
+        raise UsageError(
+            f"must be at least 1 batch_rows=`{batch_rows}` split_bytes=`{split_bytes}`"
+        )
+    if len(delimiter) != 1:
+        raise UsageError(f"must be one character delimiter=`{delimiter}`")
+    locations.parse_location(path)
+    options = locations.check_storage_options(storage_options)
+    if schema is None:
+        if format != "parquet":
+            raise UsageError(
+                f"{format} files carry no types: the source needs a schema path=`{path}`",
+                fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
+            )
+        first = locations.find_files(path, options)[0]
+        store = locations.filesystem(locations.parse_location(path).scheme, options)
+        schema = _parquet_footer(store, first.path)[0].remove_metadata()
+    arrow = to_schema(schema)
+    return FileSource(
+        path,
+        format,
+        arrow,
+        arrow.names,
+        OnBadRecord(on_bad_record),
+        batch_rows,
+        split_bytes,
+        TextOptions(delimiter, header, tuple(null_values)),
+        options,
+        record_class(schema),
+    )
+
+
+def csv_source(path: str, schema: SchemaLike, **options: Any) -> FileSource:
+    """`files_source` for CSV."""
+    return files_source(path, format="csv", schema=schema, **options)
+
+
+def json_source(path: str, schema: SchemaLike, **options: Any) -> FileSource:
+    """`files_source` for JSON lines."""
+    return files_source(path, format="json", schema=schema, **options)
+
+
+def parquet_source(path: str, schema: SchemaLike | None = None, **options: Any) -> FileSource:
+    """`files_source` for Parquet."""
+    return files_source(path, format="parquet", schema=schema, **options)
+
+
+def _parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[int]]:
+    """Schema, and the number of rows of each row group."""
+    try:
+        with pq.ParquetFile(store.open_input_file(path)) as file:
+            metadata = file.metadata
+            counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            return file.schema_arrow, counts
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(path, error) from error
+
+
+def _line_start(store: pafs.FileSystem, path: str, position: int, size_bytes: int) -> int:
+    """The first start of a line at or behind `position`, or the end of the file."""
+    if position >= size_bytes:
+        return size_bytes
+    with open_text(store, path, position - 1) as stream:
+        at = position - 1
+        while chunk := bytes(stream.read(BLOCK_BYTES)):
+            if found := chunk.find(b"\n") + 1:
+                return at + found
+            at += len(chunk)
+    return size_bytes

@@ -1,0 +1,58 @@
+"""A sink that calls a function for each record."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import UsageError
+from ..operators.elements import Batch, ColumnBatch
+from ..operators.rows import to_rows
+from ..operators.sink import Guarantee, Sink, SinkWriter
+
+
+class FunctionSink(Sink):
+    """Calls `function(record)`."""
+
+    def __init__(self, function: Callable[[Any], Any], guarantee: Guarantee) -> None:
+        self.function = function
+        self.guarantee = guarantee
+
+    def writer(self) -> SinkWriter:
+        return FunctionWriter(self.function)
+
+    def describe(self) -> str:
+        return f"function({getattr(self.function, '__name__', 'function')})"
+
+
+class FunctionWriter(SinkWriter):
+    """Calls the function in the subtask: a slow one slows the job down, and that is the backpressure."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def write(self, batch: Batch) -> None:
+        records = to_rows(batch.data) if isinstance(batch, ColumnBatch) else batch.records
+        function = self._function
+        for record in records:
+            function(record)
+
+
+def function_sink(
+    function: Callable[[Any], Any], *, guarantee: str = "at_least_once"
+) -> FunctionSink:
+    """Call `function(record)` for each record: with the object, or with a row that has the columns as
+    attributes.
+
+    The call should be idempotent: after a failure records since the last checkpoint come again.
+
+    Raises:
+        UsageError: a coroutine function; its calls would never run.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise UsageError(
+            "function_sink takes a plain function, not a coroutine function",
+            fix="do the awaiting in an async map before the sink",
+        )
+    return FunctionSink(function, Guarantee(guarantee))

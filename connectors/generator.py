@@ -1,0 +1,336 @@
+"""Made-up data: deterministic, seekable, at any rate (features.md SRC-07, SRC-08).
+
+Row i is a pure function of (seed, i), so a restored job reads exactly the rows it would have read, and
+the rows do not depend on the parallelism.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import UsageError
+from ..operators.durations import parse_duration
+from ..operators.elements import Batch, ColumnBatch, ObjectBatch
+from ..operators.schema import SchemaLike, record_class, to_schema
+from . import hashing
+from .rows import DEFAULT_SPLITS, RowSource
+
+
+class _Field(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """One generated column."""
+
+    def type(self) -> pa.DataType:
+        raise NotImplementedError
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        """Rows `first` to `first + count - 1`; `seed` is this column's own."""
+        raise NotImplementedError
+
+
+class RowSequence(_Field, frozen=True, tag="sequence"):
+    """start, start + step, ..."""
+
+    start: int = 0
+    step: int = 1
+
+    def type(self) -> pa.DataType:
+        return pa.int64()
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        rows = np.arange(first, first + count, dtype=np.int64)
+        return pa.array(rows * self.step + self.start)
+
+
+class RandomInt(_Field, frozen=True, tag="int"):
+    """Whole numbers in [low, high)."""
+
+    low: int = 0
+    high: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        _check_range(self.low, self.high)
+
+    def type(self) -> pa.DataType:
+        return pa.int64()
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        return pa.array(hashing.below(seed, first, count, self.high - self.low) + self.low)
+
+
+class RandomFloat(_Field, frozen=True, tag="float"):
+    """Floats in [low, high)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_range(self.low, self.high)
+
+    def type(self) -> pa.DataType:
+        return pa.float64()
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        draws = hashing.uniform(seed, first, count)
+        return pa.array(draws * (self.high - self.low) + self.low)
+
+
+class Choice(_Field, frozen=True, tag="choice"):
+    """One of `values`, each with equal chance."""
+
+    values: list[Any]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values must not be empty")
+
+    def type(self) -> pa.DataType:
+        return pa.array(self.values).type
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        picks = hashing.below(seed, first, count, len(self.values))
+        return pa.array(self.values).take(pa.array(picks))
+
+
+class Constant(_Field, frozen=True, tag="constant"):
+    """Always `value`."""
+
+    value: Any
+
+    def type(self) -> pa.DataType:
+        return pa.scalar(self.value).type
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        return pa.repeat(pa.scalar(self.value), count)
+
+
+class EventTime(_Field, frozen=True, tag="timestamp"):
+    """A timestamp that advances by `every` per row, minus a random delay of up to `jitter`."""
+
+    start: datetime.datetime = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
+    every: str = "1ms"
+    jitter: str = "0ms"
+
+    def __post_init__(self) -> None:
+        self._spans()
+
+    def _spans(self) -> tuple[int, int]:
+        return parse_duration(self.every), parse_duration(self.jitter)
+
+    def type(self) -> pa.DataType:
+        return pa.timestamp("ms", tz="UTC")
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        every_ms, jitter_ms = self._spans()
+        start = self.start if self.start.tzinfo else self.start.replace(tzinfo=datetime.UTC)
+        times = np.arange(first, first + count, dtype=np.int64) * every_ms
+        times += int(start.timestamp() * 1000)
+        if jitter_ms:
+            times -= hashing.below(seed, first, count, jitter_ms + 1)
+        return pa.array(times).cast(self.type())
+
+
+class Pattern(_Field, frozen=True, tag="pattern"):
+    """The text `prefix` + a number in [0, distinct) + `suffix`; distinct=None: the row number."""
+
+    prefix: str = ""
+    suffix: str = ""
+    distinct: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.distinct is not None:
+            _check_range(0, self.distinct)
+
+    def type(self) -> pa.DataType:
+        return pa.string()
+
+    def column(self, seed: int, first: int, count: int) -> pa.Array:
+        if self.distinct is None:
+            numbers = np.arange(first, first + count, dtype=np.int64)
+        else:
+            numbers = hashing.below(seed, first, count, self.distinct)
+        texts = pa.array(numbers).cast(pa.string())
+        return pc.binary_join_element_wise(self.prefix, texts, self.suffix, "")
+
+
+Field: TypeAlias = RowSequence | RandomInt | RandomFloat | Choice | Constant | EventTime | Pattern
+"""A column of `generator`; in a manifest a mapping with `kind: sequence | int | float | ...`."""
+
+sequence = RowSequence
+random_int = RandomInt
+random_float = RandomFloat
+choice = Choice
+constant = Constant
+event_time = EventTime
+pattern = Pattern
+
+
+def _check_range(low: float, high: float) -> None:
+    if not low < high:
+        raise ValueError(f"low must be below high low=`{low}` high=`{high}`")
+
+
+class ColumnGenerator(RowSource):
+    """Rows of generated columns."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        seed: int,
+        rows: int | None,
+        rate: float | None,
+        batch_rows: int,
+        splits: int,
+        row_type: type[Any] | None,
+    ) -> None:
+        super().__init__(rows, rate, batch_rows, splits)
+        self.fields = dict(fields)
+        self.seed = seed
+        self.row_type = row_type
+        self.schema = pa.schema([(name, field.type()) for name, field in fields.items()])
+        self._seeds = {name: hashing.stream_seed(seed, name) for name in fields}
+
+    def make(self, first: int, count: int) -> Batch:
+        columns = [
+            field.column(self._seeds[name], first, count) for name, field in self.fields.items()
+        ]
+        return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def with_columns(self, columns: Sequence[str]) -> ColumnGenerator:
+        wanted = set(columns)
+        # One column stays in any case: a batch without columns has no rows to count.
+        fields = {name: field for name, field in self.fields.items() if name in wanted}
+        fields = fields or dict(list(self.fields.items())[:1])
+        row_type = self.row_type if len(fields) == len(self.fields) else None
+        return ColumnGenerator(
+            fields, self.seed, self.rows, self.rate, self.batch_rows, self.split_count, row_type
+        )
+
+    def describe(self) -> str:
+        rows = "unbounded" if self.rows is None else f"{self.rows:,} rows"
+        return f"generator({', '.join(self.fields)}; {rows})"
+
+
+class FunctionGenerator(RowSource):
+    """Rows made one by one by a function of the row number."""
+
+    def __init__(
+        self,
+        function: Callable[[int], Any],
+        rows: int | None,
+        rate: float | None,
+        batch_rows: int,
+        splits: int,
+    ) -> None:
+        super().__init__(rows, rate, batch_rows, splits)
+        self.function = function
+
+    def make(self, first: int, count: int) -> Batch:
+        function = self.function
+        return ObjectBatch([function(row) for row in range(first, first + count)])
+
+    def describe(self) -> str:
+        name = getattr(self.function, "__name__", "function")
+        return f"generator({name})"
+
+
+class Numbers(RowSource):
+    """The numbers 0, 1, 2, ... as Python ints."""
+
+    def make(self, first: int, count: int) -> Batch:
+        return ObjectBatch(list(range(first, first + count)))
+
+    def describe(self) -> str:
+        return "numbers()" if self.rows is None else f"numbers({self.rows})"
+
+
+def generator(
+    fields: Mapping[str, Field | Mapping[str, Any] | str] | SchemaLike | None = None,
+    *,
+    function: Callable[[int], Any] | None = None,
+    rows: int | None = None,
+    rate: float | None = None,
+    batch_rows: int = 8192,
+    splits: int = DEFAULT_SPLITS,
+    seed: int = 0,
+) -> RowSource:
+    """A source of made-up records: the same ones each time, at any parallelism.
+
+    Args:
+        fields: the columns: a mapping from name to field (`sequence()`, `random_int(0, 10)`, ...), to its
+            form in a manifest (`{"kind": "int", "high": 10}` or just `"sequence"`); or a schema, whose
+            columns then get random values of their type.
+        function: instead of `fields`: makes record i, a Python object. Must be pure.
+        rows: how many; None for an unbounded source.
+        rate: rows per second over all subtasks; None for no limit.
+        batch_rows: rows per batch.
+        splits: into how many parts the rows are dealt: the highest useful parallelism.
+        seed: another seed, other data.
+
+    Raises:
+        UsageError: both or none of `fields` and `function`, or a field that does not parse.
+    """
+    if (fields is None) == (function is None):
+        raise UsageError(
+            "generator needs either fields or function", fix="give exactly one of them"
+        )
+    if function is not None:
+        return FunctionGenerator(function, rows, rate, min(batch_rows, 1024), splits)
+    if isinstance(fields, Mapping):
+        parsed = {name: _parse_field(name, field) for name, field in fields.items()}
+        row_type = None
+    else:
+        schema = to_schema(fields)
+        parsed = {column.name: _default_field(column) for column in schema}
+        row_type = record_class(fields)
+    if not parsed:
+        raise UsageError("generator needs at least one field")
+    return ColumnGenerator(parsed, seed, rows, rate, batch_rows, splits, row_type)
+
+
+def numbers(
+    rows: int | None = None,
+    *,
+    rate: float | None = None,
+    batch_rows: int = 1024,
+    splits: int = DEFAULT_SPLITS,
+) -> RowSource:
+    """The numbers 0 to rows - 1 (or without end) as Python ints."""
+    return Numbers(rows, rate, batch_rows, splits)
+
+
+def _parse_field(name: str, value: Any) -> Field:
+    if isinstance(value, _Field):
+        return cast("Field", value)
+    try:
+        described = {"kind": value} if isinstance(value, str) else value
+        return cast("Field", msgspec.convert(described, type=Field))
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"not a generator field field=`{name}`: {str(error)[:1].lower()}{str(error)[1:]}",
+            fix="kinds: sequence, int, float, choice, constant, timestamp, pattern",
+        ) from None
+
+
+def _default_field(column: pa.Field) -> Field:
+    """A field for a column of a schema: random values of its type."""
+    if pa.types.is_int64(column.type):
+        return RandomInt()
+    if pa.types.is_float64(column.type):
+        return RandomFloat()
+    if pa.types.is_string(column.type):
+        return Pattern(prefix=f"{column.name}-", distinct=1000)
+    if column.type == pa.timestamp("ms", tz="UTC"):
+        return EventTime()
+    if pa.types.is_boolean(column.type):
+        return Choice([False, True])
+    raise UsageError(
+        f"no default values for this type column=`{column.name}` type=`{column.type}`",
+        fix="name the fields instead: generator({...: sequence(), ...})",
+    )

@@ -1,0 +1,150 @@
+"""Sources whose record number i is a pure function of i: seekable, and paced by the injected clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ..errors import UsageError
+from ..operators.elements import Batch
+from ..operators.source import Source, SourceReader
+
+DEFAULT_SPLITS = 8
+_PACE_HZ = 50  # a rate-limited source makes about this many batches a second, not one per row
+_CLOCK_GRAIN_S = 1e-6  # a sleep may end a hair early by the clock
+MakeRows = Callable[[int, int], Batch]
+"""Makes `count` rows from row number `first` on."""
+
+
+class _Split(msgspec.Struct):
+    """Blocks `index`, `index + of`, ... of `block` rows each; `position` counts rows of this split."""
+
+    index: int
+    of: int
+    block: int
+    position: int = 0
+
+    @property
+    def next_row(self) -> int:
+        """The row number at `position`."""
+        block, offset = divmod(self.position, self.block)
+        return (block * self.of + self.index) * self.block + offset
+
+    @property
+    def left_in_block(self) -> int:
+        return self.block - self.position % self.block
+
+
+class RowSource(Source):
+    """Base of generated sources: rows 0, 1, 2, ... in blocks that are dealt to a fixed number of splits.
+
+    Args:
+        rows: how many rows there are; None: without end.
+        rate: rows per second over the whole source; None: as fast as possible.
+        batch_rows: rows per batch, and per block.
+        splits: into how many splits the rows are dealt; the upper bound of useful parallelism.
+    """
+
+    def __init__(
+        self,
+        rows: int | None,
+        rate: float | None,
+        batch_rows: int,
+        splits: int = DEFAULT_SPLITS,
+    ) -> None:
+        for name, value in (("rows", rows), ("rate", rate)):
+            if value is not None and value < 0:
+                raise UsageError(f"must not be negative {name}=`{value}`")
+        if rate == 0:
+            raise UsageError("rate must be above 0 rate=`0`", fix="leave rate out for no limit")
+        if batch_rows < 1 or splits < 1:
+            raise UsageError(
+                f"must be at least 1 batch_rows=`{batch_rows}` splits=`{splits}`",
+            )
+        self.rows = rows
+        self.rate = rate
+        self.batch_rows = batch_rows
+        self.split_count = splits
+        self.bounded = rows is not None
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """The same splits at any parallelism."""
+        block = self.batch_rows
+        if self.rate:
+            # Small blocks, or slow sources would hand their turn on after minutes only.
+            block = max(1, min(block, int(self.rate / _PACE_HZ)))
+        return [
+            msgspec.msgpack.encode(_Split(index, self.split_count, block))
+            for index in range(self.split_count)
+        ]
+
+    def reader(self) -> SourceReader:
+        return RowReader(self.make, self.rows, self.rate)
+
+    def make(self, first: int, count: int) -> Batch:
+        """Rows `first` to `first + count - 1`."""
+        raise NotImplementedError
+
+
+class RowReader(SourceReader):
+    """Reads its splits merged by row number, so that one reader of all splits keeps their order."""
+
+    def __init__(self, make: MakeRows, rows: int | None, rate: float | None) -> None:
+        self._make = make
+        self._end = rows
+        self._rate = rate
+        self._splits: list[_Split] = []
+        self._started_s: float | None = None
+        """The (imagined) moment at which row 0 was due."""
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        added = [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+        self._splits = [split for split in self._splits + added if not self._exhausted(split)]
+        if self._rate and self._splits and self._started_s is None:
+            # Restart the pace at the first row still to come, or a restore would race to catch up.
+            first = min(split.next_row for split in self._splits)
+            self._started_s = self.context.clock.monotonic() - first / self._rate
+
+    def poll(self) -> Batch | None:
+        if not self._splits:
+            return None
+        split = min(self._splits, key=lambda split: split.next_row)
+        first = split.next_row
+        count = self._available(split)
+        if self._due_in_s(first + count - 1) > _CLOCK_GRAIN_S:
+            return None
+        split.position += count
+        if self._exhausted(split):
+            self._splits.remove(split)
+        return self._make(first, count)
+
+    async def wait(self) -> None:
+        """Sleep until the next batch is due. Cancelling it leaves the reader unchanged."""
+        delay_s = 0.0
+        if self._splits:
+            split = min(self._splits, key=lambda split: split.next_row)
+            delay_s = self._due_in_s(split.next_row + self._available(split) - 1)
+        await asyncio.sleep(max(0.0, delay_s))
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(split) for split in self._splits]
+
+    def _exhausted(self, split: _Split) -> bool:
+        return self._end is not None and split.next_row >= self._end
+
+    def _available(self, split: _Split) -> int:
+        """Rows up to the end of the block, or of the source."""
+        count = split.left_in_block
+        return count if self._end is None else min(count, self._end - split.next_row)
+
+    def _due_in_s(self, row: int) -> float:
+        """Seconds until `row` may be read; negative if it is overdue."""
+        if self._started_s is None or self._rate is None:
+            return 0.0
+        return self._started_s + row / self._rate - self.context.clock.monotonic()

@@ -1,0 +1,524 @@
+"""The promise: whatever crashes when, readers see each record once, and nothing uncommitted."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from headgate.connectors import csv_sink, files_sink, files_source, json_sink, parquet_sink
+from headgate.connectors.conformance import (
+    CheckTimers,
+    check_sink,
+    commit,
+    make_context,
+    read_all,
+)
+from headgate.connectors.files import s3_drafts
+from headgate.connectors.files.locations import s3_client
+from headgate.connectors.files.sink import PartName
+from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
+from headgate.operators.elements import ColumnBatch
+from headgate.operators.sink import SinkOperator
+from headgate.state.snapshot import CommitPermit, RestoredState
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+FORMATS = ["parquet", "csv", "json"]
+
+
+def batch(*ids: int) -> ColumnBatch:
+    rows = [{"id": id_, "name": f"name {id_}" if id_ % 3 else None} for id_ in ids]
+    return ColumnBatch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+
+
+def visible(path: object, format: str, options: dict[str, str] | None = None) -> list[Any]:
+    """What a reader of the directory sees: files whose names do not begin with a dot."""
+    source = files_source(str(path), format=format, schema=SCHEMA, storage_options=options)
+    try:
+        return asyncio.run(read_all(source))
+    except UsageError:
+        return []
+
+
+def clear(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+
+
+def ids(rows: list[Any]) -> list[int]:
+    return sorted(row["id"] for row in rows)
+
+
+def prepare(operator: SinkOperator, checkpoint_id: int) -> dict[str, list[bytes]]:
+    snapshot = operator.snapshot(checkpoint_id)
+    assert snapshot is not None
+    return {name: make() for name, make in snapshot.items.items()}  # type: ignore[operator]
+
+
+def start(sink: Any, **context: Any) -> SinkOperator:
+    operator = SinkOperator(sink)
+    operator.open(make_context(**context))
+    return operator
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_crash_matrix_local(tmp_path: Path, format: str) -> None:
+    """Each pair of crash points in two checkpoints, in each format."""
+    out = tmp_path / "out"
+
+    def read() -> list[Any]:
+        source = files_source(str(out), format=format, schema=SCHEMA)
+        reader_rows: list[Any] = []
+        try:
+            splits = source.splits(1)
+        except UsageError:
+            return []
+        for split in splits:
+            reader_rows += _read_split(source, split)
+        return reader_rows
+
+    asyncio.run(
+        check_sink(
+            lambda: files_sink(str(out), format=format, guarantee="exactly_once"),
+            [batch(1, 2), batch(3)],
+            read,
+            lambda: clear(out),
+        )
+    )
+
+
+def _read_split(source: Any, split: bytes) -> list[Any]:
+    """Records of a split, read without an event loop: we may be inside one."""
+    import msgspec
+    from headgate.connectors.files.blocks import FileSplit
+
+    blocks = source.open_split(msgspec.msgpack.decode(split, type=FileSplit), {})
+    rows: list[Any] = []
+    while True:
+        for piece in blocks.next_block():
+            assert not piece.bad
+            rows += piece.batch.to_pylist() if piece.batch is not None else []
+            if piece.last:
+                blocks.close()
+                return rows
+
+
+@pytest.mark.server
+def test_crash_matrix_s3(s3_server: Any) -> None:
+    """The same on S3. Pending uploads must not be visible, and dead ones must be gone at the end."""
+    uri, options = f"s3://{s3_server.bucket}/out", s3_server.options
+    client = s3_client(options)
+
+    def keys() -> list[str]:
+        found = client.list_objects_v2(Bucket=s3_server.bucket)
+        return [item["Key"] for item in found.get("Contents", ())]
+
+    def reset() -> None:
+        for key in keys():
+            client.delete_object(Bucket=s3_server.bucket, Key=key)
+        for upload in client.list_multipart_uploads(Bucket=s3_server.bucket).get("Uploads", ()):
+            client.abort_multipart_upload(
+                Bucket=s3_server.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+
+    def read() -> list[Any]:
+        rows = []
+        for key in keys():
+            body = client.get_object(Bucket=s3_server.bucket, Key=key)["Body"].read()
+            rows += pq.read_table(pa.BufferReader(body)).to_pylist()
+        return rows
+
+    asyncio.run(
+        check_sink(
+            lambda: parquet_sink(uri, guarantee="exactly_once"),
+            [batch(1, 2), batch(3)],
+            read,
+            reset,
+            options,
+        )
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_values_survive(tmp_path: Path, format: str) -> None:
+    """Nulls, empty and odd texts, times and extremes come back as they were."""
+    schema = pa.schema(
+        [
+            ("i", pa.int64()),
+            ("s", pa.string()),
+            ("f", pa.float64()),
+            ("b", pa.bool_()),
+            ("t", pa.timestamp("ms", tz="UTC")),
+            ("n", pa.timestamp("us")),
+            ("d", pa.date32()),
+        ]
+    )
+    columns = {
+        "i": [2**63 - 1, None, -(2**63)],
+        "s": ['a "quoted", text', None, ""],
+        "f": [0.1, None, -1e300],
+        "b": [True, None, False],
+        "t": pa.array([1_735_689_600_123, None, 0], schema.field("t").type),
+        "n": pa.array([1_735_689_600_123_456, None, -1], schema.field("n").type),
+        "d": pa.array([20_000, None, 0], schema.field("d").type),
+    }
+    data = pa.RecordBatch.from_pydict(columns, schema=schema)
+    sink = files_sink(str(tmp_path), format=format, guarantee="at_least_once")
+    sink.bind(schema)
+    operator = start(sink)
+    operator.process(ColumnBatch(data), 0)
+    operator.finish()
+    operator.close()
+    source = files_source(str(tmp_path), format=format, schema=schema)
+    assert asyncio.run(read_all(source)) == data.to_pylist()
+
+
+def test_a_pending_file_is_not_visible_and_its_name_sorts(tmp_path: Path) -> None:
+    async def run() -> None:
+        operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once"), attempt=3)
+        for checkpoint_id in (7, 8):
+            operator.process(batch(checkpoint_id), 0)
+            prepare(operator, checkpoint_id)
+            assert [p.name for p in tmp_path.iterdir()] == [".headgate"]
+        await commit(operator, 8)
+        operator.close()
+
+    asyncio.run(run())
+    names = sorted(p.name for p in tmp_path.glob("part-*"))
+    parts = [PartName.parse(name) for name in names]
+    assert [(p.attempt, p.after, p.subtask, p.number) for p in parts if p] == [
+        (3, 0, 0, 0),
+        (3, 7, 0, 1),
+    ]
+    assert [pq.read_table(tmp_path / name)["id"].to_pylist() for name in names] == [[7], [8]]
+
+
+@pytest.mark.parametrize("roll_bytes", [1, 4000])
+def test_files_end_at_their_size(tmp_path: Path, roll_bytes: int) -> None:
+    """Files begun and ended between two barriers are committed with the second, all of them."""
+
+    async def run() -> None:
+        sink = json_sink(str(tmp_path), guarantee="exactly_once", roll_bytes=roll_bytes)
+        operator = start(sink)
+        for number in range(20):
+            operator.process(batch(*range(number * 50, number * 50 + 50)), 0)
+        prepare(operator, 1)
+        assert visible_now(tmp_path) == []
+        await commit(operator, 1)
+        operator.close()
+
+    asyncio.run(run())
+    files = visible_now(tmp_path)
+    assert len(files) == 20 if roll_bytes == 1 else 2 < len(files) < 20
+    assert ids(visible(tmp_path, "json")) == list(range(1000))
+
+
+def visible_now(directory: Path) -> list[Path]:
+    return sorted(directory.glob("part-*"))
+
+
+def test_at_least_once_shows_files_when_they_end(tmp_path: Path) -> None:
+    async def run() -> None:
+        timers = CheckTimers()
+        sink = csv_sink(str(tmp_path), guarantee="at_least_once", roll_every="5s")
+        operator = start(sink, timers=timers)
+        operator.process(batch(1), 0)
+        assert [delay for delay, _ in timers.due.values()] == [5000]
+        assert visible_now(tmp_path) == []
+        timers.fire()
+        while not visible_now(tmp_path):
+            await asyncio.sleep(0)
+        operator.process(batch(2), 0)
+        assert prepare(operator, 1) == {"committables": []}
+        assert len(visible_now(tmp_path)) == 2
+        operator.process(batch(3), 0)
+        operator.finish()
+        operator.close()
+        assert timers.due == {}
+
+    asyncio.run(run())
+    assert ids(visible(tmp_path, "csv")) == [1, 2, 3]
+
+
+def test_guarantee_none_writes_in_place(tmp_path: Path) -> None:
+    operator = start(csv_sink(str(tmp_path), guarantee="none"))
+    operator.process(batch(1), 0)
+    assert len(visible_now(tmp_path)) == 1
+    operator.finish()
+    operator.close()
+    assert not (tmp_path / ".headgate").exists()
+    assert ids(visible(tmp_path, "csv")) == [1]
+
+
+def drafts(directory: Path) -> list[tuple[int, int, int]]:
+    """(attempt, after, subtask) of the drafts of the sink."""
+    hidden = directory / ".headgate" / "conformance" / "sink"
+    parts = [PartName.parse(path.name) for path in hidden.iterdir()]
+    return sorted((p.attempt, p.after, p.subtask) for p in parts if p is not None)
+
+
+def test_cleanup_deletes_what_is_dead_and_nothing_else(tmp_path: Path) -> None:
+    """Leftovers of all kinds; which of them a restore of checkpoint 5 at parallelism 2 may delete."""
+    sink = parquet_sink(str(tmp_path), guarantee="exactly_once")
+    for attempt in (1, 2, 9):
+        for after in (3, 5, 6):
+            for subtask in (0, 1, 2, 3):
+                writer = start(
+                    sink,
+                    attempt=attempt,
+                    subtask_index=subtask,
+                    parallelism=4,
+                    restored_checkpoint=after,
+                ).writer
+                writer.write(batch(1))
+                roll = writer.roll(after + 1)
+                assert roll is not None
+                roll()
+        # Openings above clean up for themselves, so count what is there now.
+    before = drafts(tmp_path)
+    assert (2, 3, 0) in before
+    assert (9, 6, 3) in before
+
+    start(sink, attempt=5, subtask_index=0, parallelism=2, restored_checkpoint=5).close()
+    start(sink, attempt=5, subtask_index=1, parallelism=2, restored_checkpoint=5).close()
+    dead = [(attempt, after, subtask) for attempt, after, subtask in before if attempt < 5 <= after]
+    assert dead
+    assert drafts(tmp_path) == sorted(set(before) - set(dead))
+
+
+def test_cleanup_leaves_other_subtasks_and_sinks_alone(tmp_path: Path) -> None:
+    sink = parquet_sink(str(tmp_path), guarantee="exactly_once")
+    for subtask in (0, 1, 2):
+        writer = start(sink, attempt=1, subtask_index=subtask, parallelism=3).writer
+        writer.write(batch(1))
+        writer.roll(1)
+    start(sink, attempt=2, subtask_index=1, parallelism=2, operator_name="other").close()
+    start(sink, attempt=2, subtask_index=1, parallelism=2).close()
+    assert drafts(tmp_path) == [(1, 0, 0), (1, 0, 2)]
+    start(sink, attempt=2, subtask_index=0, parallelism=2).close()
+    assert drafts(tmp_path) == []
+
+
+def test_a_job_begun_anew_in_the_same_directory_overwrites_nothing(tmp_path: Path) -> None:
+    """With its checkpoints wiped a job counts attempts from 1 again; files must not collide."""
+
+    async def run() -> None:
+        for number in range(3):
+            operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once"), attempt=1)
+            operator.process(batch(number), 0)
+            prepare(operator, 1)
+            await commit(operator, 1)
+            operator.close()
+
+    asyncio.run(run())
+    assert ids(visible(tmp_path, "parquet")) == [0, 1, 2]
+
+
+def test_two_sinks_share_a_directory(tmp_path: Path) -> None:
+    async def run() -> None:
+        for name in ("left", "right/../.."):
+            sink = parquet_sink(str(tmp_path), guarantee="exactly_once")
+            operator = start(sink, operator_name=name)
+            operator.process(batch(len(name)), 0)
+            prepare(operator, 1)
+            await commit(operator, 1)
+            operator.close()
+
+    asyncio.run(run())
+    assert ids(visible(tmp_path, "parquet")) == [4, 11]
+    assert len(list((tmp_path / ".headgate" / "conformance").iterdir())) == 2
+
+
+def test_a_lost_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once"))
+    operator.process(batch(1), 0)
+    items = prepare(operator, 1)
+    for path in (tmp_path / ".headgate").rglob("part-*"):
+        path.unlink()
+    restored = start(
+        parquet_sink(str(tmp_path), guarantee="exactly_once"), attempt=2, restored_checkpoint=1
+    )
+    with pytest.raises(StorageError, match=r"neither pending nor committed target=`.*part-"):
+        restored.restore(RestoredState(items=items))
+
+
+def test_a_foreign_file_in_the_way_is_not_overwritten(tmp_path: Path) -> None:
+    operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once"))
+    operator.process(batch(1), 0)
+    prepare(operator, 1)
+    (draft,) = (tmp_path / ".headgate").rglob("part-*")
+    (tmp_path / draft.name).write_text("precious")
+    with pytest.raises(StorageError, match="another file has the name"):
+        operator.writer.commit(
+            [item for id_ in [1] for item in operator._ledger.take(id_)],
+            CommitPermit("conformance", 1, 1),
+        )
+    assert (tmp_path / draft.name).read_text() == "precious"
+    assert draft.exists()
+
+
+def test_a_failed_attempt_drops_what_was_never_prepared(tmp_path: Path) -> None:
+    operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once", roll_bytes=1))
+    operator.process(batch(1), 0)
+    operator.process(batch(2), 0)
+    assert len(drafts(tmp_path)) == 2
+    operator.close()
+    assert drafts(tmp_path) == []
+
+
+def test_a_broken_disk_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync that failed may succeed when repeated though the data is gone: it must stay failed."""
+    import os
+
+    operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once"))
+    operator.process(batch(1), 0)
+    real = os.fsync
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StorageError, match="input/output error"):
+        prepare(operator, 1)
+    monkeypatch.setattr(os, "fsync", real)
+    with pytest.raises(StorageError, match="input/output error"):
+        prepare(operator, 2)
+
+
+@pytest.mark.server
+def test_s3_parts_are_uploaded_while_writing(
+    s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many parts, more than may wait: all arrive, in order, and a failed one is sent again."""
+    monkeypatch.setattr(s3_drafts, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(s3_drafts, "_PARTS_WAITING_MAX", 1)
+    text = "x" * 1000
+    rows = 6000
+    data = pa.RecordBatch.from_pydict({"id": range(rows), "name": [text] * rows}, schema=SCHEMA)
+
+    async def run() -> None:
+        sink = csv_sink(f"s3://{s3_server.bucket}/a/b", guarantee="exactly_once")
+        operator = start(sink, options=s3_server.options)
+        for _ in range(4):
+            operator.process(ColumnBatch(data), 0)
+        await asyncio.to_thread(prepare, operator, 1)
+        assert visible(f"s3://{s3_server.bucket}/a/b", "csv", s3_server.options) == []
+        await commit(operator, 1)
+        operator.close()
+
+    def visible(path: str, format: str, options: dict[str, str]) -> list[str]:
+        found = s3_client(options).list_objects_v2(Bucket=s3_server.bucket, Prefix="a/b/")
+        return [item["Key"] for item in found.get("Contents", ())]
+
+    asyncio.run(run())
+    source = files_source(
+        f"s3://{s3_server.bucket}/a/b",
+        format="csv",
+        schema=SCHEMA,
+        storage_options=s3_server.options,
+    )
+    assert [row["id"] for row in asyncio.run(read_all(source))] == [*range(rows)] * 4
+
+
+@pytest.mark.server
+def test_s3_cleanup_aborts_dead_uploads_only(s3_server: Any) -> None:
+    uri, options = f"s3://{s3_server.bucket}/out", s3_server.options
+    client = s3_client(options)
+
+    def uploads() -> list[tuple[int, int, int]]:
+        found = client.list_multipart_uploads(Bucket=s3_server.bucket).get("Uploads", ())
+        parts = [PartName.parse(upload["Key"].removeprefix("out/")) for upload in found]
+        return sorted((p.attempt, p.after, p.subtask) for p in parts if p is not None)
+
+    def begin(attempt: int, after: int, subtask: int) -> None:
+        operator = start(
+            parquet_sink(uri, guarantee="exactly_once"),
+            attempt=attempt,
+            restored_checkpoint=after,
+            subtask_index=subtask,
+            parallelism=3,
+            options=options,
+        )
+        operator.process(batch(1), 0)
+        prepare(operator, after + 1)
+
+    begin(1, 4, 0)
+    begin(1, 5, 0)
+    begin(1, 5, 2)
+    begin(7, 5, 1)
+    assert uploads() == [(1, 4, 0), (1, 5, 0), (1, 5, 2), (7, 5, 1)]
+    for subtask in (0, 1):
+        start(
+            parquet_sink(uri, guarantee="exactly_once"),
+            attempt=2,
+            restored_checkpoint=5,
+            subtask_index=subtask,
+            parallelism=2,
+            options=options,
+        ).close()
+    assert uploads() == [(1, 4, 0), (7, 5, 1)]
+
+
+@pytest.mark.server
+def test_s3_commit_of_a_lost_upload_is_an_error(s3_server: Any) -> None:
+    """Neither the upload nor our object is there: another object under the key is not ours."""
+    uri, options = f"s3://{s3_server.bucket}/out", s3_server.options
+    client = s3_client(options)
+    operator = start(parquet_sink(uri, guarantee="exactly_once"), options=options)
+    operator.process(batch(1), 0)
+    items = prepare(operator, 1)
+    (upload,) = client.list_multipart_uploads(Bucket=s3_server.bucket)["Uploads"]
+    key = upload["Key"]
+    client.abort_multipart_upload(
+        Bucket=s3_server.bucket, Key=key, UploadId=upload["UploadId"]
+    )
+    client.put_object(Bucket=s3_server.bucket, Key=key, Body=b"foreign")
+    restored = start(
+        parquet_sink(uri, guarantee="exactly_once"),
+        attempt=2,
+        restored_checkpoint=1,
+        options=options,
+    )
+    with pytest.raises(StorageError, match="upload of the checkpoint is gone"):
+        restored.restore(RestoredState(items=items))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: parquet_sink("x", guarantee="twice"), "no such guarantee"),
+        (lambda: parquet_sink("x", guarantee="none", roll_bytes="3"), "not a size"),
+        (lambda: parquet_sink("x", guarantee="none", roll_every=3), "needs a unit"),
+        (lambda: parquet_sink("ftp://x", guarantee="none"), "no such kind of storage"),
+        (lambda: parquet_sink("s3:///x", guarantee="none"), "names no bucket"),
+        (lambda: files_sink("x", format="orc", guarantee="none"), "no such file format"),
+        (
+            lambda: parquet_sink("x", guarantee="none", storage_options={"s3.endpont": ""}),
+            "unknown storage option",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_streams_that_do_not_fit_are_refused_at_plan_time() -> None:
+    with pytest.raises(PlanError, match="add into="):
+        parquet_sink("x", guarantee="none").bind(None)
+    nested = pa.schema([("a", pa.list_(pa.int64()))])
+    with pytest.raises(PlanError, match="column=`a`"):
+        csv_sink("x", guarantee="none").bind(nested)
+    json_sink("x", guarantee="none").bind(nested)
+    parquet_sink("x", guarantee="none").bind(nested)
+
+
+def test_a_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadgateError, match="cannot be made"):
+        start(parquet_sink(str(tmp_path / "file" / "out"), guarantee="exactly_once"))
