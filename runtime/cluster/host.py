@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from ...operators.clock import Clock
 from ..control import registry
-from ..coordinator.job import JobCoordinator, JobOutcome, StoreOpener
+from ..control.cluster import Cluster
+from ..coordinator.job import JobCoordinator, JobOutcome
 from ..job_spec import JobSpec
-from .base import Cluster
+from ..storage.base import StoreOpener
 
 
 async def host_coordinator(

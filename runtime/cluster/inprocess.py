@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 
 from ...operators.clock import Clock
+from ..control.cluster import ControlEndpoint
 from ..control.link import MemoryLink
-from ..coordinator.job import StoreOpener
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsRegistry
+from ..storage.base import StoreOpener
 from ..worker.worker import Worker
-from .base import ControlEndpoint
 
 
 class InProcessWorker:

@@ -10,6 +10,7 @@ from ..control.messages import Event
 from ..coordinator.job import JobCoordinator, JobOutcome
 from ..job_spec import JobSpec
 from ..storage.open_store import open_store
+from .embedded import prepare_environment
 from .host import host_coordinator
 from .inprocess import InProcessCluster
 
@@ -40,9 +41,11 @@ async def launch(
     if cluster == IN_PROCESS:
         return await _in_process(spec, on_event, on_listening)
     if cluster == LOCAL or cluster.startswith("ray://") or ":" in cluster or cluster == "auto":
+        address = None if cluster == LOCAL else cluster
+        if address is None:
+            prepare_environment()
         from .ray_driver import run_on_ray
 
-        address = None if cluster == LOCAL else cluster
         return await run_on_ray(spec, address, on_event=on_event, on_listening=on_listening)
     raise UsageError(
         f"unknown cluster cluster=`{cluster}`",

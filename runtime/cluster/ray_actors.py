@@ -21,6 +21,7 @@ import uvloop
 
 from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
+from ..control.cluster import ControlEndpoint
 from ..control.link import connect
 from ..exchange.hub import ExchangeHub
 from ..observe.logs import configure_logging
@@ -29,7 +30,6 @@ from ..shipping import unship
 from ..storage.open_store import open_store
 from ..worker.process import tune_process
 from ..worker.worker import Worker
-from .base import ControlEndpoint
 from .host import host_coordinator
 
 _log = logging.getLogger("headgate.cluster")

@@ -10,13 +10,13 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import FencedError, HeadgateError
 from ...operators.clock import Clock
-from ..cluster.base import Cluster
+from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello
 from ..job_spec import JobSpec
@@ -25,7 +25,7 @@ from ..protocol.checkpoint_settings import CheckpointSettings
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.joblog import JobStatus, LogView
 from ..protocol.restart import FixedDelayRestart
-from ..storage.base import CheckpointStore
+from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
@@ -34,7 +34,6 @@ from .server import ControlServer
 from .states import State, deploying
 from .workers import WorkerPool
 
-StoreOpener = Callable[[str, str, Mapping[str, str]], CheckpointStore]
 PROGRESS_S = 1.0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...errors import JobError
 from ...operators.clock import Clock
-from ..cluster.base import Cluster, ControlEndpoint, WorkerHandle
+from ..control.cluster import Cluster, ControlEndpoint, WorkerHandle
 from ..control.link import Link
 from ..control.messages import Heartbeat, Hello, Messages, Shutdown, Welcome
 from ..exchange.hub import WorkerAddress, this_host

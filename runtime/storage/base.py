@@ -11,9 +11,9 @@ job's root (a directory, or a bucket and prefix). Two kinds of objects live in i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 
 @final
@@ -79,3 +79,7 @@ class CheckpointStore(ABC):
     @abstractmethod
     def describe(self) -> str:
         """The root as a user writes it: a path or an s3:// address."""
+
+
+StoreOpener: TypeAlias = Callable[[str, str, Mapping[str, str]], CheckpointStore]
+"""(storage address, job name, options) -> the store, not yet opened."""

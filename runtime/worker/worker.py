@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
 from ...errors import ExchangeError
@@ -35,16 +35,13 @@ from ..control.messages import (
 )
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsRegistry
-from ..storage.base import CheckpointStore
+from ..storage.base import CheckpointStore, StoreOpener
 from .deployment import Deployment, failure_of
 
 IO_THREADS = 4
 """Threads for state files, pre-commits, commits and file reading."""
 STATISTICS_S = 1.0
 _log = logging.getLogger("headgate.worker")
-
-StoreOpener = Callable[[str, str, Mapping[str, str]], CheckpointStore]
-"""(storage address, job name, options) -> the store, not yet opened."""
 
 
 class Worker:

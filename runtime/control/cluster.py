@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..control.link import Link
+from .link import Link
 
 
 class ControlEndpoint(Protocol):

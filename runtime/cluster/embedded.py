@@ -1,0 +1,62 @@
+"""The embedded Ray: started by us, quiet, on loopback only, and gone without a trace afterwards.
+
+The settings were measured (ARCHITECTURE.md, decision 3). Two are not obvious: Ray ignores a loopback
+node address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`, and its usage report is only surely silent
+with an address that leads nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Ray's object store; records never pass through it."""
+CPUS = 64
+"""Pretended, so that Ray never queues an actor: ours ask for no CPUs."""
+
+_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AUTH_MODE": "token",
+}
+
+
+def prepare_environment() -> None:
+    """Set what Ray reads while it is imported; so call this before anything imports ray."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+@contextlib.contextmanager
+def embedded_ray() -> Iterator[None]:
+    """Start a Ray of our own for the time of the block; `prepare_environment` came before."""
+    directory = tempfile.mkdtemp(prefix="hg-ray-")
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            configure_logging=True,
+            object_store_memory=OBJECT_STORE_BYTES,
+            namespace="headgate",
+            _node_ip_address="127.0.0.1",
+            _temp_dir=directory,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)

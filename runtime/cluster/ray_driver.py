@@ -1,0 +1,163 @@
+"""Runs a job on Ray: makes the coordinator's actor and follows the job through its takeovers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ...errors import HeadgateError, JobError
+from ..control.client import CoordinatorClient, error_of
+from ..control.messages import Event
+from ..coordinator.job import JobOutcome
+from ..job_spec import JobSpec
+from ..options import METRICS_PORT, Options
+from ..shipping import ship
+from .embedded import embedded_ray
+from .ray_actors import CoordinatorActor, ProcessSetup
+
+NAMESPACE = "headgate"
+TAKEOVER_TIMEOUT_S = 60.0
+"""A crashed coordinator that is not back by then is given up."""
+_log = logging.getLogger("headgate.cluster")
+
+
+async def run_on_ray(
+    spec: JobSpec,
+    address: str | None,
+    *,
+    on_event: Callable[[Event], None] | None,
+    on_listening: Callable[[list[str], str], None] | None,
+) -> JobOutcome:
+    """Run `spec` on an embedded Ray (`address` None) or on the cluster at `address`."""
+    with _connected(address):
+        setup = _setup(spec, address)
+        token = secrets.token_hex(16)
+        actor = await asyncio.to_thread(_make_coordinator, spec, token, setup, address)
+        try:
+            return await _follow(spec, actor, token, on_event, on_listening)
+        finally:
+            ray.kill(actor, no_restart=True)
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    if address is None:
+        with embedded_ray():
+            yield
+        return
+    try:
+        ray.init(
+            address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False
+        )
+    except Exception as error:
+        raise JobError(
+            f"cannot connect to the Ray cluster address=`{address}`: {error}",
+            fix="check the address; a cluster with token authentication needs RAY_AUTH_TOKEN here",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _setup(spec: JobSpec, address: str | None) -> ProcessSetup:
+    local = address is None
+    return ProcessSetup(
+        directory=os.getcwd(),
+        python_path=tuple(path for path in sys.path if path),
+        unix_dir=os.environ.get("TMPDIR", "/tmp"),
+        host="127.0.0.1" if local else "",
+        log_level=logging.getLogger("headgate").getEffectiveLevel(),
+        metrics_port=Options(spec.options).get(METRICS_PORT),
+        cluster_name="local" if local else str(address),
+    )
+
+
+def _make_coordinator(spec: JobSpec, token: str, setup: ProcessSetup, address: str | None) -> Any:
+    options: dict[str, Any] = {"name": f"headgate-{spec.name}", "namespace": NAMESPACE}
+    if address is not None:
+        options["lifetime"] = "detached"
+    try:
+        return CoordinatorActor.options(**options).remote(  # type: ignore[attr-defined]
+            ship(spec), token, setup
+        )
+    except ValueError as error:
+        raise JobError(
+            f"a job of this name runs on the cluster already name=`{spec.name}`",
+            fix=f"stop it first: headgate stop {spec.name}",
+        ) from error
+
+
+async def _follow(
+    spec: JobSpec,
+    actor: Any,
+    token: str,
+    on_event: Callable[[Event], None] | None,
+    on_listening: Callable[[list[str], str], None] | None,
+) -> JobOutcome:
+    """Watch the job until it ends; when its coordinator dies, wait for the next one."""
+    takeovers = 0
+    while True:
+        addresses, pid = await _where(actor)
+        client = await CoordinatorClient.connect(addresses, token)
+        if on_listening is not None:
+            on_listening(addresses, token)
+        try:
+            outcome = await _watch(client, on_event)
+        finally:
+            await client.close()
+        if outcome is not None:
+            return outcome
+        takeovers += 1
+        text = f"the coordinator of job {spec.name} died (pid {pid}); waiting for its successor"
+        _log.warning("%s", text)
+        if on_event is not None:
+            on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
+
+
+async def _where(actor: Any) -> tuple[list[str], int]:
+    """Addresses of the coordinator's control server, once Ray has (re)started the actor."""
+    deadline = asyncio.get_running_loop().time() + TAKEOVER_TIMEOUT_S
+    while True:
+        try:
+            found: tuple[list[str], int] = await asyncio.wrap_future(actor.where.remote().future())
+            return found
+        except RayTaskError as error:
+            raise _cause(error) from None
+        except RayActorError as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise JobError(f"the coordinator does not come back: {error}") from error
+            await asyncio.sleep(0.1)
+
+
+def _cause(error: Any) -> HeadgateError:
+    cause = error.cause
+    return cause if isinstance(cause, HeadgateError) else JobError(str(cause))
+
+
+async def _watch(
+    client: CoordinatorClient, on_event: Callable[[Event], None] | None
+) -> JobOutcome | None:
+    """Pass events on until the job ends; None if the coordinator went away before."""
+    try:
+        async for event in client.events():
+            if on_event is not None:
+                on_event(event)
+            if event.kind == "ended":
+                body = json.loads(event.body)
+                return JobOutcome(
+                    body["status"], body["reason"], error_of(event), body.get("checkpoint", 0)
+                )
+    except JobError:
+        return None
+    return None
