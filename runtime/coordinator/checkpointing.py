@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from ...errors import FencedError, HeadgateError
+from ...errors import FencedError, HeadgateError, InternalError
 from ...operators.clock import Clock
 from ...state.snapshot import OperatorSnapshot
 from ..control.messages import (
@@ -92,7 +92,7 @@ class CheckpointDriver:
         self._attempt = 0
         self._publishing: dict[int, asyncio.Task[None]] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
-        self._trimming = asyncio.Lock()
+        self.trimmer = Trimmer(log, store)
         self._unanswered: set[int] = set()
         self._next_id = 0
         newest = log.view.newest
@@ -264,6 +264,9 @@ class CheckpointDriver:
             await self._log.complete_checkpoint(manifest, is_final=is_final)
         except HeadgateError as caught:
             error = caught
+        except Exception as caught:
+            # An answer is due whatever happens, or the job could never be restarted.
+            error = InternalError(f"{type(caught).__name__}: {caught}")
         else:
             self.last_duration_ms = manifest.duration_ms
             size = sum(
@@ -293,11 +296,10 @@ class CheckpointDriver:
 
     async def _trim(self) -> None:
         """Drop the checkpoints beyond `retain`; whatever goes wrong here is only untidy."""
-        async with self._trimming:
-            try:
-                await trim_log(self._log, self._store, self._retain)
-            except HeadgateError as error:
-                _log.warning("old checkpoints were not all deleted: %s", error)
+        try:
+            await self.trimmer.trim(self._retain)
+        except HeadgateError as error:
+            _log.warning("old checkpoints were not all deleted: %s", error)
 
     async def _delete(self, payloads: Sequence[CheckpointAcked]) -> None:
         names = sorted(
@@ -313,11 +315,33 @@ class CheckpointDriver:
             _log.warning("files of an aborted checkpoint were not deleted: %s", error)
 
 
-async def trim_log(log: JobLog, store: CheckpointStore, retain: int) -> None:
-    """Keep the newest `retain` checkpoints; delete the files of the others. One call at a time."""
-    subsumed = await log.trim(retain)
-    kept = [logged.manifest for logged in log.view.checkpoints]
-    await store.delete_files(unshared_files(subsumed, kept))
+class Trimmer:
+    """Drops checkpoints beyond `retain`, log entries and files. Files that would not go are kept in
+    mind: the log forgets them with its next trim, so they are deleted before that."""
+
+    def __init__(self, log: JobLog, store: CheckpointStore) -> None:
+        self._log = log
+        self._store = store
+        self._doomed: list[str] = []
+        self._lock = asyncio.Lock()
+
+    async def trim(self, retain: int) -> None:
+        """Keep the newest `retain` checkpoints.
+
+        Raises:
+            StorageError: something is left over; the next call tries again.
+        """
+        async with self._lock:
+            await self._delete_doomed()
+            subsumed = await self._log.trim(retain)
+            kept = [logged.manifest for logged in self._log.view.checkpoints]
+            self._doomed = unshared_files(subsumed, kept)
+            await self._delete_doomed()
+
+    async def _delete_doomed(self) -> None:
+        if self._doomed:
+            await self._store.delete_files(self._doomed)
+            self._doomed = []
 
 
 def make_manifest(decision: Publish[CheckpointAcked], plan: PhysicalPlan, now_ms: int) -> Manifest:

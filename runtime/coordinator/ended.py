@@ -7,7 +7,6 @@ import logging
 from ...errors import HeadgateError
 from ..options import CHECKPOINT_RETENTION
 from ..protocol.joblog import JobStatus
-from .checkpointing import trim_log
 from .context import JobContext
 from .states import End, State
 
@@ -27,11 +26,11 @@ class Ended(State):
             job.checkpoints.job_failed()
             await job.checkpoints.close()
         await job.pool.close()
-        if job.log is not None and job.store is not None:
+        if job.log is not None and job.checkpoints is not None:
             await job.log.end_job(end.status, end.reason)
             if _drops_checkpoints(job, end.status):
                 try:
-                    await trim_log(job.log, job.store, 0)
+                    await job.checkpoints.trimmer.trim(0)
                 except HeadgateError as error:
                     _log.warning("checkpoints were not all deleted: %s", error)
         job.end = end

@@ -1,0 +1,47 @@
+# The commands of the README. Everything happens in .venv; nothing else on the machine is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-all bench lint types docs check clean
+
+help:
+	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
+	@echo "make test    run every test that needs no outside server"
+	@echo "make bench   run the benchmarks, beside Flink where it is installed"
+	@echo "make check   lint, types and docs"
+
+$(STAMP): pyproject.toml
+	@echo "==> creating $(VENV) and installing headgate with its test extras (a minute or two)"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	@echo "==> running the tests (about ten minutes on two cores)"
+	@$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	@$(BIN)/python benchmarks/run.py
+
+lint: $(STAMP)
+	@echo "==> lint"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	@echo "==> types"
+	@mkdir -p .cache/src && ln -sfn ../.. .cache/src/headgate
+	@MYPYPATH=.cache/src $(BIN)/mypy -p headgate
+
+check: lint types
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info demo-out
