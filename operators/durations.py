@@ -38,18 +38,20 @@ _PART = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _FIX = 'write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"'
 
 
-def parse_duration(value: object, what: str = "duration") -> int:
-    """Milliseconds of a duration. `what` names the argument in the error.
+def parse_duration(value: object, what: str = "duration", where: str = "") -> int:
+    """Milliseconds of a duration. `what` names the argument in the error, `where` the user's line.
 
     Raises:
         UsageError: not a duration; bare numbers are refused, for their unit would be a guess.
     """
     if isinstance(value, timedelta):
-        return _timedelta_ms(value, what)
+        return _timedelta_ms(value, what, where)
     if isinstance(value, bool | int | float):
-        raise UsageError(f"{what} needs a unit value=`{value}`", fix=_FIX)
+        raise UsageError(f"{what} needs a unit value=`{value}`", where=where, fix=_FIX)
     if not isinstance(value, str):
-        raise UsageError(f"{what} is not a duration type=`{type(value).__name__}`", fix=_FIX)
+        raise UsageError(
+            f"{what} is not a duration type=`{type(value).__name__}`", where=where, fix=_FIX
+        )
     total, position, text = 0, 0, value
     while position < len(text):
         part = _PART.match(text, position)
@@ -60,17 +62,17 @@ def parse_duration(value: object, what: str = "duration") -> int:
         position = part.end()
     if not text.strip() or position < len(text):
         if text.strip().isdigit():
-            raise UsageError(f"{what} needs a unit value=`{value}`", fix=_FIX)
-        raise UsageError(f"{what} is not a duration value=`{value}`", fix=_FIX)
+            raise UsageError(f"{what} needs a unit value=`{value}`", where=where, fix=_FIX)
+        raise UsageError(f"{what} is not a duration value=`{value}`", where=where, fix=_FIX)
     return total
 
 
-def _timedelta_ms(value: timedelta, what: str) -> int:
+def _timedelta_ms(value: timedelta, what: str, where: str) -> int:
     whole, rest = divmod(value, timedelta(milliseconds=1))
     if whole < 0:
-        raise UsageError(f"{what} must not be negative value=`{value}`")
+        raise UsageError(f"{what} must not be negative value=`{value}`", where=where)
     if rest:
-        raise UsageError(f"{what} is finer than a millisecond value=`{value}`")
+        raise UsageError(f"{what} is finer than a millisecond value=`{value}`", where=where)
     return whole
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from .base import Operator
 from .elements import Batch, ColumnBatch, Timestamps
 from .expressions import Column, result_type
+from .rows import column_batch
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class ExpressionOperator(Operator):
         self._steps = steps
 
     def process(self, batch: Batch, input_index: int) -> None:
-        if isinstance(batch, ColumnBatch) and len(batch):
-            result = self._steps.apply(batch)
+        if len(batch):
+            result = self._steps.apply(column_batch(batch))
             if result is not None:
                 self.output.emit(result)
 

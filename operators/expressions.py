@@ -201,8 +201,8 @@ def _resolve(
         if name not in schema.names and not name.startswith("^"):
             raise unknown_column(name, schema, step, where)
     try:
-        frame = pl.LazyFrame(schema=polars_schema(schema)).select(expression)
-        return dict(frame.collect_schema())
+        # Evaluated without rows: some wrong types, such as text > 3, only show there.
+        return dict(pl.DataFrame(schema=polars_schema(schema)).select(expression).schema)
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise PlanError(

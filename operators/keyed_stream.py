@@ -42,7 +42,7 @@ class KeyedStream(Generic[T]):
     def __repr__(self) -> str:
         return f"KeyedStream({self._stream.name})"
 
-    @named("a stateful step", _STATE)
+    @named("stateful step", _STATE)
     def reduce(self, function: Callable[[T, T], T], *, name: str) -> Stream[T]:
         """Combine the records of each key, two at a time; emits the running value for each record.
 
@@ -68,7 +68,7 @@ class KeyedStream(Generic[T]):
             stream, "reduce", name, origin, operator, self._keyed_by, stream.schema, row_type
         )
 
-    @named("a stateful step", _STATE)
+    @named("stateful step", _STATE)
     def agg(
         self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
     ) -> Stream[Any]:
@@ -142,7 +142,7 @@ class WindowedStream:
     def __repr__(self) -> str:
         return f"WindowedStream({self._stream.name}, {self._window.describe()})"
 
-    @named("a stateful step", _STATE)
+    @named("stateful step", _STATE)
     def agg(
         self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
     ) -> Stream[Any]:

@@ -12,6 +12,7 @@ from ..errors import HeadgateError
 from .base import AsyncOperator, Operator
 from .elements import Batch, ColumnBatch
 from .graph import Origin
+from .rows import column_batch
 from .schema import difference
 from .user_code import bad_result, user_error
 
@@ -72,15 +73,17 @@ class MapBatchesOperator(Operator):
         self._user = user
 
     def process(self, batch: Batch, input_index: int) -> None:
-        if isinstance(batch, ColumnBatch) and len(batch):
-            try:
-                result = self._user.function(batch.data)
-            except HeadgateError:
-                raise
-            except Exception as error:
-                raise self._user.failure(batch.data, error) from error
-            if (checked := self._user.checked(batch, result)) is not None:
-                self.output.emit(checked)
+        if not len(batch):
+            return
+        given = column_batch(batch)
+        try:
+            result = self._user.function(given.data)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise self._user.failure(given.data, error) from error
+        if (checked := self._user.checked(given, result)) is not None:
+            self.output.emit(checked)
 
 
 class AsyncMapBatchesOperator(AsyncOperator):
@@ -90,16 +93,18 @@ class AsyncMapBatchesOperator(AsyncOperator):
         self._user = user
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
-        if isinstance(batch, ColumnBatch) and len(batch):
-            try:
-                result = await self._user.function(batch.data)
-            except HeadgateError:
-                raise
-            except Exception as error:
-                raise self._user.failure(batch.data, error) from error
-            if (checked := self._user.checked(batch, result)) is not None:
-                self.output.emit(checked)
+        if not len(batch):
+            return
+        given = column_batch(batch)
+        try:
+            result = await self._user.function(given.data)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise self._user.failure(given.data, error) from error
+        if (checked := self._user.checked(given, result)) is not None:
+            self.output.emit(checked)
 
 
 def _shown(data: pa.RecordBatch) -> str:
-    return f"{data.num_rows} records of {', '.join(data.schema.names)}"
+    return f"a batch of {data.num_rows}: {', '.join(data.schema.names)}"

@@ -69,7 +69,8 @@ class UserFunction:
                 for _ in range(min(self.max_in_flight, len(records))):
                     group.create_task(work())
         except BaseExceptionGroup as failures:
-            raise _first(failures) from None
+            first = _first(failures)
+            raise first from first.__cause__
         return results
 
     def batch(self, results: list[Any], times: Timestamps | None, records: list[Any]) -> Batch:

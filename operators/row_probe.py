@@ -53,7 +53,7 @@ def across_rows(expression: pl.Expr, schema: pa.Schema) -> str:
     reasons = [_probe(expression, sample) for sample in _samples(schema)]
     judged = [reason for reason in reasons if reason is not None]
     if worst := next((reason for reason in judged if reason), ""):
-        return worst
+        return _tree(expression) or worst
     return _tree(expression) or _flags(expression, judged=bool(judged))
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import InternalError
 from .bytecode import used_columns
 from .elements import Batch, ColumnBatch
 from .schema import unknown_column
@@ -143,6 +144,13 @@ def _positional_fields(record_class: Any) -> tuple[str, ...] | None:
     if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters):
         return None
     return tuple(parameter.name for parameter in parameters)
+
+
+def column_batch(batch: Batch) -> ColumnBatch:
+    """The batch of a stream that the plan knows to be of columns."""
+    if not isinstance(batch, ColumnBatch):
+        raise InternalError("Python objects arrived in a stream of columns")
+    return batch
 
 
 def to_list(column: pa.Array) -> list[Any]:

@@ -202,8 +202,10 @@ class Stream(StreamBase[T]):
             name: names the step in errors and metrics.
         """
         origin = capture_origin()
-        bound_ms = parse_duration(max_out_of_order, "max_out_of_order")
-        idle_ms = None if idle_after is None else parse_duration(idle_after, "idle_after")
+        bound_ms = parse_duration(max_out_of_order, "max_out_of_order", str(origin))
+        idle_ms = (
+            None if idle_after is None else parse_duration(idle_after, "idle_after", str(origin))
+        )
         times: ColumnTimes | FunctionTimes
         columns: frozenset[str] | None
         if isinstance(when, str):
@@ -334,7 +336,7 @@ class Stream(StreamBase[T]):
         """The records a source could not read."""
         return self.side(REJECTED)
 
-    @named("a sink", "what it has written is remembered under this name")
+    @named("sink", "what it has written is remembered under this name")
     def write(self, sink: Sink, *, name: str, parallelism: int | None = None) -> None:
         """Send the records to a sink."""
         origin = capture_origin()
