@@ -36,6 +36,7 @@ import xxhash
 from ..errors import StateError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
+Index: TypeAlias = npt.NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -47,6 +48,8 @@ NULL_HASH = 0x4B33A62ED433D4A3
 
 _CELL_BYTES = 12
 _WORDS_BYTES = 128
+_PIECE_ROWS = 8_192
+_VIEWS = (pa.string_view(), pa.binary_view())
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_DAY = _EPOCH.toordinal()
 _PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -343,23 +346,44 @@ def _hash_text(array: pa.Array, tag: int, lane: int) -> Hashes:
 
 
 def _hash_long(array: pa.Array, rows: npt.NDArray[np.intp], tag: int, lane: int) -> Hashes:
-    """The hashes of `rows`, all longer than a cell."""
-    if not (pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
+    """The hashes of `rows`, all longer than a cell; a piece at a time, to stay within the cache."""
+    starts, stops, padded = _bytes_of(array, tag)
+    pieces = (rows[low : low + _PIECE_ROWS] for low in range(0, len(rows), _PIECE_ROWS))
+    return np.concatenate(
+        [_hash_words(padded, starts[p], stops[p] - starts[p], tag, lane) for p in pieces]
+        or [np.zeros(0, np.uint64)]
+    )
+
+
+def _bytes_of(array: pa.Array, tag: int) -> tuple[Index, Index, Hashes]:
+    """Where each value starts and ends, in a copy of the bytes in view as words.
+
+    The copy is padded, so that two whole words can be read at any byte.
+    """
+    if pa.types.is_fixed_size_binary(array.type) or array.type in _VIEWS:
         array = array.cast(pa.large_string() if tag == STRING else pa.large_binary())
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offset_buffer, data = array.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
-    base = int(offsets[0])
-    starts = offsets[rows] - base
-    sizes = offsets[rows + 1] - offsets[rows]
-    # a copy of the bytes in view, padded so that two whole words can be read at any of them
-    used = int(offsets[-1]) - base
-    padded = np.zeros(used // 8 + 2, np.uint64)
-    padded.view(np.uint8)[:used] = np.frombuffer(data, np.uint8, used, base)
+    every: Any = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    offsets: Index = every[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    base, end = int(offsets[0]), int(offsets[-1])
+    offsets -= base
+    padded = np.empty((end - base) // 8 + 2, np.uint64)
+    padded[-2:] = 0
+    padded.view(np.uint8)[: end - base] = np.frombuffer(data, np.uint8, end - base, base)
+    return offsets[:-1], offsets[1:], padded
+
+
+def _hash_words(padded: Hashes, starts: Index, sizes: Index, tag: int, lane: int) -> Hashes:
     h: Hashes = (sizes.view(np.uint64) ^ np.uint64(tag ^ lane)) * np.uint64(_C1)
-    middle = np.minimum((sizes - 1) // 8, _WORDS_BYTES // 8)
-    for index in range(int(middle.max()) if len(middle) else 0):
-        left = np.flatnonzero(middle > index)
-        h[left] = _absorb(h[left], _word_at(padded, starts[left] + 8 * index), lane)
+    words = np.minimum((sizes - 1) // 8, _WORDS_BYTES // 8)
+    common = int(words.min())
+    for index in range(int(words.max())):
+        if index < common:
+            h = _absorb(h, _word_at(padded, starts + 8 * index), lane)
+        else:
+            left = np.flatnonzero(words > index)
+            h[left] = _absorb(h[left], _word_at(padded, starts[left] + 8 * index), lane)
     h = _mix_array(_absorb(h, _word_at(padded, starts + sizes - 8), lane))
     for at in np.flatnonzero(sizes > _WORDS_BYTES).tolist():
         begin = int(starts[at])
@@ -375,7 +399,7 @@ def _absorb(h: Hashes, words: Hashes, lane: int) -> Hashes:
     return h
 
 
-def _word_at(padded: Hashes, at: npt.NDArray[np.int64]) -> Hashes:
+def _word_at(padded: Hashes, at: Index) -> Hashes:
     """The 8 bytes at byte offsets `at`, as little-endian words: from two aligned words each."""
     index = at >> 3
     shift = (at & 7).view(np.uint64) << np.uint64(3)

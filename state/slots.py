@@ -89,8 +89,6 @@ class SlotTable:
             distinct = len(fresh[-1]) / len(block)
             if missed.size:
                 missed = self._find_again(self._cells, slots, missed, hashes, checks)
-            if missed.size and self._old is not None:
-                missed = self._find_again(self._old, slots, missed, hashes, checks)
         return slots, np.concatenate(fresh) if fresh else missed
 
     # --- probing -------------------------------------------------------------------------------
@@ -126,10 +124,12 @@ class SlotTable:
     def _matches(
         self, slots: Slots, hashes: Hashes, checks: Hashes | None
     ) -> npt.NDArray[np.bool_]:
-        """True where the slot is not empty and holds the row's key."""
+        """True where the slot holds the row's key; there must be a key.
+
+        An empty cell, -1, is read as slot 0. That never matches: slot 0 is the first to be in any
+        index, so a row with its key meets it before it meets an empty cell.
+        """
         ok: npt.NDArray[np.bool_] = self._hashes.take(slots, mode="clip") == hashes
-        # an empty cell, -1, was read as slot 0
-        ok &= slots >= 0
         if self._checks is not None:
             ok &= self._checks.take(slots, mode="clip") == (0 if checks is None else checks)
         return ok
