@@ -72,7 +72,7 @@ class Builder:
         self._checkpoints = has_checkpoints(self._spec, toolbox)
         self._flows: dict[str, Flow] = {}
         self._roots: dict[str, Flow] = {}
-        """Sources before their event time: these have the side outputs."""
+        """Streams before their event time: these have the side outputs."""
         self._read: set[str] = set()
 
     def _section(self, table: Table, name: str) -> Table:
@@ -133,8 +133,8 @@ class Builder:
                     f"nobody reads `{name}.{REJECTED}`",
                     f"write it to a sink (from: {name}.{REJECTED}), or say onBadRecord: drop",
                 )
-        for name, flow in self._flows.items():
-            if flow is not None and name not in self._read:
+        for name in self._flows:
+            if not self.problems.found and name not in self._read:
                 line = self._sources.lines.get(name) or self._operators.line_of(name)
                 _log.warning("nobody reads `%s` at %s", name, self.problems.where(line))
 
@@ -167,7 +167,10 @@ class Builder:
         if made is None:
             return None
         root = self.attempt(table.line, lambda: job.read(made, name=name))
-        root = self._parallel(root, table)
+        return self._timed(name, self._parallel(root, table), table)
+
+    def _timed(self, name: str, root: Flow, table: Table) -> Flow:
+        """The stream with its event time, in as many subtasks as the step that makes it."""
         self._roots[name] = root
         timed = self._event_time(root, table)
         return timed if timed is root else self._parallel(timed, table)
@@ -242,7 +245,12 @@ class Builder:
     # operators
 
     def _add_operators(self) -> None:
-        inputs = {name: self._inputs(table) for name, table in self._operators.values.items()}
+        inputs: dict[str, list[tuple[str, int]]] = {}
+        for name, table in self._operators.values.items():
+            if name in self._sources.lines:
+                plan_step(name, table, self)  # its name is wrong; the rest of it may be as well
+            else:
+                inputs[name] = self._inputs(table)
         for name in self._ordered(inputs):
             table = self._operators.values[name]
             step = plan_step(name, table, self)
@@ -251,7 +259,7 @@ class Builder:
             if step is not None and flows and all(flow is not None for flow in flows):
                 self._flows[name] = self._apply(name, table, step, flows)
         for name in self._operators.bad:
-            self._flows[name] = None
+            self._flows.setdefault(name, None)
 
     def _apply(self, name: str, table: Table, step: Step, flows: list[Any]) -> Flow:
         routed = [partitioned(flow, table, self) for flow in flows]
@@ -262,7 +270,7 @@ class Builder:
         if made is not None and (chaining := table.get("chaining")):
             chained = made.start_new_chain if chaining == "head" else made.disable_chaining
             made = self.attempt(table.line_of("chaining"), chained)
-        return made
+        return self._timed(name, made, table)
 
     def _inputs(self, table: Table) -> list[tuple[str, int]]:
         """The streams an operator names, each with the line that names it."""
@@ -301,33 +309,31 @@ class Builder:
         name, _, side = at.partition(".")
         self._read.add(name)
         if name not in self._flows:
-            known = suggest(name, self._flows, "streams")
+            known = suggest(name, [*self._sources.lines, *self._operators.lines], "streams")
             what = "a sink cannot be read" if name in self._sinks.lines else "no such stream"
             self.problems.add(line, f"{what} name=`{name}`", known)
             return None
-        flow = self._flows[name]
-        if flow is None or not side:
-            return flow
-        if name in self._sources.lines:
-            return self._source_side(name, side, line)
-        return self.attempt(line, lambda: flow.side(side))
-
-    def _source_side(self, name: str, side: str, line: int) -> Flow:
-        root, source = self._roots.get(name), self._sources.get(name)
-        if root is None:
+        if not side:
+            return self._flows[name]
+        root = self._roots.get(name)
+        if root is None or not self._comes_out(name, side, line):
             return None
-        policy = source.get("onBadRecord")
-        if side == REJECTED and policy != "side_output" and not source.tried("onBadRecord"):
-            policy = "fail"
-        if side == REJECTED and policy in ("fail", "drop"):
+        self._read.add(at)
+        return self.attempt(line, lambda: root.side(side))
+
+    def _comes_out(self, name: str, side: str, line: int) -> bool:
+        """False, and a problem, if a source is told not to put its rejected records out."""
+        source = self._sources.get(name)
+        if source is None or side != REJECTED:
+            return True
+        policy = source.get("onBadRecord", "side_output" if source.tried("onBadRecord") else "fail")
+        if policy != "side_output":
             self.problems.add(
                 line,
                 f"nothing comes out of `{name}.{side}` onBadRecord=`{policy}`",
                 f"say onBadRecord: side_output in `{name}`",
             )
-            return None
-        self._read.add(f"{name}.{side}")
-        return self.attempt(line, lambda: root.side(side))
+        return bool(policy == "side_output")
 
     def _parallel(self, flow: Flow, table: Table) -> Flow:
         parallelism = table.get("parallelism")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...errors import HeadgateError, ManifestErrors, UsageError
@@ -62,6 +63,8 @@ def kind_of(value: Value) -> str:
             return "an empty mapping"
         case Mapping():
             return "a mapping"
+        case Sequence(items=()):
+            return "an empty list"
         case Sequence():
             return "a list"
         case Scalar(value=bool()):
@@ -79,7 +82,9 @@ class Problems:
     """Collects mistakes; nobody stops at the first."""
 
     file: str
-    found: list[tuple[int, HeadgateError]] = field(default_factory=list)
+    field: str = "the manifest"
+    """The name of the field that is being read, for messages."""
+    found: list[tuple[int, HeadgateError]] = dataclasses.field(default_factory=list)
 
     def where(self, line: int) -> str:
         """The place `line` is, as printed."""

@@ -40,8 +40,13 @@ class Kind(Protocol):
 
 def _refuse(value: Value, line: int, problems: Problems, wanted: str, fix: str = "") -> _Invalid:
     if not (isinstance(value, Scalar) and value.broken):
-        problems.add(line, f"expected {wanted}, got {kind_of(value)}", fix)
+        problems.add(line, f"{problems.field} must be {wanted}, not {kind_of(value)}", fix)
     return INVALID
+
+
+def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of values that may also be written as `${NAME}`, which an editor cannot look into."""
+    return {"anyOf": [schema, {"type": "string", "pattern": r"\$\{"}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Text:
 
     def schema(self) -> dict[str, Any]:
         if self.pattern:
-            return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
+            return _or_variable({"type": "string", "pattern": f"^(?:{self.pattern})$"})
         return {"type": "string", "minLength": 1}
 
 
@@ -80,7 +85,7 @@ class Choice:
         return _refuse(value, line, problems, f"one of {', '.join(self.words)}", fix)
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.words)}
+        return _or_variable({"enum": list(self.words)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class Integer:
         return number
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.at_least, "maximum": self.at_most}
+        return _or_variable({"type": "integer", "minimum": self.at_least, "maximum": self.at_most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class Number:
         return number
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "number", "minimum": self.at_least}
+        return _or_variable({"type": "number", "minimum": self.at_least})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class Boolean:
         return _refuse(value, line, problems, "true or false")
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
+        return _or_variable({"type": "boolean"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +174,20 @@ def column_type() -> Parsed:
     return Parsed(parse_type, "a column type")
 
 
+_REFERENCE = Text(
+    r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "`module:name`", 'such as "jobs.enrich:add_country"'
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """`module:name`, something of the user's code."""
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
-        pattern = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
-        return Text(pattern, "`module:name`", 'such as "jobs.enrich:add_country"').read(
-            value, line, problems
-        )
+        return _REFERENCE.read(value, line, problems)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"}
+        return _REFERENCE.schema()
 
 
 class Listed(tuple[Any, ...]):
@@ -198,8 +205,7 @@ class ListOf:
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         items = value.items if isinstance(value, document.Sequence) else (value,)
         if not items:
-            problems.add(line, "list is empty")
-            return INVALID
+            return _refuse(value, line, problems, "a list with at least one entry")
         read = Listed(self.item.read(item, item.line, problems) for item in items)
         read.lines = tuple(item.line for item in items)
         return INVALID if any(item is INVALID for item in read) else read
@@ -225,8 +231,11 @@ class Items:
         table = Table(line)
         for name, entry in value.entries.items():
             key = Scalar(entry.line, name, name)
+            problems.field = "a key"
+            known = self.key.read(key, entry.line, problems) is not INVALID
+            problems.field = name
             read = self.item.read(entry.value, entry.line, problems)
-            if self.key.read(key, entry.line, problems) is INVALID or read is INVALID:
+            if not known or read is INVALID:
                 table.bad.add(name)
             else:
                 table.values[name] = read
@@ -299,7 +308,7 @@ class Table:
         line: of the key the mapping belongs to.
         values: what could be read.
         lines: of each key, also of the bad ones.
-        bad: keys that are there, but whose value could not be read.
+        bad: fields with a problem of their own: not readable, or missing though required.
         meant: known fields that a misspelled key was probably meant to be.
         strange: there are unknown keys.
     """
@@ -320,7 +329,7 @@ class Table:
         return self.lines.get(name, self.line)
 
     def tried(self, name: str) -> bool:
-        """True if the field is there, good or bad or misspelled: not worth a second complaint."""
+        """True if the field is there, good or misspelled, or complained about already."""
         return name in self.values or name in self.bad or name in self.meant
 
     def present(self, names: Sequence[str]) -> list[str]:
@@ -348,7 +357,7 @@ class Section:
         if isinstance(value, Scalar) and value.value is None and not value.broken:
             value = document.Mapping(line, {})  # `blackhole:` with nothing behind it
         if not isinstance(value, document.Mapping):
-            return _refuse(value, line, problems, f"a mapping for {self.what}")
+            return _refuse(value, line, problems, "a mapping")
         table = Table(line)
         strangers: dict[str, Entry] = {}
         for name, entry in value.entries.items():
@@ -361,9 +370,11 @@ class Section:
         for name, known in self.fields.items():
             if known.required and not table.tried(name):
                 problems.add(line, f"{self.what} has no {name}", f"{name}: {known.doc}")
+                table.bad.add(name)
         return table
 
     def _read_field(self, name: str, entry: Entry, table: Table, problems: Problems) -> None:
+        problems.field = name
         read = self.fields[name].kind.read(entry.value, entry.line, problems)
         table.lines[name] = entry.line
         if read is INVALID:
@@ -387,7 +398,9 @@ class Section:
             for name, known in self.fields.items()
         }
         schema: dict[str, Any] = {
-            "type": "object",
+            "type": "object"
+            if any(known.required for known in self.fields.values())
+            else ["object", "null"],
             "properties": properties,
             "additionalProperties": False,
         }

@@ -100,6 +100,7 @@ OPERATOR = Section(
         "flatMap": Field(Reference(), "a function record -> records, `module:function`"),
         "into": Field(_SCHEMA, "columns of the result, or a class `module:Class`"),
         "adds": Field(_COLUMNS, "columns that `python` adds to those of its input"),
+        "eventTime": Field(EVENT_TIME, "which column of the result is event time"),
         "keyBy": Field(ListOf(Text()), "columns whose equal values belong together"),
         "window": Field(WINDOW, "windows of event time for `aggregate`"),
         "aggregate": Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -132,13 +133,14 @@ def _union(name: str, table: Table, builder: Builder) -> Step | None:
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
         first, *others = flows
-        fits = [
-            builder.attempt(line, lambda other=other: first.union(other))  # type: ignore[misc]
-            for other, line in zip(others, lines[1:], strict=True)
-        ]
-        if any(made is None for made in fits):
-            return first
-        return builder.attempt(table.line_of("union"), lambda: first.union(*others, name=name))
+        made = _each(
+            builder,
+            table.line_of("union"),
+            list(zip(others, lines[1:], strict=True)),
+            lambda some, name: first.union(*some, name=name),
+            name,
+        )
+        return made or first
 
     return step
 
@@ -238,34 +240,40 @@ def _aggregate(name: str, table: Table, builder: Builder) -> Step | None:
         return None
     window = _window(table, builder)
     into = builder.schema_of(table, "into")
-
-    def aggregated(base: Any, results: Sequence[Any], step_name: str) -> Stream[Any]:
-        shape = into if step_name == name else None  # `into` fits all results, not each alone
-        made: Stream[Any] = base.agg(**dict(results), into=shape, name=step_name)
-        return made
+    whole = whole and (into is not None or not table.tried("into"))
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
-        base: Any = flows[0]
-        keyed = _keyed(base, table, builder) if table.tried("keyBy") else base
-        if window is not None:
-            base = keyed if keyed is not None else base
-            base = builder.attempt(table.line_of("window"), lambda: base.window(window))
-        else:
-            base = keyed
-        usable = [(item, written.line_of(item[0])) for item in made.items() if item[1] is not None]
-        if base is None or not usable:
+        stream = flows[0]
+        groups = _groups(stream, table, window, builder)
+        schema = stream.schema
+        fits = True
+        for column, aggregate in made.items():
+            if aggregate is not None and schema is not None:
+                check = partial(aggregate.output_type, schema)
+                fits = builder.attempt(written.line_of(column), check) is not None and fits
+        if groups is None or not fits or not whole:
             return None
-        result = _each(
-            builder,
-            line,
-            usable,
-            lambda some, name: base.agg(**dict(some), into=into, name=name),
-            name,
-        )
-        complete = whole and keyed is not None and (window is not None or not table.tried("window"))
-        return result if complete else None
+        return builder.attempt(line, lambda: groups.agg(**made, into=into, name=name))
 
     return step
+
+
+def _groups(stream: Stream[Any], table: Table, window: Any, builder: Builder) -> Any:
+    """What is aggregated: the stream by key, by window, or both; None if either is wrong."""
+    groups: Any = _keyed(stream, table, builder) if table.tried("keyBy") else stream
+    if not table.tried("window"):
+        return groups
+    line = table.line_of("window")
+    if not stream.has_event_time:
+        builder.problems.add(
+            line,
+            f"a window needs event time, and `{stream.name}` has none",
+            "eventTime: {column: ..., maxOutOfOrder: ...} in the source, or in a step before",
+        )
+        return None
+    if window is None or groups is None:
+        return None
+    return builder.attempt(line, lambda: groups.window(window))
 
 
 def _window(table: Table, builder: Builder) -> Any:
