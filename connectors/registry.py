@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..operators.manifest.fields import (
+    REFERENCE,
     AnyText,
     Anything,
     Boolean,
@@ -17,7 +18,6 @@ from ..operators.manifest.fields import (
     Items,
     ListOf,
     Number,
-    Reference,
     Section,
     Table,
     Text,
@@ -100,7 +100,7 @@ SOURCES: dict[str, SourceConnector] = {
                     "columns, each `{kind: sequence | int | float | choice | constant | timestamp | "
                     "pattern, ...}`",
                 ),
-                "function": Field(Reference(), "instead: makes record i, `module:function`"),
+                "function": Field(REFERENCE, "instead: makes record i, `module:function`"),
                 "rows": Field(Integer(), "how many; absent: without end"),
                 **_GENERATED,
             },

@@ -174,20 +174,10 @@ def column_type() -> Parsed:
     return Parsed(parse_type, "a column type")
 
 
-_REFERENCE = Text(
+REFERENCE = Text(
     r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "`module:name`", 'such as "jobs.enrich:add_country"'
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """`module:name`, something of the user's code."""
-
-    def read(self, value: Value, line: int, problems: Problems) -> Any:
-        return _REFERENCE.read(value, line, problems)
-
-    def schema(self) -> dict[str, Any]:
-        return _REFERENCE.schema()
+"""Something of the user's code."""
 
 
 class Listed(tuple[Any, ...]):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .fields import (
+    REFERENCE,
     AnyText,
     Choice,
     Field,
@@ -14,7 +15,6 @@ from .fields import (
     Kind,
     ListOf,
     OneOf,
-    Reference,
     Section,
     Text,
     column_type,
@@ -95,9 +95,9 @@ OPERATOR = Section(
         "union": Field(ListOf(STREAM), "the streams to merge, instead of `from`"),
         "filter": Field(Text(), "an SQL condition; rows for which it is not true are dropped"),
         "select": Field(ListOf(Text()), "columns and SQL expressions `a / 2 AS b`"),
-        "python": Field(Reference(), "a function RecordBatch -> RecordBatch, `module:function`"),
-        "map": Field(Reference(), "a function record -> record, `module:function`"),
-        "flatMap": Field(Reference(), "a function record -> records, `module:function`"),
+        "python": Field(REFERENCE, "a function RecordBatch -> RecordBatch, `module:function`"),
+        "map": Field(REFERENCE, "a function record -> record, `module:function`"),
+        "flatMap": Field(REFERENCE, "a function record -> records, `module:function`"),
         "into": Field(_SCHEMA, "columns of the result, or a class `module:Class`"),
         "adds": Field(_COLUMNS, "columns that `python` adds to those of its input"),
         "eventTime": Field(EVENT_TIME, "which column of the result is event time"),
@@ -107,7 +107,7 @@ OPERATOR = Section(
             Items(Text(), may_be_empty=False),
             'results and how they are made, `total: "sum(amount)"`',
         ),
-        "reduce": Field(Reference(), "a function (record, record) -> record, `module:function`"),
+        "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
         "maxInFlight": Field(
             Integer(1, 100_000), "calls under way at once, of coroutine functions"
         ),
