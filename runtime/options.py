@@ -145,7 +145,8 @@ RESTART_STRATEGY = Option[str | None](
     ),
     None,
     "",
-    "What to do when a job fails; unset: `fixed-delay` with checkpoints, `none` without.",
+    "What to do when a job fails; unset: as the job says, else 3 restarts 1 s apart with checkpoints, "
+    "and none without.",
     ("restart-strategy",),
 )
 RESTART_ATTEMPTS = Option[int](
@@ -229,13 +230,6 @@ BUFFER_SIZE = Option[int](
     1_048_576,
     "bytes",
     "Largest size of one buffer; a single larger record still travels, alone.",
-)
-ASYNC_IN_FLIGHT = Option[int](
-    "headgate.async.max-in-flight",
-    Integer(at_least=1, at_most=100_000),
-    100,
-    "records",
-    "How many calls of one coroutine function are under way at once in a subtask.",
 )
 TASK_SLICE = Option[int](
     "headgate.task.slice",
