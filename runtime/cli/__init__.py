@@ -1,1 +1,19 @@
-"""The `headgate` command."""
+"""The `headgate` command: one module per verb.
+
+Nothing heavy is imported before a verb needs it, so that `headgate --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point: run the verb, and turn errors into text and an exit code."""
+    from .app import app
+    from .console import report
+
+    try:
+        app()
+    except Exception as error:
+        sys.exit(report(error))

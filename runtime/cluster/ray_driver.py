@@ -120,8 +120,9 @@ async def _follow(
             return outcome
         takeovers += 1
         text = f"the coordinator of job {spec.name} died (pid {pid}); waiting for its successor"
-        _log.warning("%s", text)
-        if on_event is not None:
+        if on_event is None:
+            _log.warning("%s", text)
+        else:
             on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
 
 

@@ -204,6 +204,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     idle_ms_per_second: int
     backpressured_ms_per_second: int
     watermark: int
+    records_written: int = 0
+    """Records that the sinks in this subtask took."""
 
 
 class Statistics(Message, frozen=True):

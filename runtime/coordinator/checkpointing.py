@@ -97,7 +97,8 @@ class CheckpointDriver:
         self._next_id = 0
         newest = log.view.newest
         self.last_completed = newest.checkpoint_id if newest else 0
-        self.last_duration_ms = 0
+        self.last_completed_at_ms = newest.manifest.completed_ms if newest else 0
+        self.last_duration_ms = newest.manifest.duration_ms if newest else 0
         self.completed = 0
         self.failed = 0
 
@@ -179,6 +180,7 @@ class CheckpointDriver:
             _log.error("checkpoint %s not published: %s", checkpoint_id, result.error)
             return self._carry_out(self.protocol.publish_failed(checkpoint_id, now, certain=False))
         self.last_completed = result.checkpoint_id
+        self.last_completed_at_ms = now
         self.completed += 1
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
         self._clean(self._trim())

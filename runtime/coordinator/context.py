@@ -14,6 +14,7 @@ from ...operators.clock import Clock
 from ..control.messages import Event, SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
+from ..plan import Vertex
 from ..protocol.restart import RestartStrategy
 from ..shipping import ship
 from ..storage.base import CheckpointStore
@@ -145,6 +146,7 @@ class JobContext:
         return {
             "name": self.spec.name,
             "status": self.status,
+            "parallelism": self.spec.parallelism,
             "generation": self.generation,
             "attempt": self.attempt,
             "restarts": self.restarts,
@@ -153,24 +155,28 @@ class JobContext:
             "checkpoints_completed": checkpoints.completed if checkpoints else 0,
             "checkpoints_failed": checkpoints.failed if checkpoints else 0,
             "last_checkpoint_ms": checkpoints.last_duration_ms if checkpoints else 0,
+            "last_checkpoint_at_ms": checkpoints.last_completed_at_ms if checkpoints else 0,
             "workers": [
                 {"worker": worker.worker_id, "pid": worker.pid}
                 for worker in sorted(self.pool.live.values(), key=lambda w: w.worker_id)
             ],
             "vertices": [
-                self._describe_vertex(v.id, v.name, v.parallelism) for v in self.spec.plan.vertices
+                self._describe_vertex(vertex) for vertex in self.spec.plan.vertices
             ],
             "exceptions": self.exceptions,
         }
 
-    def _describe_vertex(self, vertex: int, name: str, parallelism: int) -> dict[str, Any]:
-        subtasks = [self.statistics.get((vertex, index)) for index in range(parallelism)]
+    def _describe_vertex(self, vertex: Vertex) -> dict[str, Any]:
+        subtasks = [self.statistics.get((vertex.id, index)) for index in range(vertex.parallelism)]
         known = [subtask for subtask in subtasks if subtask is not None]
+        records_in = sum(subtask.records_in for subtask in known)
         return {
-            "id": vertex,
-            "name": name,
-            "parallelism": parallelism,
-            "records_in": sum(subtask.records_in for subtask in known),
+            "id": vertex.id,
+            "name": vertex.name,
+            "parallelism": vertex.parallelism,
+            "records_in": records_in,
+            "records_read": records_in if vertex.head.source is not None else 0,
+            "records_written": sum(subtask.records_written for subtask in known),
             "records_out": sum(subtask.records_out for subtask in known),
             "busy": max((subtask.busy_ms_per_second for subtask in known), default=0),
             "idle": min((subtask.idle_ms_per_second for subtask in known), default=0),

@@ -34,10 +34,14 @@ class Ended(State):
                 except HeadgateError as error:
                     _log.warning("checkpoints were not all deleted: %s", error)
         job.end = end
+        job.publish("progress", "", **job.describe())  # the final counts
         job.set_status(_SHOWN.get(end.status, end.status.value))
         if end.wish is not None:
             last = job.checkpoints.last_completed if job.checkpoints else 0
-            end.wish.done(status=job.status, reason=end.reason, checkpoint=last)
+            took_ms = job.checkpoints.last_duration_ms if job.checkpoints else 0
+            end.wish.done(
+                status=job.status, reason=end.reason, checkpoint=last, duration_ms=took_ms
+            )
 
 
 def _drops_checkpoints(job: JobContext, status: JobStatus) -> bool:

@@ -130,7 +130,8 @@ class Running(State):
                 reason = f"stopped with checkpoint {done.checkpoint_id}"
                 self._terminate(job, End(JobStatus.STOPPED, reason, wish=wish))
             elif wish is not None:
-                wish.done(checkpoint=done.checkpoint_id)
+                took_ms = job.checkpoints.last_duration_ms if job.checkpoints else 0
+                wish.done(checkpoint=done.checkpoint_id, duration_ms=took_ms)
         for refused in outcome.refused:
             wish = self._wishes.pop(refused.token, None)
             if wish is not None:

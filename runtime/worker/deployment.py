@@ -172,6 +172,7 @@ def _statistics(subtask: Subtask) -> SubtaskStatistics:
     operators = subtask.chain.operators
     busy, idle, backpressured = subtask.time.rates()
     head = operators[0]
+    sinks = {node.id for node in subtask.env.vertex.nodes if node.sink is not None}
     return SubtaskStatistics(
         subtask.env.vertex.id,
         subtask.env.index,
@@ -181,6 +182,7 @@ def _statistics(subtask: Subtask) -> SubtaskStatistics:
         idle,
         backpressured,
         max(chained.current_watermark for chained in operators),
+        sum(chained.records_in for chained in operators if chained.node_id in sinks),
     )
 
 

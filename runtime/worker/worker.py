@@ -151,6 +151,7 @@ class Worker:
             case CheckpointAborted(checkpoint_id=id_):
                 deployment.aborted(id_)
             case Terminate():
+                self._send_statistics()  # all data is through: these are the final counts
                 deployment.terminate()
             case _:
                 _log.warning("unexpected message kind=`%s`", type(message).__name__)

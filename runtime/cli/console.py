@@ -1,0 +1,49 @@
+"""What every verb says and how it exits. Results go to stdout, everything about the run to stderr."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+
+from ...errors import HeadgateError, InternalError, ManifestErrors, UsageError, UserCodeError
+
+OK = 0
+FAILED = 1
+USAGE = 2
+CANCELLED = 130
+"""As shells report a process that was ended by Ctrl-C."""
+
+REPORT = "this is a bug in headgate; please report it with the text above"
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(error: BaseException) -> int:
+    """Print an error as text; returns the exit code it stands for."""
+    if isinstance(error, InternalError) or not isinstance(error, HeadgateError):
+        say("".join(traceback.format_exception(error)).rstrip())
+        say(REPORT)
+        return FAILED
+    for text in texts(error):
+        say(f"error: {text}")
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def texts(error: HeadgateError) -> list[str]:
+    """The error as text; one text for each mistake of a manifest."""
+    if isinstance(error, ManifestErrors):
+        return [str(problem) for problem in error.problems]
+    text = str(error)
+    place = user_frame(error.detail) if isinstance(error, UserCodeError) else ""
+    return [f"{text}\n  raised in {place}" if place else text]
+
+
+def user_frame(detail: str) -> str:
+    """The innermost line of a traceback text: `file:line (function)`; empty if there is none."""
+    frames = list(_FRAME.finditer(detail))
+    return f"{frames[-1]['file']}:{frames[-1]['line']} ({frames[-1]['name']})" if frames else ""

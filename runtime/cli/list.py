@@ -1,0 +1,82 @@
+"""`headgate list`: the jobs that run on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...operators.durations import format_duration
+
+if TYPE_CHECKING:
+    from ..control.registry import JobRecord
+
+
+def list_jobs(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """List the jobs that run on this machine."""
+    from .jobs import statuses
+
+    rows = [_row(record, status) for record, status in statuses()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif not rows:
+        typer.echo("no job runs on this machine")
+    else:
+        _print(rows)
+
+
+def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
+    known = status or {}
+    return {
+        "name": record.name,
+        "status": known.get("status", "NOT ANSWERING"),
+        "uptime_ms": max(0, time.time_ns() // 1_000_000 - record.started_ms),
+        "parallelism": known.get("parallelism"),
+        "restarts": known.get("restarts"),
+        "last_checkpoint": known.get("last_checkpoint") or None,
+        "last_checkpoint_ms": known.get("last_checkpoint_ms") or None,
+        "last_checkpoint_at_ms": known.get("last_checkpoint_at_ms") or None,
+        "cluster": record.cluster,
+        "pid": record.pid,
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("job", "status", "uptime", "parallelism", "restarts", "checkpoint"):
+        right = title in ("uptime", "parallelism", "restarts")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    table.add_column("cluster", no_wrap=True)
+    table.add_column("pid", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["status"],
+            format_duration(row["uptime_ms"] // 1000 * 1000),
+            _text(row["parallelism"]),
+            _text(row["restarts"]),
+            _checkpoint(row),
+            row["cluster"],
+            str(row["pid"]),
+        )
+    console = Console()
+    # In a pipe nobody is there to widen the window: a job's name must not be cut.
+    console.print(table, width=None if console.is_terminal else 200, crop=console.is_terminal)
+
+
+def _checkpoint(row: dict[str, Any]) -> str:
+    if row["last_checkpoint"] is None:
+        return "-"
+    age_ms = max(0, time.time_ns() // 1_000_000 - (row["last_checkpoint_at_ms"] or 0))
+    return f"{row['last_checkpoint']} ({format_duration(age_ms // 1000 * 1000)} ago)"
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)

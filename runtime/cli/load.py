@@ -1,0 +1,166 @@
+"""From a file on the command line to a job: a manifest, or a Python script that defines one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from ...errors import HeadgateError, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from ..job import Job
+
+MANIFEST_SUFFIXES = (".yaml", ".yml")
+_FIX_JOB = "give the script one module-level variable: job = hg.Job(...)"
+
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A manifest (.yaml), or a script that defines `job` (.py)."),
+]
+Parallelism = Annotated[
+    int | None,
+    typer.Option("-p", "--parallelism", min=1, help="Subtasks of operators that set no own number."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("-D", "--define", metavar="KEY=VALUE", help="Set an option (`headgate options`)."),
+]
+
+
+def load_file(
+    path: Path, parallelism: int | None = None, settings: Sequence[str] | None = None
+) -> Job:
+    """The job that `path` defines, with what the command line says put on top.
+
+    Raises:
+        UsageError: there is no such job, or it is wrong as written; nothing was started.
+    """
+    texts = parse_settings(settings or ())
+    if not path.is_file():
+        raise UsageError(f"no such file path=`{path}`")
+    if path.suffix in MANIFEST_SUFFIXES:
+        from ..manifest import load_job
+
+        job = load_job(path)
+    elif path.suffix == ".py":
+        job = _job_of(_import(path.resolve()), path)
+    else:
+        raise UsageError(
+            f"neither a manifest nor a script path=`{path}`",
+            fix="give a .yaml file, or a .py file that defines a module-level `job`",
+        )
+    _override(job, parallelism, texts)
+    return job
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """`key=value` texts as a mapping under the current keys.
+
+    Raises:
+        OptionError: with everything that is wrong with them.
+    """
+    from ..options import Options
+
+    texts: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise OptionError(f"not a setting value=`{setting}`", fix="write -D key=value")
+        texts[key.strip()] = value.strip()
+    return Options(texts).explicit()
+
+
+def _override(job: Job, parallelism: int | None, texts: dict[str, str]) -> None:
+    from ..options import PARALLELISM, current_key
+
+    if parallelism is not None:
+        if PARALLELISM.key in texts:
+            raise OptionError(
+                f"parallelism is set twice option=`{PARALLELISM.key}`", fix="keep -p, or -D"
+            )
+        texts = {**texts, PARALLELISM.key: str(parallelism)}
+    kept = {key: text for key, text in job.options.items() if current_key(key) not in texts}
+    job.options = {**kept, **texts}
+
+
+def _import(path: Path) -> ModuleType:
+    """Import a script under its own name, so that its classes and functions are found again."""
+    name = path.stem
+    if name in sys.modules or name in sys.stdlib_module_names:
+        raise UsageError(
+            f"the script hides a module of the same name name=`{name}`",
+            where=str(path),
+            fix="rename the file",
+        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError("not a Python script", where=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    with _nothing_runs(path):
+        try:
+            spec.loader.exec_module(module)
+        except HeadgateError:
+            raise
+        except (Exception, SystemExit) as error:
+            _refuse(error, path)
+    return module
+
+
+def _refuse(error: BaseException, path: Path) -> NoReturn:
+    """An exception of the script's own, with its place in the script."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename) == path:
+            line = frame.lineno
+    raise UsageError(
+        f"the script cannot be loaded: {type(error).__name__}: {error}",
+        where=str(path) if line is None else f"{path}:{line}",
+    ) from None
+
+
+@contextlib.contextmanager
+def _nothing_runs(path: Path) -> Iterator[None]:
+    """`job.run()` at the top level of a script would run it while it is only being read."""
+    from ..job import Job
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise UsageError(
+            "the script runs its job while it is imported",
+            where=str(path),
+            fix='put job.run() under `if __name__ == "__main__":`',
+        )
+
+    original = Job.run
+    Job.run = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Job.run = original  # type: ignore[method-assign]
+
+
+def _job_of(module: ModuleType, path: Path) -> Job:
+    from ..job import Job
+
+    named = getattr(module, "job", None)
+    if isinstance(named, Job):
+        return named
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Job)}
+    distinct = {id(value): value for value in found.values()}
+    if len(distinct) == 1:
+        return next(iter(distinct.values()))
+    if not found:
+        raise UsageError("the script defines no job", where=str(path), fix=_FIX_JOB)
+    names = ", ".join(f"`{name}`" for name in found)
+    raise UsageError(
+        f"the script defines more than one job: {names}", where=str(path), fix=_FIX_JOB
+    )
