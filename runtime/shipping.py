@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import sys
 import sysconfig
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -55,15 +55,15 @@ def unship(data: bytes) -> Any:
 
 def _user_modules() -> list[types.ModuleType]:
     """Loaded modules that only this machine can be expected to have."""
-    installed = [Path(path).resolve() for path in set(sysconfig.get_paths().values())]
+    paths = set(sysconfig.get_paths().values())
+    installed = tuple(f"{root}{os.sep}" for path in paths for root in (path, os.path.realpath(path)))
     own = __name__.split(".")[0]
     found: list[types.ModuleType] = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or name == "__main__" or name.split(".")[0] == own:
             continue
-        path = Path(file).resolve()
-        if not any(path.is_relative_to(root) for root in installed):
+        if not file.startswith(installed) and not os.path.realpath(file).startswith(installed):
             found.append(module)
     return found
 
