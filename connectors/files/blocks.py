@@ -20,6 +20,7 @@ from .decode import BOM, BadRecord, Lines, cast_rows, decode, excerpt
 from .locations import version_of
 
 BLOCK_BYTES = 1 << 20
+_SEEK_BYTES = 1 << 16
 RECORD_MAX_BYTES = 16 << 20
 """A longer line is unreadable: it would have to be held in memory whole."""
 
@@ -128,23 +129,21 @@ class TextReader:
 
     def _read_lines(self) -> tuple[bytes | None, bool]:
         """Whole lines, and whether the split ends behind them. None if the line is far too long."""
-        chunks = [self._rest]
-        size = len(self._rest)
+        chunks: list[bytes] = []
+        chunk, size = self._rest, 0
         while True:
-            chunk = self._read_after(size)
-            if not chunk:
-                self._rest = b""
-                return b"".join(chunks), True
-            cut = chunk.rfind(b"\n") + 1
-            if cut:
-                chunks.append(chunk[:cut])
+            if cut := chunk.rfind(b"\n") + 1:
                 self._rest = chunk[cut:]
-                return b"".join(chunks), False
+                return b"".join([*chunks, chunk[:cut]]), False
             chunks.append(chunk)
             size += len(chunk)
             if size > RECORD_MAX_BYTES:
                 self._rest = b"".join(chunks)
                 return None, False
+            chunk = self._read_after(size)
+            if not chunk:
+                self._rest = b""
+                return b"".join(chunks), True
 
     def _read_after(self, held: int) -> bytes:
         """The next bytes; `held` bytes behind the position were read already."""
@@ -259,3 +258,35 @@ def open_text(store: pafs.FileSystem, path: str, position: int) -> Any:
         return stream
     except (OSError, pa.ArrowException) as error:
         raise storage_error(path, error) from error
+
+
+def first_line(store: pafs.FileSystem, path: str) -> bytes:
+    """The first line of a file with its line break; raises StorageError if it does not end in time."""
+    line = b""
+    try:
+        with open_text(store, path, 0) as stream:
+            while chunk := bytes(stream.read(BLOCK_BYTES)):
+                line += chunk
+                if found := line.find(b"\n") + 1:
+                    return line[:found]
+                if len(line) > RECORD_MAX_BYTES:
+                    raise OSError(f"its first line is longer than {RECORD_MAX_BYTES:,} bytes")
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(path, error) from error
+    return line
+
+
+def line_start(store: pafs.FileSystem, path: str, position: int, size_bytes: int) -> int:
+    """The first start of a line at or behind `position`, or the end of the file."""
+    if position >= size_bytes:
+        return size_bytes
+    try:
+        with open_text(store, path, position - 1) as stream:
+            at = position - 1
+            while chunk := bytes(stream.read(_SEEK_BYTES)):
+                if found := chunk.find(b"\n") + 1:
+                    return at + found
+                at += len(chunk)
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(path, error) from error
+    return size_bytes

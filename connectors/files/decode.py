@@ -23,7 +23,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 EXCERPT_MAX_CHARS = 200
 BOM = b"\xef\xbb\xbf"
 """Byte order mark: some programs begin a UTF-8 file with it."""
-_NEWLINE, _RETURN = 0x0A, 0x0D
+_NEWLINE, _RETURN, _QUOTE = 0x0A, 0x0D, b'"'
 _ONE_BLOCK = (
     1 << 30
 )  # Arrow must not cut a piece again: then it would parse line ends by other rules
@@ -164,16 +164,24 @@ class CsvDecoder:
         if codes[-1] == _RETURN or (codes[returns + 1] != _NEWLINE).any():
             # Arrow would take it for a line break; then rows could not be told from lines.
             raise Unreadable("a carriage return within a record")
+        table = self._rows(view)
+        last = lines.line(len(lines) - 1)
+        # A quote that is never closed joins its line to the next one, and then the rows are too few;
+        # but the end of the data closes it silently. So ask what it does to another line.
+        if last.count(_QUOTE) % 2 and self._rows(last + b"\n" + last + b"\n").num_rows != 2:
+            raise Unreadable("a quoted value does not end on its line")
+        return _batch_of(table.columns, self._schema, len(lines))
+
+    def _rows(self, data: bytes | memoryview) -> pa.Table:
         try:
-            table = pacsv.read_csv(
-                pa.BufferReader(pa.py_buffer(view)),
+            return pacsv.read_csv(
+                pa.BufferReader(pa.py_buffer(data)),
                 read_options=self._read,
                 parse_options=self._parse,
                 convert_options=self._convert,
             )
         except pa.ArrowException as error:
             raise Unreadable(reason_of(error)) from error
-        return _batch_of(table, self._schema, len(lines))
 
 
 class JsonDecoder:
@@ -183,9 +191,9 @@ class JsonDecoder:
         self._schema = schema
         self._read = pajson.ReadOptions(use_threads=False, block_size=_ONE_BLOCK)
         # Read as nullable: what is missing is judged afterwards, with a clear reason.
-        nullable = pa.schema([column.with_nullable(True) for column in schema])
         self._parse = pajson.ParseOptions(
-            explicit_schema=nullable, unexpected_field_behavior="ignore"
+            explicit_schema=pa.schema([(field.name, _json_type(field.type)) for field in schema]),
+            unexpected_field_behavior="ignore",
         )
 
     def __call__(self, lines: Lines) -> pa.RecordBatch:
@@ -203,11 +211,12 @@ class JsonDecoder:
                 read_options=self._read,
                 parse_options=self._parse,
             )
+            columns = [table.column(field.name).cast(field.type) for field in self._schema]
         except UnicodeDecodeError as error:
             raise Unreadable("not valid UTF-8") from error
         except pa.ArrowException as error:
             raise Unreadable(reason_of(error)) from error
-        return _batch_of(table.select(self._schema.names), self._schema, len(lines))
+        return _batch_of(columns, self._schema, len(lines))
 
 
 def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -219,10 +228,15 @@ def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return _with_values(columns, schema)
 
 
-def _batch_of(table: pa.Table, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    if table.num_rows != rows:
+def _json_type(type_: pa.DataType) -> pa.DataType:
+    """What Arrow's JSON reader must read for a column of this type: it takes dates for numbers."""
+    return pa.timestamp("s") if pa.types.is_date(type_) else type_
+
+
+def _batch_of(columns: Sequence[pa.ChunkedArray], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    if any(len(column) != rows for column in columns):
         raise Unreadable("a record must be exactly one line")
-    return _with_values([column.combine_chunks() for column in table.columns], schema)
+    return _with_values([column.combine_chunks() for column in columns], schema)
 
 
 def _with_values(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:

@@ -38,6 +38,8 @@ class S3Target:
         self._mark = f"{quoted(job)}/{quoted(sink)}"
         self._options = options
         self._run_in_thread = run_in_thread
+        self._begun: set[str] = set()
+        """Marks of drafts begun here and not yet committed."""
 
     @property
     def _prefix(self) -> str:
@@ -55,6 +57,7 @@ class S3Target:
     def begin(self, name: str) -> Draft:
         key = self._prefix + name
         mark = f"{self._mark}/{name}"
+        self._begun.add(mark)
         return _S3Draft(self._client, self._location.bucket, key, mark, self._run_in_thread)
 
     def names(self) -> Iterator[str]:
@@ -83,7 +86,10 @@ class S3Target:
 
     def commit(self, committables: list[Committable]) -> None:
         for committable in committables:
-            _complete(self._client, committable)
+            # After a restore, what others began is most likely committed already.
+            if committable.mark in self._begun or not _is_there(self._client, committable):
+                _complete(self._client, committable)
+            self._begun.discard(committable.mark)
 
     @property
     def _client(self) -> Any:
@@ -242,18 +248,22 @@ def _complete(client: Any, committable: Committable) -> None:
             MultipartUpload={"Parts": parts},
         )
     except _errors() as error:
+        # Done before, or by another attempt right now, or now with its answer lost: all the same.
+        if _is_there(client, committable):
+            return
         if _code(error) != "NoSuchUpload":
             raise failed("committed", f"s3://{committable.target}", error) from error
-        if not _is_there(client, bucket, key, committable):
-            raise StorageError(
-                f"an upload of the checkpoint is gone, and its object is not there "
-                f"target=`s3://{committable.target}` upload_id=`{committable.upload_id}`",
-                fix="look for a lifecycle rule that aborts uploads sooner than jobs are restarted; if the "
-                "object was committed and then moved away, put it back for the restart",
-            ) from error
+        raise StorageError(
+            f"an upload of the checkpoint is gone, and its object is not there "
+            f"target=`s3://{committable.target}` upload_id=`{committable.upload_id}`",
+            fix="look for a lifecycle rule that aborts uploads sooner than jobs are restarted; if the "
+            "object was committed and then moved away, put it back for the restart",
+        ) from error
 
 
-def _is_there(client: Any, bucket: str, key: str, committable: Committable) -> bool:
+def _is_there(client: Any, committable: Committable) -> bool:
+    """True if the object exists, and is ours."""
+    bucket, _, key = committable.target.partition("/")
     try:
         found = client.head_object(Bucket=bucket, Key=key)
     except _errors() as error:

@@ -27,14 +27,14 @@ from ...operators.source import Source, SourceReader
 from ...operators.suggestions import suggest
 from . import locations
 from .blocks import (
-    BLOCK_BYTES,
     BlockReader,
     FileSplit,
     ParquetReader,
     Piece,
     TextReader,
+    first_line,
     is_compressed,
-    open_text,
+    line_start,
     storage_error,
 )
 from .decode import BadRecord, CsvDecoder, JsonDecoder, excerpt, parse_header
@@ -172,19 +172,17 @@ class FileSource(Source):
             return [FileSplit(*version, position=start, header=header)]
         splits = []
         while start < file.size_bytes:
-            end = _line_start(store, file.path, start + self.split_bytes, file.size_bytes)
+            end = line_start(store, file.path, start + self.split_bytes, file.size_bytes)
             splits.append(FileSplit(*version, position=start, end=end, header=header))
             start = end
         return splits
 
     def _read_header(self, store: pafs.FileSystem, path: str) -> tuple[int, list[str]]:
         """Length of the first line, and the column names in it."""
-        with open_text(store, path, 0) as stream:
-            start = bytes(stream.read(BLOCK_BYTES))
-        length = start.find(b"\n") + 1 or len(start)
-        names = parse_header(start[:length], self.text.delimiter)
+        line = first_line(store, path)
+        names = parse_header(line, self.text.delimiter)
         self._check_columns(path, names)
-        return length, names
+        return len(line), names
 
     def _check_columns(self, path: str, found: Sequence[str]) -> None:
         for name in self.schema.names:
@@ -426,16 +424,3 @@ def _parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[
             return file.schema_arrow, counts
     except (OSError, pa.ArrowException) as error:
         raise storage_error(path, error) from error
-
-
-def _line_start(store: pafs.FileSystem, path: str, position: int, size_bytes: int) -> int:
-    """The first start of a line at or behind `position`, or the end of the file."""
-    if position >= size_bytes:
-        return size_bytes
-    with open_text(store, path, position - 1) as stream:
-        at = position - 1
-        while chunk := bytes(stream.read(BLOCK_BYTES)):
-            if found := chunk.find(b"\n") + 1:
-                return at + found
-            at += len(chunk)
-    return size_bytes
