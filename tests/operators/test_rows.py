@@ -136,6 +136,26 @@ def test_datetimes_of_other_zones_are_converted():
     assert data.column("ts")[0].as_py() == datetime(2024, 1, 1, tzinfo=UTC)
 
 
+def test_datetimes_are_rounded_down_to_the_unit_of_the_column():
+    moments = [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), None]
+    for kind, expected in (("ms", -1), ("s", -1)):
+        schema = pa.schema({"ts": pa.timestamp(kind, tz="UTC")})
+        column = to_columns([{"ts": moment} for moment in moments], schema).column("ts")
+        assert column.cast(pa.int64()).to_pylist() == [expected, None]
+
+
+def test_naive_datetimes_count_as_utc():
+    schema = pa.schema({"ts": pa.timestamp("ns", tz="UTC")})
+    data = to_columns([{"ts": datetime(2024, 1, 1)}, {"ts": None}], schema)
+    assert to_list(data.column("ts")) == [datetime(2024, 1, 1, tzinfo=UTC), None]
+
+
+def test_generated_rows_with_odd_column_names_become_columns_again():
+    schema = pa.schema({"my column": pa.int64(), "class": pa.string(), "a.b": pa.int64()})
+    data = to_columns([{"my column": 1, "class": "x", "a.b": 2}], schema)
+    assert to_columns(to_rows(data), schema).equals(data)
+
+
 def test_slices_and_dictionaries_read_right():
     column = pa.array(["a", "b", None, "b"]).dictionary_encode()
     assert to_list(column.slice(1)) == ["b", None, "b"]
