@@ -63,7 +63,6 @@ class JobGraph:
             raise PlanError(
                 f"read needs a source, got `{type(source).__name__}`", where=str(origin)
             )
-        rejected = getattr(source, "rejected_schema", None)
         node = self.add_node(
             Node(
                 id=-1,
@@ -75,7 +74,7 @@ class JobGraph:
                 row_type=source.row_type,
                 parallelism=parallelism,
                 stateful=True,
-                sides={REJECTED: rejected},
+                sides={REJECTED: source.rejected_schema},
                 detail=source.describe(),
             )
         )

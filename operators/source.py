@@ -66,11 +66,13 @@ class Source:
         schema: Arrow schema of the records, None for a source of Python objects.
         row_type: the class a record becomes in per-record functions, None for a generated one.
         bounded: True if the source ends.
+        rejected_schema: Arrow schema of the side output `rejected`, None for Python objects.
     """
 
     schema: pa.Schema | None = None
     row_type: type[Any] | None = None
     bounded: bool = False
+    rejected_schema: pa.Schema | None = None
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Cut the source into splits; called once per job, at a fresh start, never after a restore.
