@@ -106,8 +106,9 @@ class _ListReader(SourceReader):
             split = self._splits[0]
             marker = self._item(split, split.position)
             if isinstance(marker, Crash):
-                if self.context.attempt <= marker.attempts:
-                    raise MarkerCrash(f"crash marker attempt=`{self.context.attempt}`")
+                number = self.context.attempt_number
+                if number <= marker.attempts:
+                    raise MarkerCrash(f"crash marker attempt=`{number}`")
             elif isinstance(marker, Pause):
                 if not self._paused_enough(marker):
                     return None

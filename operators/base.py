@@ -12,12 +12,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import CommitPermit, RestoredState, StateSnapshot
 from .clock import Clock
 from .elements import Batch
+
+
+ATTEMPTS_PER_GENERATION: Final = 65_536
+"""An attempt's number is its coordinator's generation times this, plus its number under it."""
 
 
 class Output(Protocol):
@@ -86,6 +90,11 @@ class OperatorContext:
     options: dict[str, str] = field(default_factory=dict)
     restored_checkpoint: int = 0
     """Id of the checkpoint this attempt was restored from; 0 for a fresh start."""
+
+    @property
+    def attempt_number(self) -> int:
+        """1 for the first attempt under one coordinator, 2 after its first failure, and so on."""
+        return self.attempt % ATTEMPTS_PER_GENERATION
 
 
 class Operator:

@@ -160,7 +160,7 @@ class EventTimeOperator(Operator):
         else:
             self.output.emit(ObjectBatch(batch.records, times))
         self._rows += len(batch)
-        if self._rows >= ROWS_PER_WATERMARK:
+        if self._interval_ms == 0 or self._rows >= ROWS_PER_WATERMARK:
             self._send_watermark()
 
     def on_watermark(self, timestamp: int) -> None:
@@ -178,8 +178,11 @@ class EventTimeOperator(Operator):
         self._stop()
 
     def _arm(self) -> None:
-        if self._interval_ms > 0 and not self._ended:
-            self._cancel = self.context.timers.call_later(self._interval_ms, self._tick)
+        # Without an interval watermarks need no timer, but silence still does.
+        idle_ms = 0 if self._idle_after_s is None else max(1, round(1_000 * self._idle_after_s))
+        delay_ms = self._interval_ms or idle_ms
+        if delay_ms and not self._ended:
+            self._cancel = self.context.timers.call_later(delay_ms, self._tick)
 
     def _tick(self) -> None:
         self._send_watermark()

@@ -30,6 +30,11 @@ class InProcessWorker:
     def worker_id(self) -> str:
         return self._worker_id
 
+    @property
+    def alive(self) -> bool:
+        """False once its task has ended."""
+        return not self._task.done()
+
     async def died(self) -> str:
         await asyncio.wait({self._task})
         if self._task.cancelled():

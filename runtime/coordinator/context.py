@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...errors import HeadgateError
+from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
 from ..control.messages import Event, SubtaskStatistics
 from ..job_spec import JobSpec
@@ -102,7 +103,7 @@ class JobContext:
     def next_attempt(self) -> int:
         """A number no attempt of this job ever had, in any generation."""
         self.attempts_started += 1
-        self.attempt = self.generation * 65_536 + self.attempts_started
+        self.attempt = self.generation * ATTEMPTS_PER_GENERATION + self.attempts_started
         return self.attempt
 
     def publish(self, kind: str, text: str, **body: Any) -> None:
@@ -160,9 +161,7 @@ class JobContext:
                 {"worker": worker.worker_id, "pid": worker.pid}
                 for worker in sorted(self.pool.live.values(), key=lambda w: w.worker_id)
             ],
-            "vertices": [
-                self._describe_vertex(vertex) for vertex in self.spec.plan.vertices
-            ],
+            "vertices": [self._describe_vertex(vertex) for vertex in self.spec.plan.vertices],
             "exceptions": self.exceptions,
         }
 

@@ -145,6 +145,17 @@ def test_the_interval_is_an_option(harness):
     assert run.watermarks == [9]
 
 
+def test_without_an_interval_each_batch_sends_a_watermark(harness):
+    run = harness(
+        operator(idle_after_ms=1_000), options={"pipeline.auto-watermark-interval": "0 ms"}
+    )
+    run.push(ObjectBatch([10]))
+    run.push(ObjectBatch([20]))
+    assert run.watermarks == [9, 19]
+    run.timers.advance(1_000)
+    assert ("idle", True) in run.signals
+
+
 def test_watermarks_from_upstream_end_here_except_the_last(harness):
     run = harness(operator())
     run.push(ObjectBatch([10]))

@@ -1,0 +1,283 @@
+"""Runs whole jobs in this event loop, with scripts that kill, stop, and look on while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import os
+import pickle
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.operators.clock import SystemClock
+from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
+from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.control.link import MemoryLink
+from headgate.runtime.control.messages import Event
+from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
+from headgate.runtime.storage.base import StoreOpener
+from headgate.runtime.storage.memory import MemoryStore
+from headgate.runtime.storage.open_store import open_store
+
+DEADLINE_S = 40.0
+_stores = itertools.count()
+
+
+class RunningJob:
+    """A job under way: what it announced so far, and handles to hurt it."""
+
+    def __init__(self, spec: Any, cluster: InProcessCluster, open_store: StoreOpener) -> None:
+        self.spec = spec
+        self.cluster = cluster
+        self.events: list[Event] = []
+        self._open_store = open_store
+        self._news = asyncio.Event()
+        self._seen = 0
+        self.takeovers = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a coordinator (the first, or the successor of one that crashed)."""
+        self.coordinator = JobCoordinator(
+            self.spec, cluster=self.cluster, clock=SystemClock(), open_store=self._open_store
+        )
+        self.coordinator.on_event = self._on_event
+        self.task = asyncio.get_running_loop().create_task(self.coordinator.run())
+        self.task.add_done_callback(lambda _: self._news.set())
+
+    def _on_event(self, event: Event) -> None:
+        self.events.append(event)
+        self._news.set()
+
+    async def until(self, kind: str, **body: Any) -> Event:
+        """The next event of this kind with these values that no earlier call has returned."""
+        while True:
+            while self._seen < len(self.events):
+                event = self.events[self._seen]
+                self._seen += 1
+                if event.kind == kind and body.items() <= json.loads(event.body).items():
+                    return event
+            assert not self.task.done(), f"the job ended before {kind} {body}: {self.task}"
+            self._news.clear()
+            await self._news.wait()
+
+    async def checkpoint(self) -> int:
+        """Wait for the next completed checkpoint."""
+        event = await self.until("checkpoint", status="COMPLETED")
+        return int(json.loads(event.body)["id"])
+
+    def texts(self, kind: str) -> list[str]:
+        """What events of a kind said."""
+        return [event.text for event in self.events if event.kind == kind]
+
+    def live(self) -> list[InProcessWorker]:
+        """Workers that have not died."""
+        return [worker for worker in self.cluster.workers if worker.alive]
+
+    def kill(self, rng: random.Random) -> str:
+        """Kill a worker, as a process dies: no goodbye."""
+        victim = rng.choice(self.live())
+        victim.kill()
+        return victim.worker_id
+
+    async def crash_coordinator(self) -> None:
+        """End the coordinator without an end of the job, and start another on the same storage."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.takeovers += 1
+        self.begin()
+
+    def client(self) -> CoordinatorClient:
+        """A client of the current coordinator."""
+        near, far = MemoryLink.pair()
+        self.coordinator.server.accept(far)
+        return CoordinatorClient(near, self.coordinator.server.token)
+
+    async def request(self, verb: str) -> dict[str, Any]:
+        """Ask the coordinator for something."""
+        client = self.client()
+        try:
+            return await client.request(verb)
+        finally:
+            await client.close()
+
+    async def status(self) -> dict[str, Any]:
+        return await self.request("status")
+
+
+@dataclass
+class Ran:
+    """A job that is over."""
+
+    outcome: JobOutcome
+    job: RunningJob
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[str]:
+        return self.job.texts("failure")
+
+    @property
+    def restores(self) -> list[int]:
+        """Ids of the checkpoints attempts started from."""
+        return [json.loads(e.body)["checkpoint"] for e in self.job.events if e.kind == "restored"]
+
+    @property
+    def completed(self) -> int:
+        """How many checkpoints completed."""
+        return sum(
+            json.loads(e.body)["status"] == "COMPLETED"
+            for e in self.job.events
+            if e.kind == "checkpoint"
+        )
+
+
+Script = Callable[[RunningJob], Awaitable[None]]
+
+
+class Lab:
+    """Storage of one test, and the means to run jobs on it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.storage = f"memory://integration-{next(_stores)}"
+        self.loop_problems: list[dict[str, Any]] = []
+
+    def objects(self, job: str) -> dict[str, bytes]:
+        """What the checkpoint store of a job holds."""
+        return MemoryStore._shared.get(f"{self.storage.removeprefix('memory://')}/{job}", {})
+
+    def state_files(self, job: str) -> set[str]:
+        return {name for name in self.objects(job) if name.startswith("chk/")}
+
+    def run(
+        self,
+        job: hg.Job,
+        script: Script | None = None,
+        *,
+        slots_per_worker: int = 1,
+        opener: StoreOpener = open_store,
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        unix: bool = False,
+    ) -> Ran:
+        """Run `job` to its end beside `script`."""
+        spec = replace(
+            job.spec(fresh=fresh, allow_non_restored_state=allow_non_restored_state),
+            slots_per_worker=slots_per_worker,
+        )
+
+        async def main() -> Ran:
+            asyncio.get_running_loop().set_exception_handler(
+                lambda _, context: self.loop_problems.append(context)
+            )
+            async with asyncio.timeout(DEADLINE_S):
+                return await self._main(spec, script, opener, str(self.path) if unix else None)
+
+        ran = asyncio.run(main())
+        gc.collect()
+        assert not self.loop_problems, self.loop_problems
+        return ran
+
+    async def _main(
+        self, spec: Any, script: Script | None, opener: StoreOpener, unix_dir: str | None
+    ) -> Ran:
+        cluster = InProcessCluster(clock=SystemClock(), open_store=opener, unix_dir=unix_dir)
+        job = RunningJob(spec, cluster, opener)
+        try:
+            if script is not None:
+                await script(job)
+            outcome = await job.task
+            await job.coordinator.close()
+        finally:
+            job.task.cancel()
+            await asyncio.gather(job.task, return_exceptions=True)
+            await cluster.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks left behind: {left}"
+        return Ran(outcome, job)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    for root in [
+        r for r in MemoryStore._shared if r.startswith(lab.storage.removeprefix("memory://"))
+    ]:
+        MemoryStore.forget(root)
+
+
+class Faults:
+    """Ready-made scripts."""
+
+    @staticmethod
+    def kills(seed: int, count: int) -> Script:
+        """After each of `count` completed checkpoints kill a random worker at a random moment."""
+
+        async def script(job: RunningJob) -> None:
+            rng = random.Random(seed)
+            for _ in range(count):
+                await job.checkpoint()
+                await asyncio.sleep(
+                    rng.uniform(0, 0.03)
+                )  # a random moment, not a wait for something
+                job.kill(rng)
+                await job.until("status", status="RUNNING")
+
+        return script
+
+    @staticmethod
+    def takeovers(count: int) -> Script:
+        """After each of `count` completed checkpoints the coordinator crashes."""
+
+        async def script(job: RunningJob) -> None:
+            for _ in range(count):
+                await job.checkpoint()
+                await job.crash_coordinator()
+                await job.until("status", status="RUNNING")
+
+        return script
+
+
+@pytest.fixture
+def faults() -> type[Faults]:
+    return Faults
+
+
+def raise_once(path: str, record: Any, marked: Any) -> Any:
+    """Pass `record` on; the first time it equals `marked`, raise. `path` remembers, across processes."""
+    if record == marked:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return record
+        raise ValueError(f"the marked record {record!r}")
+    return record
+
+
+@pytest.fixture
+def raising() -> Callable[[str, Any, Any], Any]:
+    return raise_once
+
+
+def portions(path: Path) -> dict[int, list[Any]]:
+    """What a `collect(path=...)` sink kept, by sink subtask, in the order it was written."""
+    found: dict[int, list[Any]] = {}
+    for file in sorted(path.glob("*.pickle")):
+        _, subtask, _ = file.stem.split("-")
+        found.setdefault(int(subtask), []).extend(pickle.loads(file.read_bytes()))
+    return found
+
+
+@pytest.fixture
+def by_subtask() -> Callable[[Path], dict[int, list[Any]]]:
+    return portions
