@@ -63,7 +63,7 @@ def _fields(row: dict[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in row.items()]
 
 
-def print_sink(*, width: int = 160, guarantee: str = "at_least_once") -> PrintSink:
+def print_sink(*, width: int = 160, guarantee: str = "none") -> PrintSink:
     """Print each record on a line of at most `width` characters.
 
     With parallelism above 1 a line begins with the number of the subtask: `2> a=1, b=x`.

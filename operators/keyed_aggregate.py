@@ -12,8 +12,8 @@ import xxhash
 from ..errors import PlanError, StateError
 from ..state.accumulators import Frozen
 from ..state.aggregate_state import AggregateState
-from ..state.hashing import Hashes, key_groups_of
-from ..state.key_index import KeyHasher, KeyIndex, stored_keys
+from ..state.hashing import key_groups_of
+from ..state.key_index import BatchKeys, KeyHasher, KeyIndex, stored_keys
 from ..state.values import Index, values_of
 from .aggregates import AggregatePlan
 from .elements import Batch, ColumnBatch
@@ -22,17 +22,14 @@ Rows = slice | Index
 
 
 class KeyedRows:
-    """The rows of one batch as the aggregates need them: identities, key columns, values."""
+    """The rows of one batch as the aggregates need them: keys and values."""
 
-    __slots__ = ("checks", "hashes", "key_columns", "size", "values")
+    __slots__ = ("key_columns", "keys", "size", "values")
 
     def __init__(self, plan: AggregatePlan, hasher: KeyHasher, data: pa.RecordBatch) -> None:
         self.size: int = data.num_rows
         self.key_columns = [data.column(key) for key in plan.keys]
-        self.hashes: Hashes | None = None
-        self.checks: Hashes | None = None
-        if plan.keys:
-            self.hashes, self.checks = hasher.identify(self.key_columns)
+        self.keys = BatchKeys(hasher, self.key_columns) if plan.keys else None
         read = {spec.column for spec in plan.specs if spec.column is not None}
         self.values = {name: values_of(data.column(name)) for name in read}
 
@@ -45,8 +42,8 @@ class KeyedRows:
 class KeyedGroup:
     """The keys and aggregates of one window, or of a running aggregate."""
 
-    def __init__(self, plan: AggregatePlan) -> None:
-        self.keys = KeyIndex()
+    def __init__(self, plan: AggregatePlan, hasher: KeyHasher) -> None:
+        self.keys = KeyIndex(hasher)
         self.state: AggregateState = plan.new_state()
 
     def add(self, rows: KeyedRows, which: Rows | None) -> Index | None:
@@ -54,15 +51,10 @@ class KeyedGroup:
         values = rows.values
         if which is not None:
             values = {name: column.pick(which) for name, column in values.items()}
-        if rows.hashes is None:
+        if rows.keys is None:
             self.state.add_all(values, rows.size if which is None else _length(which))
             return None
-        hashes, checks, at = rows.hashes, rows.checks, None
-        if which is not None:
-            hashes = hashes[which]
-            checks = None if checks is None else checks[which]
-            at = np.arange(which.start, which.stop) if isinstance(which, slice) else which
-        slots = self.keys.lookup(hashes, checks, rows.key_columns, at).astype(np.intp)
+        slots = self.keys.lookup(rows.keys, which).astype(np.intp)
         self.state.add(slots, values, self.keys.size)
         return slots
 
@@ -102,8 +94,7 @@ class KeyedGroup:
             return
         columns = [table.column(key).combine_chunks() for key in plan.keys]
         columns = [_plain(column) for column in columns]
-        hashes, checks = hasher.identify(columns)
-        slots = self.keys.lookup(hashes, checks, columns).astype(np.intp)
+        slots = self.keys.lookup(BatchKeys(hasher, columns)).astype(np.intp)
         self.state.load(slots, table, self.keys.size)
 
 

@@ -34,7 +34,6 @@ class RunningAggregate(Operator):
     def __init__(self, plan: AggregatePlan, step: str = "agg") -> None:
         assert not plan.added
         self._plan, self._step = plan, step
-        self._group = KeyedGroup(plan)
         self._last_row = np.zeros(0, np.intp)  # scratch by slot, written before it is read
         self._last_time = np.zeros(0, np.int64)
 
@@ -42,6 +41,7 @@ class RunningAggregate(Operator):
         super().open(context)
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._group = KeyedGroup(self._plan, self._hasher)
 
     def process(self, batch: Batch, input_index: int) -> None:
         data = columns_of(batch, self._step)

@@ -84,7 +84,7 @@ class WindowAggregate(Operator):
     def _add(self, start: int, rows: KeyedRows, which: Rows | None) -> None:
         group = self._groups.get(start)
         if group is None:
-            group = self._spare.pop() if self._spare else KeyedGroup(self._plan)
+            group = self._spare.pop() if self._spare else KeyedGroup(self._plan, self._hasher)
             self._groups[start] = group
         slots = group.add(rows, which)
         if self._window.due_at(start) <= self._watermark:
@@ -197,7 +197,7 @@ class WindowAggregate(Operator):
         check_state_table(self._plan, table)
         starts = table.column("window_start").cast(pa.int64()).to_numpy()
         for start in np.unique(starts).tolist():
-            group = KeyedGroup(self._plan)
+            group = KeyedGroup(self._plan, self._hasher)
             rows = table.take(pa.array(np.flatnonzero(starts == start)))
             group.load(self._plan, self._hasher, rows)
             self._groups[start] = group

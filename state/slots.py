@@ -91,6 +91,18 @@ class SlotTable:
                 missed = self._find_again(self._cells, slots, missed, hashes, checks)
         return slots, np.concatenate(fresh) if fresh else missed
 
+    def fill(self, hashes: Hashes, checks: Hashes | None = None) -> None:
+        """Take over distinct keys as slots 0, 1, 2, …; only into an empty table."""
+        self._make_room(len(hashes))
+        self.size = len(hashes)
+        self._hashes[: self.size] = hashes
+        if checks is not None:
+            self._checks = np.zeros(len(self._hashes), np.uint64)
+            self._checks[: self.size] = checks
+        self._old, self._moved, self._to_move = self._cells, 0, self.size
+        self._cells = np.zeros(len(self._cells), np.int32)
+        self._move(self.size)
+
     # --- probing -------------------------------------------------------------------------------
 
     def _find(self, cells: Slots, hashes: Hashes, checks: Hashes | None) -> tuple[Slots, Rows]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.state import slots as slots_module
 from headgate.state.hashing import INT, NULL_HASH, hash_columns, hash_key
-from headgate.state.key_index import KeyHasher, KeyIndex
+from headgate.state.key_index import BatchKeys, KeyHasher, KeyIndex
 from headgate.state.slots import SlotTable
 
 quick = settings(max_examples=40, deadline=None)
@@ -107,10 +107,11 @@ keys = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1) | st.none()
 @quick
 @given(st.lists(st.lists(keys, max_size=30), max_size=6))
 def test_null_is_a_key_of_its_own_among_all_integers(batches):
-    index, hasher, slots = KeyIndex(), KeyHasher([pa.int64()], 1), {}
+    hasher, slots = KeyHasher([pa.int64()], 1), {}
+    index = KeyIndex(hasher)
     for batch in batches:
         column = pa.array(batch, pa.int64())
-        found = index.lookup(*hasher.identify([column]), [column]).tolist()
+        found = index.lookup(BatchKeys(hasher, [column])).tolist()
         for key, slot in zip(batch, found, strict=True):
             assert slots.setdefault(key, slot) == slot
     assert index.size == len(slots) == len(set(slots.values()))
@@ -130,23 +131,25 @@ def test_null_is_not_the_integer_with_its_hash():
     number = (number - INT) & mask
     assert hash_key(number) == hash_key(None)
     number -= 2**64 if number >= 2**63 else 0
-    index, hasher = KeyIndex(), KeyHasher([pa.int64()], 1)
+    hasher = KeyHasher([pa.int64()], 1)
+    index = KeyIndex(hasher)
     for values, slots in (([number], [0]), ([None, number], [1, 0]), ([number], [0])):
         column = pa.array(values, pa.int64())
-        assert index.lookup(*hasher.identify([column]), [column]).tolist() == slots
+        assert index.lookup(BatchKeys(hasher, [column])).tolist() == slots
 
 
 @quick
 @given(st.lists(st.lists(st.tuples(st.text("ab", max_size=20), keys), max_size=20), max_size=80))
 def test_composite_keys_are_kept_as_they_came(batches):
     types = [pa.dictionary(pa.int32(), pa.string()), pa.int64()]
-    index, hasher, slots = KeyIndex(), KeyHasher(types, 1), {}
+    hasher, slots = KeyHasher(types, 1), {}
+    index = KeyIndex(hasher)
     for batch in batches:
         columns = [
             pa.array([a for a, _ in batch], pa.string()).dictionary_encode(),
             pa.array([b for _, b in batch], pa.int64()),
         ]
-        found = index.lookup(*hasher.identify(columns), columns).tolist()
+        found = index.lookup(BatchKeys(hasher, columns)).tolist()
         for key, slot in zip(batch, found, strict=True):
             assert slots.setdefault(key, slot) == slot
     hashes, kept = index.freeze()()
@@ -158,10 +161,11 @@ def test_composite_keys_are_kept_as_they_came(batches):
 
 
 def test_a_frozen_index_does_not_see_later_keys():
-    index, hasher = KeyIndex(), KeyHasher([pa.int64()], 1)
+    hasher = KeyHasher([pa.int64()], 1)
+    index = KeyIndex(hasher)
     for values in ([1, 2], [3]):
         column = pa.array(values)
-        index.lookup(*hasher.identify([column]), [column])
+        index.lookup(BatchKeys(hasher, [column]))
         if values == [1, 2]:
             frozen = index.freeze()
     index.clear()

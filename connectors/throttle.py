@@ -1,0 +1,94 @@
+"""Slows any source down to a rate: for demos, replays, and to spare what is downstream (SRC-07)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import UsageError
+from ..operators.base import OperatorContext
+from ..operators.elements import Batch
+from ..operators.source import Source, SourceReader
+
+
+def throttle(source: Source, rate: float) -> Source:
+    """`source` at no more than `rate` records/s over all its subtasks, counted from each (re)start.
+
+    Whole batches are let through, so the rate holds on average, not within a batch.
+
+    Raises:
+        UsageError: the rate is not positive.
+    """
+    if not rate > 0:
+        raise UsageError(f"the rate must be above 0 records/s rate=`{rate}`")
+    return _Throttled(source, rate)
+
+
+class _Throttled(Source):
+    def __init__(self, source: Source, rate: float) -> None:
+        self._source = source
+        self._rate = rate
+        self.schema = source.schema
+        self.row_type = source.row_type
+        self.bounded = source.bounded
+        self.rejected_schema: Any = getattr(source, "rejected_schema", None)
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return self._source.splits(parallelism)
+
+    def reader(self) -> SourceReader:
+        return _ThrottledReader(self._source.reader(), self._rate)
+
+    def with_columns(self, columns: Sequence[str]) -> Source:
+        return _Throttled(self._source.with_columns(columns), self._rate)
+
+    def describe(self) -> str:
+        return f"{self._source.describe()} at {self._rate:,.0f} records/s"
+
+
+class _ThrottledReader(SourceReader):
+    def __init__(self, reader: SourceReader, rate: float) -> None:
+        self._reader = reader
+        self._rate = rate
+        self._sent = 0
+        self._started = 0.0
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+        self._rate /= context.parallelism
+        self._started = context.clock.monotonic()
+        self._reader.open(context, reject)
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        self._reader.add_splits(splits)
+
+    def _due_s(self) -> float:
+        """Seconds until the next record may go; not above 0: now."""
+        elapsed = self.context.clock.monotonic() - self._started
+        return self._sent / self._rate - elapsed
+
+    def poll(self) -> Batch | None:
+        if self._due_s() > 0:
+            return None
+        batch = self._reader.poll()
+        if batch is not None:
+            self._sent += len(batch)
+        return batch
+
+    async def wait(self) -> None:
+        due_s = self._due_s()
+        if due_s > 0:
+            await asyncio.sleep(due_s)
+        else:
+            await self._reader.wait()
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def snapshot(self) -> list[bytes]:
+        return self._reader.snapshot()
+
+    def close(self) -> None:
+        self._reader.close()
