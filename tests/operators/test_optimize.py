@@ -7,8 +7,9 @@ import pytest
 from headgate.operators.aggregates import count, max, sum
 from headgate.operators.elements import WATERMARK_MAX, ObjectBatch
 from headgate.operators.expression_steps import ExpressionFactory
-from headgate.operators.graph import Graph
+from headgate.operators.graph import Graph, Input
 from headgate.operators.optimize import optimize
+from headgate.operators.partitioning import HashColumns
 from headgate.operators.sink import Guarantee
 from headgate.operators.windows import tumbling
 
@@ -283,3 +284,12 @@ def test_nothing_to_do_adds_nothing(world):
     better = optimize(world.job.graph, 1)
     assert [node.name for node in better.nodes] == ["src", "map_batches", "a"]
     assert better.nodes[0] is not world.job.graph.nodes[0]
+
+
+def test_columns_that_decide_where_a_record_goes_are_kept(world):
+    """Also if the step behind the exchange does not read them."""
+    world.stream().select("n").write(world.sink(), name="a")
+    source, select, _ = world.job.graph.nodes
+    select.inputs = (Input(source, HashColumns(("url",))),)
+    better = optimize(world.job.graph, 1)
+    assert better.nodes[0].schema.names == ["url", "n"]
