@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from . import cancel, checkpoint, explain, list, options, run, stop, validate
+from .cancel import cancel
+from .checkpoint import checkpoint
+from .explain import explain
+from .list import list_jobs
+from .options import options
+from .run import run
+from .stop import stop
+from .validate import validate
 
 app = typer.Typer(
     name="headgate",
@@ -35,11 +42,11 @@ def _headgate(
     """A stateful stream processor for Python people, on Ray."""
 
 
-app.command("run")(run.run)
-app.command("validate")(validate.validate)
-app.command("explain")(explain.explain)
-app.command("list")(list.list_jobs)
-app.command("stop")(stop.stop)
-app.command("cancel")(cancel.cancel)
-app.command("checkpoint")(checkpoint.checkpoint)
-app.command("options")(options.options)
+app.command("run")(run)
+app.command("validate")(validate)
+app.command("explain")(explain)
+app.command("list")(list_jobs)
+app.command("stop")(stop)
+app.command("cancel")(cancel)
+app.command("checkpoint")(checkpoint)
+app.command("options")(options)

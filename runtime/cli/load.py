@@ -23,11 +23,15 @@ _FIX_JOB = "give the script one module-level variable: job = hg.Job(...)"
 
 File = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A manifest (.yaml), or a script that defines `job` (.py)."),
+    typer.Argument(
+        metavar="FILE", help="A manifest (.yaml), or a script that defines `job` (.py)."
+    ),
 ]
 Parallelism = Annotated[
     int | None,
-    typer.Option("-p", "--parallelism", min=1, help="Subtasks of operators that set no own number."),
+    typer.Option(
+        "-p", "--parallelism", min=1, help="Subtasks of operators that set no own number."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

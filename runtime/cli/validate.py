@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from ..job import Job
 
 
-def validate(
-    file: File, parallelism: Parallelism = None, settings: Settings = None
-) -> None:
+def validate(file: File, parallelism: Parallelism = None, settings: Settings = None) -> None:
     """Check a job and print all its mistakes. Starts nothing; exit code 2 if there are any."""
     try:
         job = load_file(file, parallelism, settings)

@@ -123,7 +123,8 @@ class RayWorker:
         return "exited"
 
     def kill(self, pid: int = 0) -> None:
-        if pid:
+        # One whose `run` has returned does nothing any more; killing it makes Ray complain on the terminal.
+        if pid and not self._running.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         ray.kill(self._actor, no_restart=True)

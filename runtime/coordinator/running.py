@@ -60,6 +60,8 @@ class Running(State):
                 if state is not None:
                     return state
         finally:
+            if self._ending is not None and self._ending.wish is not None:
+                self._wishes[STOP] = self._ending.wish  # stopped, but not in good order
             for wish in self._wishes.values():
                 wish.refuse(JobError("the job failed before the checkpoint was complete"))
 
@@ -98,7 +100,8 @@ class Running(State):
             case SubtaskTerminated(vertex=vertex, index=index):
                 self._unterminated.discard((vertex, index))
                 if not self._unterminated and self._ending is not None:
-                    return ended(self._ending)
+                    ending, self._ending = self._ending, None
+                    return ended(ending)
         return None
 
     # -- ends ---------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ class Running(State):
             if self._ending is not None or STOP in self._wishes:
                 wish.refuse(UsageError("the job is stopping already"))
                 return None
-            job.publish("status", "stopping with a final checkpoint")
+            job.publish("stopping", "stopping with a final checkpoint")
             self._wishes[STOP] = wish
             return self._settle(job, job.checkpoints.request(STOP, stop=True))
         if wish.verb == FINAL:

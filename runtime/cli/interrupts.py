@@ -1,0 +1,107 @@
+"""Ctrl-C: the first asks the job to stop with a final checkpoint, the second cancels it.
+
+A third ends this process, whatever it is doing. SIGTERM counts as one Ctrl-C, and never as the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ...errors import HeadgateError
+from ..control.client import CoordinatorClient
+from .console import CANCELLED
+
+
+class Interrupts:
+    """Turns signals into requests to the coordinator. Used as a context manager in the main thread."""
+
+    def __init__(self, note: Callable[[str], None], *, checkpoints: bool) -> None:
+        self._note = note
+        self._checkpoints = checkpoints
+        self._count = 0
+        self._answered = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._where: tuple[list[str], str] | None = None
+        self._requests: set[asyncio.Task[None]] = set()
+        self._before: dict[int, Any] = {}
+
+    @property
+    def stopping(self) -> bool:
+        """True if the user asked for the end, and was told so."""
+        return self._count > 0
+
+    @property
+    def cancelled(self) -> bool:
+        """True if the user asked for the end at once."""
+        return self._count > 1
+
+    def __enter__(self) -> Interrupts:
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for task in self._requests:
+            task.cancel()
+
+    def listening(self, addresses: list[str], token: str) -> None:
+        """The coordinator can be reached here from now on; it hears what was asked before."""
+        for number in self._before:  # Ray puts a SIGTERM handler of its own into this process
+            signal.signal(number, self._on_signal)
+        self._where = (addresses, token)
+        if self._count > self._answered:
+            self._ask()
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        # Runs between any two bytecodes of the main thread, also while user code keeps the loop busy.
+        if number == signal.SIGTERM and self._count:
+            return
+        self._count += 1
+        if self._count > 2:
+            os._exit(CANCELLED)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._act)
+
+    def _act(self) -> None:
+        if self._count == 1:
+            how = "with a final checkpoint " if self._checkpoints else ""
+            self._note(f"stopping {how}(press Ctrl-C again to stop at once)")
+        else:
+            self._note("stopping at once")
+        if self._where is not None:
+            self._ask()
+        elif self.cancelled and self._main is not None:
+            self._main.cancel()
+
+    def _ask(self) -> None:
+        verb = "cancel" if self.cancelled else "stop"
+        task = asyncio.get_running_loop().create_task(self._request(verb), name=f"ask to {verb}")
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _request(self, verb: str) -> None:
+        assert self._where is not None
+        asked = self._count
+        client: CoordinatorClient | None = None
+        try:
+            client = await CoordinatorClient.connect(*self._where)
+            await client.request(verb)
+            self._answered = max(self._answered, asked)
+        except HeadgateError as error:
+            if not self.cancelled:
+                self._note(
+                    f"the job did not stop: {error.message}; press Ctrl-C again to cancel it"
+                )
+        finally:
+            if client is not None:
+                await client.close()

@@ -1,0 +1,144 @@
+"""From the progress a coordinator announces to what a person wants to see: rates, lag, checkpoints."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...operators.durations import format_duration
+
+WINDOW = 5
+"""Rates are taken over this many announcements (seconds): single ones jitter."""
+WATERMARK_BOUND = 2**62
+"""Beyond it a watermark says that there was no event yet, or that there will be no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexView:
+    """One row of the progress table. Times are ms per second."""
+
+    name: str
+    parallelism: int
+    records_in: int
+    records_out: int
+    in_per_second: float
+    out_per_second: float
+    busy: int
+    idle: int
+    backpressured: int
+    lag_ms: int | None
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known about a run. Feed it with `update`."""
+
+    status: str = "INITIALIZING"
+    attempt: int = 0
+    restarts: int = 0
+    checkpoint: int = 0
+    checkpoint_ms: int = 0
+    checkpoint_at_ms: int = 0
+    read: int = 0
+    written: int = 0
+    vertices: list[VertexView] = field(default_factory=list)
+    _samples: deque[tuple[float, list[Mapping[str, Any]]]] = field(
+        default_factory=lambda: deque(maxlen=WINDOW + 1)
+    )
+
+    def update(self, body: Mapping[str, Any], now_ms: int, monotonic: float) -> None:
+        """Take in the body of a `progress` event."""
+        if body["attempt"] != self.attempt:
+            self._samples.clear()  # counters begin anew
+        self.attempt = body["attempt"]
+        self.status = body["status"]
+        self.restarts = body["restarts"]
+        self.checkpoint = body["last_checkpoint"]
+        self.checkpoint_ms = body["last_checkpoint_ms"]
+        self.checkpoint_at_ms = body["last_checkpoint_at_ms"]
+        vertices = body["vertices"]
+        self.read = sum(vertex["records_read"] for vertex in vertices)
+        self.written = sum(vertex["records_written"] for vertex in vertices)
+        self._samples.append((monotonic, vertices))
+        before, then = self._samples[0]
+        elapsed = monotonic - before
+        self.vertices = [
+            _view(vertex, old, elapsed, now_ms) for vertex, old in zip(vertices, then, strict=True)
+        ]
+
+    @property
+    def read_per_second(self) -> float:
+        """Records read per second, all sources together."""
+        return self._rate("records_read")
+
+    @property
+    def written_per_second(self) -> float:
+        """Records written per second, all sinks together."""
+        return self._rate("records_written")
+
+    def _rate(self, counter: str) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        (before, then), (after, now) = self._samples[0], self._samples[-1]
+        grown = sum(v[counter] for v in now) - sum(v[counter] for v in then)
+        return grown / (after - before) if after > before else 0.0
+
+    @property
+    def lag_ms(self) -> int | None:
+        """The largest lag of any vertex."""
+        return max((v.lag_ms for v in self.vertices if v.lag_ms is not None), default=None)
+
+    @property
+    def busiest(self) -> VertexView | None:
+        """The vertex with the least time to spare."""
+        return max(self.vertices, key=lambda vertex: vertex.busy, default=None)
+
+    def line(self, now_ms: int) -> str:
+        """The state of the run in one line."""
+        parts = [
+            f"read {self.read:,} ({self.read_per_second:,.0f}/s)",
+            f"wrote {self.written:,} ({self.written_per_second:,.0f}/s)",
+        ]
+        busiest = self.busiest
+        if busiest is not None:
+            parts.append(f"busy {busiest.busy / 10:.0f}% in {busiest.name}")
+            pressed = max(self.vertices, key=lambda vertex: vertex.backpressured)
+            if pressed.backpressured:
+                parts.append(f"backpressured {pressed.backpressured / 10:.0f}% in {pressed.name}")
+        if self.lag_ms is not None:
+            parts.append(f"lag {short(self.lag_ms)}")
+        if self.checkpoint:
+            age = short(max(0, now_ms - self.checkpoint_at_ms))
+            parts.append(f"checkpoint {self.checkpoint} ({self.checkpoint_ms} ms, {age} ago)")
+        return ", ".join(parts)
+
+
+def _view(
+    vertex: Mapping[str, Any], old: Mapping[str, Any], elapsed: float, now_ms: int
+) -> VertexView:
+    def rate(*counters: str) -> float:
+        grown = sum(vertex[counter] - old[counter] for counter in counters)
+        return grown / elapsed if elapsed > 0 else 0.0
+
+    watermark = vertex["watermark"]
+    known = watermark is not None and abs(watermark) < WATERMARK_BOUND
+    return VertexView(
+        name=vertex["name"],
+        parallelism=vertex["parallelism"],
+        records_in=vertex["records_in"],
+        records_out=vertex["records_out"] + vertex["records_written"],
+        in_per_second=rate("records_in"),
+        out_per_second=rate("records_out", "records_written"),
+        busy=vertex["busy"],
+        idle=vertex["idle"],
+        backpressured=vertex["backpressured"],
+        lag_ms=max(0, now_ms - watermark) if known else None,
+    )
+
+
+def short(milliseconds: int) -> str:
+    """A duration to glance at: its two largest units, and no milliseconds from a second on."""
+    rounded = milliseconds if milliseconds < 1000 else milliseconds // 1000 * 1000
+    return " ".join(format_duration(rounded).split()[:2])

@@ -1,0 +1,194 @@
+"""`headgate run` and the verbs that talk to a running job, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+IN_PROCESS = ("--cluster", "in-process")
+
+
+def test_list_checkpoint_stop_and_resume(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("starts fresh")
+    run.wait_for("RUNNING")
+
+    (job,) = json.loads(cli("list", "--json").stdout)
+    assert job["name"] == "ticker"
+    assert job["status"] == "RUNNING"
+    assert job["parallelism"] == 1
+    assert job["restarts"] == 0
+    assert job["last_checkpoint"] is None
+    assert job["cluster"] == "in-process"
+    assert job["pid"] == run.process.pid
+    table = cli("list").stdout
+    assert "ticker  RUNNING" in table
+
+    taken = cli("checkpoint", "ticker")
+    assert taken.stdout.startswith("job ticker: checkpoint 1 completed in ")
+    assert json.loads(cli("list", "--json").stdout)[0]["last_checkpoint"] == 1
+
+    stopped = cli("stop", "ticker")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert stopped.stdout.startswith("job ticker stopped with checkpoint 2 (")
+    code, text = run.end()
+    assert code == 0
+    assert "job ticker stopped after" in text
+    assert "last checkpoint 2, run it again to resume from there" in text
+    assert cli("list").stdout == "no job runs on this machine\n"
+
+    again = cli.start("run", ticker, *IN_PROCESS)
+    again.wait_for("job ticker resumes from checkpoint 2")
+    again.wait_for("restored checkpoint 2")
+    again.wait_for("RUNNING")
+    assert cli("cancel", "ticker").stdout == "job ticker cancelled; its last checkpoint is 2\n"
+    assert again.end()[0] == 130
+
+    fresh = cli.start("run", ticker, *IN_PROCESS, "--fresh")
+    fresh.wait_for("starts fresh, as asked; checkpoint 2 is ignored")
+    fresh.wait_for("RUNNING")
+    fresh.interrupt()
+    assert fresh.end()[0] == 0
+
+
+def test_one_interrupt_takes_a_final_checkpoint(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    run.interrupt()
+    run.wait_for("stopping with a final checkpoint (press Ctrl-C again to stop at once)")
+    code, text = run.end()
+    assert code == 0
+    assert "checkpoint 1 completed" in text
+    assert "last checkpoint 1, run it again" in text
+    assert text.count("stopping with a final checkpoint") == 1
+
+
+def test_terminate_takes_a_final_checkpoint(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, text = run.end()
+    assert code == 0
+    assert "checkpoint 1 completed" in text
+
+
+SLOW = """\
+import time
+import headgate as hg
+
+def sleep(n):
+    time.sleep(0.3)
+    return n
+
+job = hg.Job("slow")
+job.checkpoint(every="1h", storage="checkpoints")
+numbers = job.read(hg.connectors.numbers(batch_rows=1000), name="numbers")
+numbers.map(sleep).write(hg.connectors.blackhole(guarantee="exactly_once"), name="out")
+"""
+
+
+def test_two_interrupts_cancel_at_once(cli) -> None:
+    """The records in flight take minutes, so a final checkpoint cannot be what ends the job."""
+    run = cli.start("run", cli.write("slow.py", SLOW), *IN_PROCESS)
+    run.wait_for("RUNNING")
+    run.interrupt()
+    run.wait_for("stopping with a final checkpoint")
+    run.interrupt()
+    run.wait_for("stopping at once")
+    code, text = run.end()
+    assert code == 130
+    assert "job slow cancelled" in text
+    assert "completed" not in text
+
+
+def test_interrupts_of_a_job_without_checkpoints(cli) -> None:
+    script = SLOW.replace('job.checkpoint(every="1h", storage="checkpoints")\n', "")
+    script = script.replace("exactly_once", "none").replace("0.3", "0")
+    run = cli.start("run", cli.write("slow.py", script), *IN_PROCESS)
+    run.wait_for("RUNNING")
+    run.interrupt()
+    run.wait_for("stopping (press Ctrl-C again")
+    assert run.end()[0] == 0
+
+
+def test_a_dead_record_is_pruned(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    run.process.kill()
+    run.process.wait()
+    records = Path(cli.directory, "run")
+    assert list(records.glob("job-*.json"))
+    gone = cli("stop", "ticker")
+    assert gone.returncode == 1
+    assert gone.stderr == (
+        "error: no such job runs on this machine name=`ticker`\n  no job runs here\n"
+    )
+    assert not list(records.glob("job-*.json"))
+
+
+def test_the_name_of_a_running_job_is_suggested(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    wrong = cli("checkpoint", "tikker")
+    assert wrong.returncode == 1
+    assert "name=`tikker`\n  running jobs: ticker\n" in wrong.stderr
+
+
+def test_a_job_without_checkpoints_refuses_one(cli) -> None:
+    script = SLOW.replace('job.checkpoint(every="1h", storage="checkpoints")\n', "")
+    script = script.replace("exactly_once", "none").replace("0.3", "0")
+    run = cli.start("run", cli.write("slow.py", script), *IN_PROCESS)
+    run.wait_for("RUNNING")
+    refused = cli("checkpoint", "slow")
+    assert refused.returncode == 2
+    assert "error: the job takes no checkpoints" in refused.stderr
+
+
+BOUNDED = """\
+import headgate as hg
+
+job = hg.Job("bounded")
+numbers = job.read(hg.connectors.numbers(1234), name="numbers")
+numbers.filter(lambda n: n % 2 == 0).write(hg.connectors.blackhole(), name="out")
+"""
+
+
+def test_the_summary_has_exact_counts(cli) -> None:
+    done = cli("run", cli.write("bounded.py", BOUNDED), *IN_PROCESS)
+    assert done.returncode == 0
+    assert "job bounded finished after" in done.stderr
+    assert "read 1,234 records" in done.stderr
+    assert "wrote 617" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_failing_function_is_shown_with_its_place(cli) -> None:
+    script = BOUNDED.replace("lambda n: n % 2 == 0", "lambda n: 1 / (n - 7)")
+    done = cli("run", cli.write("bounded.py", script), *IN_PROCESS)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert f"raised in {cli.directory}/bounded.py:5 (<lambda>)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_lines(cli) -> None:
+    cli.environment["HEADGATE_LOG_FORMAT"] = "json"
+    done = cli("run", cli.write("bounded.py", BOUNDED), *IN_PROCESS)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {"RUNNING", "FINISHED"} <= {
+        line["body"]["status"] for line in lines if line["event"] == "status"
+    }
+    assert all(line["job"] == "bounded" and line["time_ms"] > 0 for line in lines)
+
+
+def test_the_command_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import headgate.runtime.cli.app; "
+        "print([m for m in ('ray', 'polars', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"
