@@ -11,6 +11,7 @@ column of texts is a slice without copying.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -109,14 +110,14 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 class _Pools:
-    """Pools of random draws, made on first use and never sent anywhere: a pickled copy makes its own."""
+    """Pools of random draws, made on first use; never pickled, but shared within a process."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._pools: dict[str, Any] = {}
 
-    def __reduce__(self) -> tuple[type[_Pools], tuple[int]]:
-        return _Pools, (self.seed,)
+    def __reduce__(self) -> tuple[Callable[[int], _Pools], tuple[int]]:
+        return _pools_of, (self.seed,)
 
     def below(self, name: str, bound: int) -> Int64s:
         """A pool of whole numbers in [0, bound)."""
@@ -156,6 +157,11 @@ class _Pools:
             spans.append((start + offset, length))
             row += length
         return spans
+
+
+@lru_cache(maxsize=4)
+def _pools_of(seed: int) -> _Pools:
+    return _Pools(seed)
 
 
 class _Rows:
@@ -438,5 +444,5 @@ def nexmark(
     if events_per_second < 1:
         raise UsageError(f"must be at least 1 events_per_second=`{events_per_second}`")
     return NexmarkSource(
-        kind, SCHEMAS[kind], events_per_second, _Pools(seed), events, rate, batch_rows, splits
+        kind, SCHEMAS[kind], events_per_second, _pools_of(seed), events, rate, batch_rows, splits
     )

