@@ -21,10 +21,13 @@ from ..worker.worker import Worker
 class InProcessWorker:
     """A worker in this event loop."""
 
-    def __init__(self, worker_id: str, task: asyncio.Task[None], links: MemoryLink) -> None:
+    def __init__(
+        self, worker_id: str, task: asyncio.Task[None], link: MemoryLink, hub: ExchangeHub
+    ) -> None:
         self._worker_id = worker_id
         self._task = task
-        self._link = links
+        self._link = link
+        self.hub = hub
 
     @property
     def worker_id(self) -> str:
@@ -45,7 +48,8 @@ class InProcessWorker:
     def kill(self, pid: int = 0) -> None:
         """End the task at once; its link breaks as a dead process's would."""
         self._link.close()
-        self._task.cancel()
+        if not self._task.cancelling():  # a second cancellation would interrupt its clean-up
+            self._task.cancel()
 
 
 class InProcessCluster:
@@ -90,7 +94,7 @@ class InProcessCluster:
             worker.run(address.encode()), name=f"worker {worker_id}"
         )
         control.accept(far)
-        handle = InProcessWorker(worker_id, task, near)
+        handle = InProcessWorker(worker_id, task, near, hub)
         self._workers.append(handle)
         return handle
 

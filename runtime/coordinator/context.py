@@ -52,7 +52,14 @@ class Tick:
     """Event: the checkpoint coordinator wanted to be called at this time."""
 
 
-JobEvent: TypeAlias = FromWorker | WorkerLost | ClientWish | PublishResult | Tick
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Event: the workers of an attempt have been told what to deploy, or could not be."""
+
+    attempt: int
+
+
+JobEvent: TypeAlias = FromWorker | WorkerLost | ClientWish | PublishResult | Tick | Prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ...errors import HeadgateError, InternalError
 from ..control.messages import Deploy, Deployed, SubtaskAssignment, SubtaskFailed
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import LoggedCheckpoint
-from .context import ClientWish, Failure, JobContext
+from .context import ClientWish, Failure, JobContext, Prepared
 from .placement import place, workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
 from .states import State, ended_by_wish, failing, running
@@ -25,13 +25,21 @@ class Deploying(State):
         job.set_status("RESTARTING" if job.restarts else "INITIALIZING")
         job.next_attempt()
         job.statistics.clear()
+        preparing = asyncio.get_running_loop().create_task(self._prepare(job), name="deploy")
+        # Its end is an event like others, so that wishes and deaths are not kept waiting for it.
+        preparing.add_done_callback(lambda _: job.events.put_nowait(Prepared(job.attempt)))
         try:
-            workers = await _workers(job)
-            restored = await _newest_checkpoint(job)
-            await self._deploy(job, workers, restored)
-        except HeadgateError as error:
-            return failing(failure_from(error, "deployment"))
-        return await self._await_deployed(job, workers)
+            return await self._await_deployed(job, preparing)
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+
+    async def _prepare(self, job: JobContext) -> list[Worker]:
+        count = workers_needed(job.spec.plan, job.spec.slots_per_worker)
+        workers = await job.pool.ensure(count)
+        restored = await _newest_checkpoint(job)
+        await self._deploy(job, workers, restored)
+        return workers
 
     async def _deploy(
         self, job: JobContext, workers: list[Worker], restored: LoggedCheckpoint | None
@@ -68,22 +76,37 @@ class Deploying(State):
                 )
             )
 
-    async def _await_deployed(self, job: JobContext, workers: list[Worker]) -> State:
-        waiting = {worker.worker_id for worker in workers}
-        attempt_workers = frozenset(waiting)
-        while waiting:
+    async def _await_deployed(
+        self, job: JobContext, preparing: asyncio.Task[list[Worker]]
+    ) -> State:
+        workers: list[Worker] | None = None
+        deployed: set[str] = set()
+        lost: dict[str, str] = {}
+        while workers is None or not deployed.issuperset(worker.worker_id for worker in workers):
             event = await job.events.get()
             match event:
+                case Prepared(attempt) if attempt == job.attempt:
+                    try:
+                        workers = preparing.result()
+                    except HeadgateError as error:
+                        return failing(failure_from(error, "deployment"))
                 case FromWorker(worker_id, Deployed(attempt=attempt)) if attempt == job.attempt:
-                    waiting.discard(worker_id)
+                    deployed.add(worker_id)
                 case FromWorker(_, SubtaskFailed() as message) if message.attempt == job.attempt:
                     return failing(failure_of_subtask(message))
-                case WorkerLost(worker_id, reason) if worker_id in attempt_workers:
-                    return failing(failure_of_worker(worker_id, reason))
+                case WorkerLost(worker_id, reason):
+                    lost[worker_id] = reason
                 case ClientWish("cancel" | "stop") as wish:
                     return ended_by_wish(wish)
                 case ClientWish() as wish:
                     wish.refuse(HeadgateError("the job is starting", fix="try again in a moment"))
+            for worker in workers or ():
+                if worker.worker_id in lost:
+                    return failing(failure_of_worker(worker.worker_id, lost[worker.worker_id]))
+        self._publish_restored(job)
+        return running(workers)
+
+    def _publish_restored(self, job: JobContext) -> None:
         if job.restored_checkpoint:
             job.publish(
                 "restored",
@@ -91,18 +114,6 @@ class Deploying(State):
                 checkpoint=job.restored_checkpoint,
                 attempt=job.attempt,
             )
-        return running(workers)
-
-
-async def _workers(job: JobContext) -> list[Worker]:
-    count = workers_needed(job.spec.plan, job.spec.slots_per_worker)
-    try:
-        return await job.pool.ensure(count)
-    except* HeadgateError as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
 
 
 async def _newest_checkpoint(job: JobContext) -> LoggedCheckpoint | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from ...errors import HeadgateError
-from ..control.messages import Cancel, Cancelled
+from ...errors import ExchangeError, HeadgateError
+from ..control.messages import Cancel, Cancelled, CheckpointAcked
 from ..protocol.joblog import JobStatus
 from ..protocol.restart import GiveUp
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext, JobEvent
+from .deploying import failure_of_worker
 from .states import End, State, deploying, ended, ended_by_wish
 from .workers import FromWorker, WorkerLost
 
+ROOT_CAUSE_S = 0.2
+"""How long a broken connection waits for the news that the worker behind it died."""
 CANCELLATION_TIMEOUT_S = 30.0
 """A worker that has not dropped its subtasks by then is killed (Flink `task.cancellation.timeout`)."""
 
@@ -26,9 +29,11 @@ class Failing(State):
 
     async def run(self, job: JobContext) -> State:
         job.set_status("FAILING")
-        job.record(self._failure)
         if job.checkpoints is not None:
             job.checkpoints.job_failed()
+        if isinstance(self._failure.error, ExchangeError):
+            await self._find_root_cause(job)
+        job.record(self._failure)
         await self._cancel_all(job)
         await self._settle_publications(job)
         if self._wish is not None:
@@ -50,6 +55,19 @@ class Failing(State):
         )
         wish = await self._sleep(job, delay_ms / 1000)
         return deploying() if wish is None else ended_by_wish(wish)
+
+    async def _find_root_cause(self, job: JobContext) -> None:
+        """When a worker dies its peers see their connections break before we see it gone."""
+        try:
+            async with asyncio.timeout(ROOT_CAUSE_S):
+                while True:
+                    event = await job.events.get()
+                    if isinstance(event, WorkerLost):
+                        self._failure = failure_of_worker(event.worker_id, event.reason)
+                        return
+                    self._aside(job, event)
+        except TimeoutError:
+            pass  # a connection can break all by itself
 
     async def _cancel_all(self, job: JobContext) -> None:
         """Have every live worker drop the attempt; kill those that do not in time."""
@@ -81,7 +99,11 @@ class Failing(State):
         match event:
             case PublishResult() if job.checkpoints is not None:
                 job.checkpoints.publish_result(event)
-            case ClientWish("cancel" | "stop") as wish:
+            case FromWorker(_, CheckpointAcked(attempt=attempt) as late):
+                # Its files belong to nothing any more.
+                if job.checkpoints is not None and attempt == job.attempt:
+                    job.checkpoints.acked(late)
+            case ClientWish("cancel" | "stop") as wish if self._wish is None:
                 self._wish = wish
             case ClientWish() as wish:
                 wish.refuse(HeadgateError("the job is restarting", fix="try again in a moment"))

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import JobError
 from ...operators.clock import Clock
@@ -86,6 +87,8 @@ class WorkerPool:
         self._prefix = name_prefix
         self._started = 0
         self._greetings: dict[str, asyncio.Future[tuple[Hello, Link]]] = {}
+        self._stillborn: dict[str, str] = {}
+        """Why workers were lost before they were live."""
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.live: dict[str, Worker] = {}
 
@@ -95,11 +98,11 @@ class WorkerPool:
         Raises:
             JobError: a worker could not be started.
         """
-        missing = count - len(self.live)
-        if missing > 0:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(missing):
-                    group.create_task(self._start_one())
+        while (missing := count - len(self.live)) > 0:  # one may die while others start
+            starting = (self._start_one() for _ in range(missing))
+            for outcome in await asyncio.gather(*starting, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
         return sorted(self.live.values(), key=lambda worker: worker.worker_id)[:count]
 
     async def _start_one(self) -> None:
@@ -107,28 +110,41 @@ class WorkerPool:
         self._started += 1
         greeting = asyncio.get_running_loop().create_future()
         self._greetings[worker_id] = greeting
+        handle: WorkerHandle | None = None
         try:
             handle = await self._cluster.start_worker(worker_id, self._control)
-            death = asyncio.get_running_loop().create_task(
-                self._watch(handle), name=f"watch {worker_id}"
-            )
-            self._watchers[worker_id] = death
+            hello, link = await self._greeted(handle, greeting)
+        except BaseException:
+            if handle is not None:
+                handle.kill()
+            raise
+        finally:
+            self._greetings.pop(worker_id, None)
+        self.live[worker_id] = Worker(worker_id, handle, link, hello.pid, hello.address)
+        self._monitor.watch(WorkerId(worker_id), self._clock.now_ms())
+        _log.info("worker ready worker=`%s` pid=`%s`", worker_id, hello.pid)
+
+    async def _greeted(
+        self, handle: WorkerHandle, greeting: asyncio.Future[tuple[Hello, Link]]
+    ) -> tuple[Hello, Link]:
+        worker_id = handle.worker_id
+        death = asyncio.get_running_loop().create_task(
+            self._watch(handle), name=f"watch {worker_id}"
+        )
+        self._watchers[worker_id] = death
+        try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                done, _ = await asyncio.wait({greeting, death}, return_when=asyncio.FIRST_COMPLETED)
+                events: set[asyncio.Future[Any]] = {greeting, death}
+                await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            handle.kill()
             raise JobError(
                 f"worker did not report within {START_TIMEOUT_S:.0f} s worker=`{worker_id}`",
                 fix="look at the cluster's logs; the machine may be out of memory or processes",
             ) from None
-        finally:
-            self._greetings.pop(worker_id, None)
-        if greeting not in done:
-            raise JobError(f"worker died while starting worker=`{worker_id}`")
-        hello, link = greeting.result()
-        self.live[worker_id] = Worker(worker_id, handle, link, hello.pid, hello.address)
-        self._monitor.watch(WorkerId(worker_id), self._clock.now_ms())
-        _log.info("worker ready worker=`%s` pid=`%s`", worker_id, hello.pid)
+        reason = self._stillborn.pop(worker_id, None)
+        if reason is not None or not greeting.done():
+            raise JobError(f"worker died while starting worker=`{worker_id}`: {reason}")
+        return greeting.result()
 
     async def _watch(self, handle: WorkerHandle) -> None:
         reason = await handle.died()
@@ -151,6 +167,8 @@ class WorkerPool:
         """Take a worker out, kill what may be left of it, and tell the coordinator; once."""
         worker = self.live.pop(worker_id, None)
         if worker is None:
+            if worker_id in self._greetings:
+                self._stillborn.setdefault(worker_id, reason)
             return
         self._monitor.forget(WorkerId(worker_id))
         worker.link.close()

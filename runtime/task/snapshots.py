@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from ...errors import HeadgateError
@@ -15,6 +16,7 @@ from ..protocol.snapshot_guard import SnapshotGuard, SnapshotVerdict
 from .chain import OperatorChain, with_context
 from .environment import SnapshotTiming, TaskEnvironment
 from .state_files import encode_snapshot, store_pieces
+from .threads import to_the_end
 
 
 class SnapshotRunner:
@@ -75,11 +77,14 @@ class SnapshotRunner:
         finished: bool,
     ) -> None:
         started = self._env.clock.monotonic()
+        begun: list[str] = []
         try:
-            snapshots = [await self._write(checkpoint_id, name, cut) for name, cut in cuts]
+            snapshots = [await self._write(checkpoint_id, name, cut, begun) for name, cut in cuts]
         except asyncio.CancelledError:
+            await self._discard(begun)
             raise
         except Exception as error:
+            await self._discard(begun)
             ours = isinstance(error, HeadgateError)
             reason = CheckpointFailure.IO if ours else CheckpointFailure.ASYNC_EXCEPTION
             text = f"{type(error).__name__}: {error}"
@@ -89,19 +94,31 @@ class SnapshotRunner:
         timing = SnapshotTiming(sync_ms, async_ms, alignment_ms, finished)
         self._env.reports.acked(checkpoint_id, snapshots, timing)
 
-    async def _write(self, checkpoint_id: int, name: str, cut: StateSnapshot) -> OperatorSnapshot:
+    async def _write(
+        self, checkpoint_id: int, name: str, cut: StateSnapshot, begun: list[str]
+    ) -> OperatorSnapshot:
+        """Encode and store one operator's cut; names of files go to `begun` before they are written."""
         env = self._env
         loop = asyncio.get_running_loop()
-        pieces = await loop.run_in_executor(env.io_threads, encode_snapshot, cut)
+        pieces = await to_the_end(loop.run_in_executor(env.io_threads, encode_snapshot, cut))
 
         def name_of(state: str, kind: str) -> str:
-            return names.checkpoint_file(
+            file = names.checkpoint_file(
                 env.generation, checkpoint_id, name, env.index, state, kind
             )
+            begun.append(file)
+            return file
 
         if env.store is None:
             return OperatorSnapshot(operator=name, handles=())
         return await store_pieces(env.store, name, pieces, name_of)
+
+    async def _discard(self, begun: list[str]) -> None:
+        """Delete the files of a snapshot that nobody will ever hear of."""
+        if begun and self._env.store is not None:
+            # Whatever goes wrong here is only untidy.
+            with contextlib.suppress(HeadgateError):
+                await self._env.store.delete_files(begun)
 
     def abort(self, checkpoint_id: int) -> None:
         """Give up the asynchronous part, or never start it if its barrier is still to come."""

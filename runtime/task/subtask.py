@@ -31,6 +31,7 @@ from .chain import ChainedOperator, with_context, wrap_error
 from .environment import TaskEnvironment
 from .signal import Signal
 from .snapshots import SnapshotRunner
+from .threads import to_the_end
 from .timers import MailboxTimers
 
 Mail = Callable[[], Awaitable[Any] | None]
@@ -244,7 +245,7 @@ class Subtask:
                 waiting = with_context(chained, chained.operator.on_checkpoint_complete, permit)
                 if waiting is not None:
                     try:
-                        await waiting
+                        await to_the_end(waiting)
                     except (HeadgateError, asyncio.CancelledError):
                         raise
                     except Exception as error:

@@ -17,13 +17,16 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
-from headgate.runtime.storage.base import StoreOpener
+from headgate.runtime.protocol.joblog import LogView
+from headgate.runtime.storage.base import CheckpointStore, Created, Existed, StoreOpener
+from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
 
@@ -145,6 +148,8 @@ Script = Callable[[RunningJob], Awaitable[None]]
 
 class Lab:
     """Storage of one test, and the means to run jobs on it."""
+
+    running = RunningJob
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -281,3 +286,87 @@ def portions(path: Path) -> dict[int, list[Any]]:
 @pytest.fixture
 def by_subtask() -> Callable[[Path], dict[int, list[Any]]]:
     return portions
+
+
+class Trouble:
+    """Makes the calls of checkpoint stores fail: `fail["write_file"] = 2` breaks the next two."""
+
+    def __init__(self) -> None:
+        self.fail: dict[str, int] = {}
+        self.fail_after: dict[str, int] = {}
+        self.only = ""
+        self.calls: list[tuple[str, str]] = []
+        self.held: dict[str, asyncio.Event] = {}
+        self.waiting: dict[str, asyncio.Event] = {}
+
+    def hold(self, call: str) -> None:
+        """Calls of this kind wait until `release`."""
+        self.held[call] = asyncio.Event()
+        self.waiting[call] = asyncio.Event()
+
+    def release(self, call: str) -> None:
+        self.held.pop(call).set()
+
+    async def before(self, call: str, name: str) -> None:
+        self.calls.append((call, name))
+        if call in self.held and self.only in name:
+            self.waiting[call].set()
+            await self.held[call].wait()
+        self._fail(self.fail, call, name)
+
+    def after(self, call: str, name: str) -> None:
+        self._fail(self.fail_after, call, name)
+
+    def _fail(self, counts: dict[str, int], call: str, name: str) -> None:
+        if counts.get(call, 0) > 0 and self.only in name:
+            counts[call] -= 1
+            raise StorageError(f"injected call=`{call}` name=`{name}`")
+
+    def open(self, uri: str, job_name: str, options: Any) -> CheckpointStore:
+        """A store opener."""
+        return TroubledStore(f"{uri.removeprefix('memory://')}/{job_name}", self)
+
+
+class TroubledStore(MemoryStore):
+    """A store in memory that has trouble."""
+
+    def __init__(self, root: str, trouble: Trouble) -> None:
+        super().__init__(root)
+        self._trouble = trouble
+
+    async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
+        await self._trouble.before("create_if_absent", name)
+        result = await super().create_if_absent(name, data)
+        self._trouble.after("create_if_absent", name)
+        return result
+
+    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+        await self._trouble.before("write_file", name)
+        await super().write_file(name, data)
+        await asyncio.sleep(0)
+        self._trouble.after("write_file", name)
+
+    async def read_file(self, name: str) -> bytes:
+        await self._trouble.before("read_file", name)
+        return await super().read_file(name)
+
+    async def delete_files(self, names: Any) -> None:
+        for name in names:
+            await self._trouble.before("delete_files", name)
+        await super().delete_files(names)
+
+
+@pytest.fixture
+def trouble() -> Trouble:
+    return Trouble()
+
+
+def read_log(lab: Lab, job: str) -> LogView:
+    """What the job log of a job says."""
+    store = MemoryStore(f"{lab.storage.removeprefix('memory://')}/{job}")
+    return asyncio.run(JobLog(store, "reader", SystemClock()).load())
+
+
+@pytest.fixture
+def retained(lab: Lab) -> Callable[[str], LogView]:
+    return lambda job: read_log(lab, job)
