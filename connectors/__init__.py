@@ -21,6 +21,7 @@ from .generator import (
 )
 from .nexmark import nexmark
 from .print import print_sink
+from .throttle import throttle
 
 __all__ = [
     "Crash",
@@ -48,4 +49,5 @@ __all__ = [
     "random_float",
     "random_int",
     "sequence",
+    "throttle",
 ]

@@ -34,6 +34,7 @@ from .files.source import csv_source, json_source, parquet_source
 from .generator import generator
 from .nexmark import SCHEMAS, nexmark
 from .print import PrintSink, print_sink
+from .throttle import throttle
 
 _BATCH_ROWS = Field(Integer(1), "rows per batch")
 _STORAGE_OPTIONS = Field(
@@ -46,6 +47,7 @@ _GENERATED = {
     "seed": Field(Integer(), "another seed, other data"),
 }
 _FILES = {
+    "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
     "path": Field(Text(), "a file, a directory or a glob; local or s3://", required=True),
     "batchRows": _BATCH_ROWS,
     "storageOptions": _STORAGE_OPTIONS,
@@ -85,7 +87,9 @@ def _files(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], SourceSp
         arguments = _arguments(values)
         if spec.on_bad_record is not None:
             arguments["on_bad_record"] = spec.on_bad_record
-        return make(schema=spec.schema, **arguments)
+        rate = arguments.pop("rate", None)
+        source = make(schema=spec.schema, **arguments)
+        return source if rate is None else throttle(source, rate)
 
     return make_source
 
@@ -156,6 +160,7 @@ def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None]
 
 
 _OUTPUT_FILES = {
+    "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
     "path": Field(Text(), "a directory; local or s3://", required=True),
     "rollEvery": Field(duration(), "the greatest age of a file that is still written"),
     "rollBytes": Field(size(), "the size at which a file ends"),

@@ -6,19 +6,21 @@
 import os
 
 import headgate as hg
-from headgate.connectors import parquet_sink, parquet_source
+from headgate.connectors import parquet_sink, parquet_source, throttle
 
 FLIGHTS = os.environ.get("FLIGHTS", "examples/data/flights.parquet")
 RESULTS = os.environ.get("RESULTS", "examples/data/delays")
+FLIGHTS_PER_SECOND = float(os.environ.get("FLIGHTS_PER_SECOND", "1000000"))
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "examples/data/checkpoints/flights")
 
 job = hg.Job("flights", parallelism=2)
 job.checkpoint(every="1s", storage=CHECKPOINTS)
 job.restart(attempts=3, delay="1s")
 
-flights = job.read(parquet_source(FLIGHTS), name="flights")
+flights = job.read(throttle(parquet_source(FLIGHTS), FLIGHTS_PER_SECOND), name="flights")
 delays = (
-    flights.event_time("time_hour", max_out_of_order="48h")
+    # within a day the rows are in order of actual departure: up to 22 hours late
+    flights.event_time("time_hour", max_out_of_order="24h")
     .key_by("origin")
     .window(hg.tumbling("1h"))
     .agg(

@@ -19,7 +19,6 @@ from ..state.snapshot import CommitPermit, RestoredState, StateSnapshot
 from .clock import Clock
 from .elements import Batch
 
-
 ATTEMPTS_PER_GENERATION: Final = 65_536
 """An attempt's number is its coordinator's generation times this, plus its number under it."""
 

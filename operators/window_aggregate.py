@@ -8,6 +8,8 @@ the side output `late`, and are counted. The order of keys within a window's res
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
@@ -34,11 +36,29 @@ LATE = "late"
 LATE_COUNTER = "numLateRecordsDropped"
 """Counts all late rows, also where a job reads the side output."""
 EMIT_ROWS_MAX = 65_536
-_SPARE_GROUPS = 4
+_SPARE_GROUPS = 256
+_SPARE_KEYS_MAX = 262_144
+"""Groups of windows that are gone are used again, up to so many, and so many keys in all."""
 _WINDOWS, _WATERMARK = "windows", "watermark"
 _WATERMARK_SCHEMA = pa.schema(
     [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), pa.field("watermark", pa.int64(), False)]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """The result of one window: key and value columns of `size` keys."""
+
+    start: int
+    keys: list[pa.Array]
+    values: list[pa.Array]
+    size: int
+
+
+def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
+    if len(columns) == 1:
+        return columns[0]
+    return [pa.concat_arrays(list(column)) for column in zip(*columns, strict=True)]
 
 
 class WindowAggregate(Operator):
@@ -48,7 +68,8 @@ class WindowAggregate(Operator):
         assert plan.added == WINDOW_FIELDS
         self._window, self._plan, self._step = window, plan, step
         self._groups: dict[int, KeyedGroup] = {}  # by window start
-        self._spare: list[KeyedGroup] = []
+        self._spare: list[tuple[KeyedGroup, int]] = []  # with the keys it had room for
+        self._spare_keys = 0
         self._watermark = WATERMARK_MIN
         self._first_kept = WATERMARK_MIN  # rows before it are late
 
@@ -84,11 +105,18 @@ class WindowAggregate(Operator):
     def _add(self, start: int, rows: KeyedRows, which: Rows | None) -> None:
         group = self._groups.get(start)
         if group is None:
-            group = self._spare.pop() if self._spare else KeyedGroup(self._plan, self._hasher)
+            group = self._new_group()
             self._groups[start] = group
         slots = group.add(rows, which)
         if self._window.due_at(start) <= self._watermark:
             self._fire_again(start, group, rows, which, slots)
+
+    def _new_group(self) -> KeyedGroup:
+        if not self._spare:
+            return KeyedGroup(self._plan, self._hasher)
+        group, keys = self._spare.pop()
+        self._spare_keys -= keys
+        return group
 
     def _fire_again(
         self,
@@ -100,13 +128,13 @@ class WindowAggregate(Operator):
     ) -> None:
         """Emit the new results of the keys that late, but allowed, rows have touched."""
         if slots is None:
-            self._emit(start, [], group.state.results(slice(0, 1)), 1)
+            self._emit([Fired(start, [], group.state.results(slice(0, 1)), 1)])
             return
         touched, first = np.unique(slots, return_index=True)
         if which is not None:
             first = first + which.start if isinstance(which, slice) else which[first]
         keys = rows.keys_at(first)
-        self._emit(start, keys, group.state.results(touched), len(touched))
+        self._emit([Fired(start, keys, group.state.results(touched), len(touched))])
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -115,18 +143,31 @@ class WindowAggregate(Operator):
         before = self._watermark
         if timestamp > before:
             self._set_watermark(timestamp)
-            for start in sorted(self._groups):
-                due = self._window.due_at(start)
-                if due > timestamp:
-                    break
-                group = self._groups[start]
-                if due > before:
-                    keys = group.keys.keys() if self._plan.keys else []
-                    size = group.state.size
-                    self._emit(start, keys, group.state.results(slice(0, size)), size)
+            due = [start for start in sorted(self._groups) if self._window.due_at(start) <= timestamp]
+            self._fire([start for start in due if self._window.due_at(start) > before])
+            for start in due:
                 if self._window.gone_at(start) <= timestamp:
                     self._drop(start)
         self.output.emit_watermark(timestamp)
+
+    def _fire(self, starts: list[int]) -> None:
+        """Emit these windows, in order: small ones together, to spare everyone tiny batches."""
+        fired: list[Fired] = []
+        rows = 0
+        for start in starts:
+            result = self._result(start)
+            fired.append(result)
+            rows += result.size
+            if rows >= EMIT_ROWS_MAX:
+                self._emit(fired)
+                fired, rows = [], 0
+        self._emit(fired)
+
+    def _result(self, start: int) -> Fired:
+        group = self._groups[start]
+        keys = group.keys.keys() if self._plan.keys else []
+        size = group.state.size
+        return Fired(start, keys, group.state.results(slice(0, size)), size)
 
     def _set_watermark(self, timestamp: int) -> None:
         self._watermark = timestamp
@@ -134,28 +175,32 @@ class WindowAggregate(Operator):
 
     def _drop(self, start: int) -> None:
         group = self._groups.pop(start)
-        if len(self._spare) < _SPARE_GROUPS:
+        keys = group.state.size
+        if len(self._spare) < _SPARE_GROUPS and self._spare_keys + keys <= _SPARE_KEYS_MAX:
             group.clear()
-            self._spare.append(group)
+            self._spare.append((group, keys))
+            self._spare_keys += keys
 
-    def _emit(self, start: int, keys: list[pa.Array], results: list[pa.Array], size: int) -> None:
-        schema = self._plan.result_schema
-        for low in range(0, size, EMIT_ROWS_MAX):
-            rows = min(EMIT_ROWS_MAX, size - low)
-            bounds = [
-                pa.array(np.full(rows, edge)).cast(field.type)
-                for edge, field in zip(
-                    (start, start + self._window.size_ms), WINDOW_FIELDS, strict=True
-                )
-            ]
-            columns = [
-                *(column.slice(low, rows) for column in keys),
-                *bounds,
-                *(column.slice(low, rows) for column in results),
-            ]
-            times = np.full(rows, self._window.due_at(start))
-            data = pa.RecordBatch.from_arrays(columns, schema=schema)
-            self.output.emit(ColumnBatch(data, times))
+    def _emit(self, fired: list[Fired]) -> None:
+        """Send results of some windows, many small ones in one batch, a large one in several."""
+        if not fired:
+            return
+        sizes = [result.size for result in fired]
+        starts = np.repeat(np.array([result.start for result in fired], np.int64), sizes)
+        ends = starts + self._window.size_ms
+        edges = [
+            pa.array(edge).view(field.type)
+            for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
+        ]
+        keys = _joined([result.keys for result in fired])
+        values = _joined([result.values for result in fired])
+        data = pa.RecordBatch.from_arrays(
+            [*keys, *edges, *values], schema=self._plan.result_schema
+        )
+        times = starts + (self._window.due_at(0))
+        whole = ColumnBatch(data, times)
+        for low in range(0, len(whole), EMIT_ROWS_MAX):
+            self.output.emit(whole.slice(low, min(EMIT_ROWS_MAX, len(whole) - low)))
 
     # --- state ---------------------------------------------------------------------------------
 

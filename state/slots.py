@@ -23,7 +23,7 @@ from .hashing import Hashes
 Slots: TypeAlias = npt.NDArray[np.int32]
 Rows: TypeAlias = npt.NDArray[np.intp]
 
-_INITIAL_CELLS = 16_384
+_INITIAL_CELLS = 1_024
 _CELLS_PER_KEY = 4
 """A cell is 4 bytes, so the index is kept sparse: nine of ten keys are met in the first probe."""
 _FIRST_GUESS = 1 / 32
@@ -43,7 +43,7 @@ class SlotTable:
         self._old: Slots | None = None  # the smaller index while its keys are being moved
         self._moved = 0
         self._to_move = 0
-        self._hashes: Hashes = np.zeros(_INITIAL_CELLS, np.uint64)
+        self._hashes: Hashes = np.zeros(_INITIAL_CELLS // _CELLS_PER_KEY, np.uint64)
         self._checks: Hashes | None = None  # None: all are 0
 
     @property

@@ -42,6 +42,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
         "last_checkpoint_at_ms": known.get("last_checkpoint_at_ms") or None,
         "cluster": record.cluster,
         "pid": record.pid,
+        "workers": known.get("workers", []),
     }
 
 
