@@ -77,22 +77,22 @@ def test_terminate_takes_a_final_checkpoint(cli, ticker: str) -> None:
 
 
 SLOW = """\
-import time
+import asyncio
 import headgate as hg
 
-def sleep(n):
-    time.sleep(0.3)
+async def sleep(n):
+    await asyncio.sleep(600)
     return n
 
 job = hg.Job("slow")
 job.checkpoint(every="1h", storage="checkpoints")
-numbers = job.read(hg.connectors.numbers(batch_rows=1000), name="numbers")
+numbers = job.read(hg.connectors.numbers(), name="numbers")
 numbers.map(sleep).write(hg.connectors.blackhole(guarantee="exactly_once"), name="out")
 """
 
 
 def test_two_interrupts_cancel_at_once(cli) -> None:
-    """The records in flight take minutes, so a final checkpoint cannot be what ends the job."""
+    """The calls in flight take minutes, so a final checkpoint cannot be what ends the job."""
     run = cli.start("run", cli.write("slow.py", SLOW), *IN_PROCESS)
     run.wait_for("RUNNING")
     run.interrupt()
@@ -107,7 +107,7 @@ def test_two_interrupts_cancel_at_once(cli) -> None:
 
 def test_interrupts_of_a_job_without_checkpoints(cli) -> None:
     script = SLOW.replace('job.checkpoint(every="1h", storage="checkpoints")\n', "")
-    script = script.replace("exactly_once", "none").replace("0.3", "0")
+    script = script.replace("exactly_once", "none").replace("600", "0.01")
     run = cli.start("run", cli.write("slow.py", script), *IN_PROCESS)
     run.wait_for("RUNNING")
     run.interrupt()
@@ -140,7 +140,7 @@ def test_the_name_of_a_running_job_is_suggested(cli, ticker: str) -> None:
 
 def test_a_job_without_checkpoints_refuses_one(cli) -> None:
     script = SLOW.replace('job.checkpoint(every="1h", storage="checkpoints")\n', "")
-    script = script.replace("exactly_once", "none").replace("0.3", "0")
+    script = script.replace("exactly_once", "none").replace("600", "0.01")
     run = cli.start("run", cli.write("slow.py", script), *IN_PROCESS)
     run.wait_for("RUNNING")
     refused = cli("checkpoint", "slow")
