@@ -1,0 +1,107 @@
+"""What is shown of a run, from announcements made up here."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from headgate.runtime.cli.live import LiveReporter
+from headgate.runtime.cli.progress import LineReporter
+from headgate.runtime.cli.rates import Progress, short
+from headgate.runtime.control.messages import Event
+
+NOW_MS = 1_000_000
+
+
+def vertex(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name, "parallelism": 2, "records_in": 0, "records_out": 0, "records_read": 0,
+        "records_written": 0, "busy": 0, "idle": 1000, "backpressured": 0, "watermark": None,
+    } | changes  # fmt: skip
+
+
+def body(*vertices: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "attempt": 65_537, "status": "RUNNING", "restarts": 0, "last_checkpoint": 3,
+        "last_checkpoint_ms": 12, "last_checkpoint_at_ms": NOW_MS - 4_200, "vertices": vertices,
+    } | changes  # fmt: skip
+
+
+def counted(records: int) -> dict[str, Any]:
+    source = vertex("source", records_in=records, records_read=records, records_out=records * 2)
+    sink = vertex(
+        "sink", records_in=records * 2, records_written=records, busy=700, watermark=NOW_MS - 1_500
+    )
+    return body(source, sink)
+
+
+def test_rates_lag_and_totals() -> None:
+    progress = Progress()
+    for second in range(4):
+        progress.update(counted(second * 100), NOW_MS, 10.0 + second)
+    source, sink = progress.vertices
+    assert (source.in_per_second, source.out_per_second) == (100, 200)
+    assert (sink.in_per_second, sink.out_per_second, sink.records_out) == (200, 100, 300)
+    assert (source.lag_ms, sink.lag_ms) == (None, 1_500)
+    assert progress.line(NOW_MS) == (
+        "read 300 (100/s), wrote 300 (100/s), busy 70% in sink, lag 1s, "
+        "checkpoint 3 (12 ms, 4s ago)"
+    )
+
+
+def test_rates_begin_anew_with_an_attempt() -> None:
+    progress = Progress()
+    progress.update(counted(1_000), NOW_MS, 10.0)
+    progress.update(counted(50) | {"attempt": 65_538, "restarts": 1}, NOW_MS, 11.0)
+    assert progress.read_per_second == 0
+    progress.update(counted(90) | {"attempt": 65_538, "restarts": 1}, NOW_MS, 12.0)
+    assert progress.read_per_second == 40
+
+
+@pytest.mark.parametrize("watermark", [-(2**63), 2**63 - 1])
+def test_no_lag_before_the_first_event_and_after_the_last(watermark: int) -> None:
+    progress = Progress()
+    progress.update(body(vertex("a", watermark=watermark)), NOW_MS, 1.0)
+    assert progress.lag_ms is None
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"), [(0, "0s"), (461, "461ms"), (1_999, "1s"), (90_061_000, "1d 1h")]
+)
+def test_short_durations(milliseconds: int, text: str) -> None:
+    assert short(milliseconds) == text
+
+
+def event(kind: str, text: str, **detail: Any) -> Event:
+    return Event(kind=kind, text=text, body=json.dumps(detail).encode())
+
+
+def test_lines_are_written_for_events_but_not_for_each_second() -> None:
+    lines: list[str] = []
+    reporter = LineReporter("j", write=lines.append, as_json=False)
+    reporter.event(event("failure", "map (0): broken", where="map (0)"))
+    for _ in range(3):
+        reporter.event(event("progress", "", **counted(5)))
+    reporter.event(event("ended", "job ended: FAILED"))
+    assert [line.split(" ", 1)[1] for line in lines] == ["map (0): broken"]
+    assert reporter.progress.read == 5
+
+
+def test_the_table_on_a_terminal() -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    with LiveReporter("clicks", console) as reporter:
+        reporter.event(event("status", "job clicks is RUNNING", status="RUNNING"))
+        reporter.event(event("progress", "", **counted(1234)))
+        reporter.event(event("checkpoint", "checkpoint 3 completed", status="COMPLETED"))
+        reporter.event(event("failure", "map (0): broken", where="map (0)"))
+    text = written.getvalue()
+    assert "clicks RUNNING  attempt 1, restarts 0  checkpoint 3 (12 ms" in text
+    assert "1,234" in text
+    assert "70%" in text
+    assert "map (0): broken" in text
+    assert "checkpoint 3 completed" not in text
