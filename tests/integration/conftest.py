@@ -91,6 +91,10 @@ class RunningJob:
         victim.kill()
         return victim.worker_id
 
+    async def tick(self) -> None:
+        """Let the job run on for a moment between two looks at it."""
+        await asyncio.sleep(0.05)
+
     async def crash_coordinator(self) -> None:
         """End the coordinator without an end of the job, and start another on the same storage."""
         self.task.cancel()

@@ -1,0 +1,163 @@
+"""Runs jobs on a local Ray of their own, kills real processes, and looks for what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import json
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+import headgate as hg
+from headgate.runtime.cluster.launch import launch
+from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.control.messages import Event
+from headgate.runtime.coordinator.job import JobOutcome
+
+DEADLINE_S = 110.0
+
+
+@dataclass
+class Chaos:
+    """What is done to a job while it runs: `on_event` is called for each event it announces."""
+
+    rng: random.Random
+    plan: Callable[[Chaos, Event, dict[str, Any]], None]
+    events: list[Event] = field(default_factory=list)
+    kills: list[str] = field(default_factory=list)
+    address: tuple[list[str], str] | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+        body = json.loads(event.body) if event.body else {}
+        self.plan(self, event, body)
+
+    def on_listening(self, addresses: list[str], token: str) -> None:
+        self.address = (addresses, token)
+
+    def later(self, delay_s: float, action: Callable[[Chaos], Any]) -> None:
+        """Do something to the job at a random moment."""
+        task = asyncio.get_running_loop().create_task(self._act(delay_s, action))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _act(self, delay_s: float, action: Callable[[Chaos], Any]) -> None:
+        await asyncio.sleep(delay_s)
+        done = action(self)
+        if done is not None:
+            await done
+
+    async def status(self) -> dict[str, Any]:
+        """What the coordinator says of the job now."""
+        assert self.address is not None
+        client = await CoordinatorClient.connect(*self.address)
+        try:
+            return await client.request("status")
+        finally:
+            await client.close()
+
+    async def kill_worker(self, how: int = signal.SIGKILL) -> None:
+        """Signal a random live worker."""
+        workers = (await self.status())["workers"]
+        if workers:
+            victim = self.rng.choice(workers)
+            self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
+            os.kill(victim["pid"], how)
+
+    def kill_coordinator(self) -> None:
+        """kill -9 of the coordinator's process."""
+        for child in psutil.Process().children(recursive=True):
+            if any("CoordinatorActor" in part for part in child.cmdline()):
+                self.kills.append(f"SIGKILL coordinator {child.pid}")
+                child.kill()
+
+    def texts(self, kind: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == kind]
+
+
+@dataclass
+class Ran:
+    outcome: JobOutcome
+    chaos: Chaos
+
+
+def listening_beyond_loopback() -> set[tuple[int, str]]:
+    """Sockets of ours that strangers could reach."""
+    found: set[tuple[int, str]] = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            for connection in process.net_connections(kind="inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    ip = connection.laddr.ip
+                    if ip not in ("127.0.0.1", "::1") and not ip.endswith("127.0.0.1"):
+                        found.add((process.pid, f"{process.name()} {ip}:{connection.laddr.port}"))
+        except psutil.Error:
+            continue
+    return found
+
+
+def ray_processes() -> set[int]:
+    """Descendants of this process that belong to Ray."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE and "ray" in " ".join(child.cmdline()):
+                found.add(child.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Ring:
+    """Runs jobs under a plan of destruction."""
+
+    def __init__(self) -> None:
+        self.exposed: set[tuple[int, str]] = set()
+
+    def run(
+        self, job: hg.Job, plan: Callable[[Chaos, Event, dict[str, Any]], None], seed: int
+    ) -> Ran:
+        chaos = Chaos(random.Random(seed), self._watching(plan))
+
+        async def main() -> JobOutcome:
+            async with asyncio.timeout(DEADLINE_S):
+                outcome = await launch(
+                    job.spec(), "local", on_event=chaos.on_event, on_listening=chaos.on_listening
+                )
+            for task in list(chaos.tasks):
+                task.cancel()
+            return outcome
+
+        outcome = asyncio.run(main())
+        assert outcome.status == "FINISHED", (outcome, chaos.kills, chaos.texts("failure"))
+        return Ran(outcome, chaos)
+
+    def _watching(self, plan: Any) -> Any:
+        def watch(chaos: Chaos, event: Event, body: dict[str, Any]) -> None:
+            if event.kind == "status" and body.get("status") == "RUNNING":
+                self.exposed |= listening_beyond_loopback()
+            plan(chaos, event, body)
+
+        return watch
+
+
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    before = set(glob.glob("/tmp/hg-ray*"))
+    processes = ray_processes()
+    assert socket.gethostname()
+    ring = Ring()
+    yield ring
+    assert not ring.exposed
+    assert ray_processes() <= processes
+    assert set(glob.glob("/tmp/hg-ray*")) <= before

@@ -1,0 +1,129 @@
+"""Real processes on a local Ray are killed and frozen; the output equals the reference exactly."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import polars as pl
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pytest
+
+import headgate as hg
+from headgate.connectors import generator, parquet_sink, random_int, sequence
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos]
+ROWS = 40_000
+KEYS = 50
+
+
+def make_job(storage: str, out: str, rate: float, options: dict[str, str] | None = None) -> hg.Job:
+    """Windows of 1,000 rows of event time per key, counted and summed up."""
+    job = hg.Job("chaos", parallelism=2, options=options)
+    job.checkpoint(every="250ms", storage=storage)
+    job.restart(attempts=30, delay="50ms")
+    rows = generator(
+        {"n": sequence(), "k": random_int(0, KEYS)}, rows=ROWS, rate=rate, batch_rows=100, seed=7
+    )
+    (
+        job.read(rows, name="rows")
+        .event_time("n", max_out_of_order="2s")
+        .key_by("k")
+        .window(hg.tumbling("1s"))
+        .agg(c=hg.count(), s=hg.sum("n"), name="windows")
+        .write(parquet_sink(out, guarantee="exactly_once"), name="out")
+    )
+    return job
+
+
+def reference() -> pl.DataFrame:
+    rows = generator({"n": sequence(), "k": random_int(0, KEYS)}, rows=ROWS, seed=7)
+    table = pl.from_arrow(rows.make(0, ROWS).data)
+    assert isinstance(table, pl.DataFrame)
+    return (
+        table.group_by("k", pl.col("n") // 1000)
+        .agg(c=pl.len().cast(pl.Int64), s=pl.col("n").sum())
+        .select("k", "n", "c", "s")
+        .sort("k", "n")
+    )
+
+
+def found(out: str, filesystem: Any = None) -> pl.DataFrame:
+    table = pl.from_arrow(ds.dataset(out, format="parquet", filesystem=filesystem).to_table())
+    assert isinstance(table, pl.DataFrame)
+    window = pl.col("window_start").cast(pl.Int64) // 1000
+    return table.select("k", n=window, c="c", s="s").sort("k", "n")
+
+
+def kills(workers: int, coordinators: int) -> Any:
+    """Kill at random moments: after checkpoints, right after a start, and while state is restored."""
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        done = chaos.state
+        checkpoint = event.kind == "checkpoint" and body.get("status") == "COMPLETED"
+        if checkpoint and not done.get("armed"):
+            if done.get("workers", 0) < workers:
+                done["workers"] = done.get("workers", 0) + 1
+                done["armed"] = True
+                # 250 ms is the interval: also right after the next trigger, and in mid-snapshot.
+                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_worker())
+            elif done.get("coordinators", 0) < coordinators:
+                done["coordinators"] = done.get("coordinators", 0) + 1
+                done["armed"] = True
+                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_coordinator())
+        elif event.kind == "restored":
+            done["armed"] = False
+        elif event.kind == "restart" and done.get("workers", 0) == 2:
+            # The third hits while the workers of a restart are starting or restoring.
+            done["workers"] = 3
+            chaos.later(chaos.rng.uniform(0.05, 0.3), lambda c: c.kill_worker())
+
+    return plan
+
+
+def test_kills_on_local_storage(ring: Any, tmp_path: Any, capfd: Any) -> None:
+    job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=4000)
+    ran = ring.run(job, kills(workers=5, coordinators=1), seed=1)
+    assert len(ran.chaos.kills) == 6, ran.chaos.kills
+    assert len(ran.chaos.texts("takeover")) == 1
+    assert found(str(tmp_path / "out")).equals(reference())
+    lost = [text for text in ran.chaos.texts("failure") if "worker lost" in text or "died" in text]
+    assert lost == ran.chaos.texts("failure")
+    assert "(raylet)" not in capfd.readouterr().err
+
+
+def test_kills_on_s3(ring: Any, s3_server: Any) -> None:
+    job = make_job(
+        s3_server.uri, f"s3://{s3_server.bucket}/out", rate=4000, options=s3_server.options
+    )
+    ran = ring.run(job, kills(workers=3, coordinators=1), seed=2)
+    assert len(ran.chaos.kills) == 4, ran.chaos.kills
+    store = pafs.S3FileSystem(
+        access_key="testing",
+        secret_key="testing",
+        region="us-east-1",
+        scheme="http",
+        endpoint_override=s3_server.endpoint.removeprefix("http://"),
+    )
+    assert found(f"{s3_server.bucket}/out", store).equals(reference())
+
+
+def test_a_frozen_worker(ring: Any, tmp_path: Any) -> None:
+    """Stopped for longer than the heartbeat timeout: it is lost, and what wakes up harms nobody."""
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        if event.kind == "checkpoint" and not chaos.state:
+            chaos.state["frozen"] = True
+            chaos.later(0.1, lambda c: c.kill_worker(signal.SIGSTOP))
+
+    job = make_job(
+        str(tmp_path / "chk"),
+        str(tmp_path / "out"),
+        rate=8000,
+        options={"heartbeat.interval": "200ms", "heartbeat.timeout": "2s"},
+    )
+    ran = ring.run(job, plan, seed=3)
+    assert len(ran.chaos.kills) == 1
+    assert "no heartbeat for 2000 ms" in ran.chaos.texts("failure")[0]
+    assert found(str(tmp_path / "out")).equals(reference())
