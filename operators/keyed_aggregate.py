@@ -52,7 +52,7 @@ class KeyedGroup:
         if which is not None:
             values = {name: column.pick(which) for name, column in values.items()}
         if rows.keys is None:
-            self.state.add_all(values, rows.size if which is None else _length(which))
+            self.state.add_all(values, rows.size if which is None else row_count(which))
             return None
         slots = self.keys.lookup(rows.keys, which).astype(np.intp)
         self.state.add(slots, values, self.keys.size)
@@ -93,7 +93,7 @@ class KeyedGroup:
             self.state.load(np.zeros(1, np.intp), table.slice(0, 1), 1)
             return
         columns = [table.column(key).combine_chunks() for key in plan.keys]
-        columns = [_plain(column) for column in columns]
+        columns = [plain_column(column) for column in columns]
         slots = self.keys.lookup(BatchKeys(hasher, columns)).astype(np.intp)
         self.state.load(slots, table, self.keys.size)
 
@@ -146,12 +146,13 @@ def identity_seed(job_name: str) -> int:
     return xxhash.xxh3_64_intdigest(job_name.encode())
 
 
-def _plain(column: Any) -> pa.Array:
+def plain_column(column: Any) -> pa.Array:
     """The one array of a combined column."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-def _length(rows: Rows) -> int:
+def row_count(rows: Rows) -> int:
+    """How many rows are meant."""
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)

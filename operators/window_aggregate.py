@@ -8,8 +8,6 @@ the side output `late`, and are counted. The order of keys within a window's res
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
@@ -27,8 +25,10 @@ from .keyed_aggregate import (
     check_state_table,
     columns_of,
     identity_seed,
+    row_count,
     snapshot_table,
 )
+from .small_windows import SMALL_ROWS, Fired, SmallWindows
 from .windows import WINDOW_FIELDS, TumblingWindow
 
 LATE = "late"
@@ -43,16 +43,6 @@ _WINDOWS, _WATERMARK = "windows", "watermark"
 _WATERMARK_SCHEMA = pa.schema(
     [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), pa.field("watermark", pa.int64(), False)]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """The result of one window: key and value columns of `size` keys."""
-
-    start: int
-    keys: list[pa.Array]
-    values: list[pa.Array]
-    size: int
 
 
 def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
@@ -76,7 +66,9 @@ class WindowAggregate(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
-        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        seed = identity_seed(context.job_name)
+        self._hasher = KeyHasher(types, seed)
+        self._small = SmallWindows(self._plan, self._window, seed)
         self._late_rows = context.metrics.counter(LATE_COUNTER)
 
     # --- records -------------------------------------------------------------------------------
@@ -98,9 +90,30 @@ class WindowAggregate(Operator):
         if not len(times):
             return
         rows = KeyedRows(self._plan, self._hasher, data)
+        few: list[tuple[int, Rows]] = []
         for start, which in self._window.split(times):
+            if self._is_small(start, which):
+                few.append((start, which))
+                continue
             whole = isinstance(which, slice) and which.stop - which.start == rows.size
             self._add(start, rows, None if whole else which)
+        if few:
+            self._add_few(rows, few)
+
+    def _is_small(self, start: int, which: Rows) -> bool:
+        """A window stays where its first rows went."""
+        if start in self._small.open:
+            return True
+        return start not in self._groups and row_count(which) < SMALL_ROWS
+
+    def _add_few(self, rows: KeyedRows, parts: list[tuple[int, Rows]]) -> None:
+        slots = self._small.add(rows, parts)
+        if self._window.due_at(parts[0][0]) > self._watermark:
+            return  # none has fired yet: `parts` begins with the earliest
+        due = self._small.starts_of(slots) <= self._window.last_due(self._watermark)
+        touched = np.unique(slots[due])
+        if touched.size:
+            self._emit([self._small.results(touched)])
 
     def _add(self, start: int, rows: KeyedRows, which: Rows | None) -> None:
         group = self._groups.get(start)
@@ -128,13 +141,17 @@ class WindowAggregate(Operator):
     ) -> None:
         """Emit the new results of the keys that late, but allowed, rows have touched."""
         if slots is None:
-            self._emit([Fired(start, [], group.state.results(slice(0, 1)), 1)])
+            self._emit([self._fired(start, [], group.state.results(slice(0, 1)), 1)])
             return
         touched, first = np.unique(slots, return_index=True)
         if which is not None:
             first = first + which.start if isinstance(which, slice) else which[first]
         keys = rows.keys_at(first)
-        self._emit([Fired(start, keys, group.state.results(touched), len(touched))])
+        self._emit([self._fired(start, keys, group.state.results(touched), len(touched))])
+
+    @staticmethod
+    def _fired(start: int, keys: list[pa.Array], values: list[pa.Array], size: int) -> Fired:
+        return Fired(np.full(size, start, np.int64), keys, values)
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -143,22 +160,30 @@ class WindowAggregate(Operator):
         before = self._watermark
         if timestamp > before:
             self._set_watermark(timestamp)
-            due = [start for start in sorted(self._groups) if self._window.due_at(start) <= timestamp]
-            self._fire([start for start in due if self._window.due_at(start) > before])
+            window = self._window
+            due = [start for start in sorted(self._groups) if window.due_at(start) <= timestamp]
+            self._fire([start for start in due if window.due_at(start) > before], before)
             for start in due:
-                if self._window.gone_at(start) <= timestamp:
+                if window.gone_at(start) <= timestamp:
                     self._drop(start)
+            self._small.drop(window.last_gone(timestamp))
         self.output.emit_watermark(timestamp)
 
-    def _fire(self, starts: list[int]) -> None:
-        """Emit these windows, in order: small ones together, to spare everyone tiny batches."""
+    def _fire(self, starts: list[int], before: int) -> None:
+        """Emit these windows and the small ones, in order; many in a batch, to spare tiny ones."""
         fired: list[Fired] = []
+        if self._small.open:
+            window = self._window
+            after, last = window.last_due(before), window.last_due(self._watermark)
+            small = self._small.fire(after, last)
+            if small is not None:
+                fired.append(small)
         rows = 0
         for start in starts:
             result = self._result(start)
             fired.append(result)
-            rows += result.size
-            if rows >= EMIT_ROWS_MAX:
+            rows += len(result.starts)
+            if rows >= EMIT_ROWS_MAX and not self._small.open:
                 self._emit(fired)
                 fired, rows = [], 0
         self._emit(fired)
@@ -167,7 +192,7 @@ class WindowAggregate(Operator):
         group = self._groups[start]
         keys = group.keys.keys() if self._plan.keys else []
         size = group.state.size
-        return Fired(start, keys, group.state.results(slice(0, size)), size)
+        return self._fired(start, keys, group.state.results(slice(0, size)), size)
 
     def _set_watermark(self, timestamp: int) -> None:
         self._watermark = timestamp
@@ -185,8 +210,7 @@ class WindowAggregate(Operator):
         """Send results of some windows, many small ones in one batch, a large one in several."""
         if not fired:
             return
-        sizes = [result.size for result in fired]
-        starts = np.repeat(np.array([result.start for result in fired], np.int64), sizes)
+        starts = np.concatenate([result.starts for result in fired])
         ends = starts + self._window.size_ms
         edges = [
             pa.array(edge).view(field.type)
@@ -194,11 +218,11 @@ class WindowAggregate(Operator):
         ]
         keys = _joined([result.keys for result in fired])
         values = _joined([result.values for result in fired])
-        data = pa.RecordBatch.from_arrays(
-            [*keys, *edges, *values], schema=self._plan.result_schema
-        )
+        data = pa.RecordBatch.from_arrays([*keys, *edges, *values], schema=self._plan.result_schema)
         times = starts + (self._window.due_at(0))
         whole = ColumnBatch(data, times)
+        if (starts[1:] < starts[:-1]).any():
+            whole = whole.take(np.argsort(starts, kind="stable"))
         for low in range(0, len(whole), EMIT_ROWS_MAX):
             self.output.emit(whole.slice(low, min(EMIT_ROWS_MAX, len(whole) - low)))
 
@@ -215,6 +239,7 @@ class WindowAggregate(Operator):
             group.freeze(plan, (start, start + self._window.size_ms))
             for start, group in sorted(self._groups.items())
         ]
+        makers.append(self._small.freeze())
         own, watermark = self.context.key_groups, self._watermark
 
         def watermark_table() -> pa.Table:
@@ -241,8 +266,13 @@ class WindowAggregate(Operator):
             return
         check_state_table(self._plan, table)
         starts = table.column("window_start").cast(pa.int64()).to_numpy()
-        for start in np.unique(starts).tolist():
+        windows, counts = np.unique(starts, return_counts=True)
+        large = windows[counts >= SMALL_ROWS].tolist()
+        for start in large:
             group = KeyedGroup(self._plan, self._hasher)
             rows = table.take(pa.array(np.flatnonzero(starts == start)))
             group.load(self._plan, self._hasher, rows)
             self._groups[start] = group
+        few = np.flatnonzero(~np.isin(starts, large))
+        if few.size:
+            self._small.load(table.take(pa.array(few)))

@@ -48,6 +48,14 @@ class TumblingWindow:
         """The watermark that drops the window's state; records that come behind it are late."""
         return self.due_at(start) + self.allowed_lateness_ms
 
+    def last_due(self, watermark: int) -> int:
+        """A window has fired once it starts at this time or before."""
+        return watermark - self.size_ms + 1
+
+    def last_gone(self, watermark: int) -> int:
+        """A window is gone once it starts at this time or before."""
+        return self.last_due(watermark) - self.allowed_lateness_ms
+
     def first_kept(self, watermark: int) -> int:
         """The start of the earliest window that `watermark` has not dropped."""
         last_gone = self.start_of(watermark - self.allowed_lateness_ms - self.size_ms + 1)

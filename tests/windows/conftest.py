@@ -126,3 +126,15 @@ def start() -> Callable[..., Harness]:
         return Harness(operator, recorder)
 
     return start_
+
+
+@pytest.fixture(autouse=True, scope="module", params=[None, 0, 3], ids=["few", "own", "mixed"])
+def small_rows(request):
+    """Run every test with windows in the shared table, in tables of their own, and in both."""
+    from headgate.operators import window_aggregate
+
+    before = window_aggregate.SMALL_ROWS
+    if request.param is not None:
+        window_aggregate.SMALL_ROWS = request.param
+    yield
+    window_aggregate.SMALL_ROWS = before
