@@ -26,9 +26,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from ... import __version__
+        from importlib.metadata import version as version_of
 
-        typer.echo(f"headgate {__version__}")
+        typer.echo(f"headgate {version_of('headgate')}")
         raise typer.Exit
 
 

@@ -28,6 +28,8 @@ from .ray_actors import CoordinatorActor, ProcessSetup
 NAMESPACE = "headgate"
 TAKEOVER_TIMEOUT_S = 60.0
 """A crashed coordinator that is not back by then is given up."""
+CLOSE_TIMEOUT_S = 5.0
+"""A coordinator that has not closed its server by then, after its job has ended, is killed."""
 _log = logging.getLogger("headgate.cluster")
 
 
@@ -44,7 +46,9 @@ async def run_on_ray(
         token = secrets.token_hex(16)
         actor = await asyncio.to_thread(_make_coordinator, spec, token, setup, address)
         try:
-            return await _follow(spec, actor, token, on_event, on_listening)
+            outcome = await _follow(spec, actor, token, on_event, on_listening)
+            await _let_go(actor)
+            return outcome
         finally:
             ray.kill(actor, no_restart=True)
 
@@ -124,6 +128,14 @@ async def _follow(
             _log.warning("%s", text)
         else:
             on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
+
+
+async def _let_go(actor: Any) -> None:
+    """Give a coordinator whose job has ended the time to remove its socket."""
+    with contextlib.suppress(RayActorError, TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            while await asyncio.wrap_future(actor.alive.remote().future()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 async def _where(actor: Any) -> tuple[list[str], int]:

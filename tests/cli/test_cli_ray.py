@@ -17,4 +17,5 @@ def test_an_interrupt_of_the_process_group_takes_a_final_checkpoint(cli, ticker:
     assert code == 0
     assert "job ticker stopped after" in text
     assert "run it again to resume from there" in text
+    assert list((cli.directory / "run").iterdir()) == []
     assert not any(word in text for word in ("worker lost", "died", "restart", "FAILING"))
