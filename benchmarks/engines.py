@@ -17,6 +17,8 @@ from queries import QUERIES, write_parquet
 
 HERE = Path(__file__).parent
 PARQUET_ROWS = 4_000_000
+PARQUET_READ_MAX = 16_000_000
+"""headgate reads the Parquet file several times, up to so many rows in all; Flink once."""
 CHECK_ROWS = 500_000
 LAMBDA_EVENTS = {"q1": 300_000, "q2": 300_000, "w": 60_000}
 """Records of a PyFlink run; the other queries need no Python function."""
@@ -69,7 +71,7 @@ class Headgate:
     def run(self, case: Case) -> Run:
         """Measure the steady part of one job."""
         wanted = self._events[case.query]
-        times = max(1, round(wanted / 2 / self._data.rows))
+        times = max(1, round(min(wanted, PARQUET_READ_MAX) / self._data.rows))
         data = str(self._data.repeated(times)) if case.source == "parquet" else ""
         return self.host.measure(self._request(case, wanted, data, sums=False))
 

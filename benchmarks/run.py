@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from engines import (
     CHECK_ROWS,
@@ -41,12 +42,14 @@ from engines import (
     find_flink,
 )
 from measure import HostError, Run
-from queries import QUERIES
+from queries import QUERIES, bare_loop
 from report import Results, markdown, text_table
 
+Engine = Headgate | Flink
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PEERS = ("flink-sql", "pyflink")
+BARE_EVENTS = 500_000
 HEADGATE, IN_PROCESS, FLINK, PYFLINK = "headgate", "headgate in-process", "Flink SQL", "PyFlink"
 
 
@@ -60,6 +63,8 @@ class Bench:
         self._log = log
         self._deadline = time.monotonic() + options.minutes * 60
         self._ours: dict[tuple[str, str], tuple[int, float]] = {}
+        self._kept: dict[str, Engine] = {}
+        self._hosts = contextlib.ExitStack()
         self._home = self._find_flink()
 
     def _find_flink(self) -> FlinkHome | None:
@@ -88,28 +93,51 @@ class Bench:
         print(text, flush=True)
         self.results.notes.append(text)
 
-    def _headgate(self, cluster: str) -> Headgate:
-        events = self._events({name: query.events for name, query in QUERIES.items()})
-        return Headgate(cluster, self._data, self._log, events)
-
-    def _flink(self, home: FlinkHome, lambdas: bool) -> Flink:
-        events = LAMBDA_EVENTS if lambdas else self._flink_events()
-        return Flink(home, self._data, self._log, events, lambdas)
-
     def run(self) -> None:
         """All rounds, as many as asked for and as fit into the time."""
-        with contextlib.ExitStack() as hosts:
-            headgate = self._headgate("local")
-            hosts.enter_context(headgate.host)
+        with self._hosts:
             for number in range(self.options.runs):
                 if number and time.monotonic() > self._deadline:
                     self._note(f"the time was up after {number} of {self.options.runs} rounds")
                     return
                 for query in self.options.queries:
-                    self._headgate_cases(headgate, query)
-                    self._in_process(query, first=number == 0)
-                    if self._home is not None:
-                        self._peers(self._home, query, first=number == 0)
+                    self._round(query, first=number == 0)
+
+    def _round(self, query: str, first: bool) -> None:
+        with self._engine(HEADGATE) as headgate:
+            for case in self._cases(query):
+                self._record(HEADGATE, case, headgate)
+        self._in_process(query, first)
+        if self._home is not None:
+            self._peers(self._home, query, first)
+
+    @contextlib.contextmanager
+    def _engine(self, name: str) -> Iterator[Engine]:
+        """A running engine: Ray for the whole benchmark, the others anew for each query if time allows.
+
+        A JVM that has run other queries is slower, and a process that has is bigger.
+        """
+        engine = self._kept.get(name)
+        if engine is None:
+            engine = self._start(name)
+            if name == HEADGATE or self.options.quick:
+                self._kept[name] = engine
+                self._hosts.enter_context(engine.host)
+            else:
+                with engine.host:
+                    yield engine
+                return
+        yield engine
+
+    def _start(self, name: str) -> Engine:
+        if name in (HEADGATE, IN_PROCESS):
+            cluster = "local" if name == HEADGATE else "in-process"
+            events = self._events({key: query.events for key, query in QUERIES.items()})
+            return Headgate(cluster, self._data, self._log, events)
+        assert self._home is not None
+        lambdas = name == PYFLINK
+        events = self._events(LAMBDA_EVENTS) if lambdas else self._flink_events()
+        return Flink(self._home, self._data, self._log, events, lambdas)
 
     def _cases(self, query: str) -> Iterator[Case]:
         options = self.options
@@ -118,13 +146,13 @@ class Bench:
         ):
             yield Case(query, source, p, bool(checkpoint))
 
-    def _headgate_cases(self, headgate: Headgate, query: str) -> None:
-        for case in self._cases(query):
-            self._record(HEADGATE, case, headgate)
-
     def _in_process(self, query: str, first: bool) -> None:
-        engine = self._headgate("in-process")
-        with engine.host:
+        if query == "w" and first:
+            rate = median(bare_loop(BARE_EVENTS) for _ in range(3))
+            self._note(
+                f"W's lambdas in a bare Python loop, no engine: {rate / 1e6:.2f} million records/s"
+            )
+        with self._engine(IN_PROCESS) as engine:
             for source in self.options.sources:
                 found = engine.check(query, source)  # the process warms up with it
                 if first:
@@ -133,19 +161,17 @@ class Bench:
 
     def _peers(self, home: FlinkHome, query: str, first: bool) -> None:
         if "flink-sql" in self.options.peers:
-            flink = self._flink(home, lambdas=False)
-            with flink.host:
+            with self._engine(FLINK) as flink:
                 for case in self._cases(query):
                     if case.source != "parquet" or home.parquet:
                         self._record(FLINK, case, flink)
                 if first:
                     self._compare(home, flink, query)
         if first and "pyflink" in self.options.peers and query in LAMBDA_EVENTS:
-            flink = self._flink(home, lambdas=True)
-            with flink.host:
-                self._record(PYFLINK, Case(query, "generator", 1, False), flink)
+            with self._engine(PYFLINK) as pyflink:
+                self._record(PYFLINK, Case(query, "generator", 1, False), pyflink)
 
-    def _compare(self, home: FlinkHome, flink: Flink, query: str) -> None:
+    def _compare(self, home: FlinkHome, flink: Engine, query: str) -> None:
         """Check that Flink computes the same from the same rows."""
         for source in self.options.sources:
             if source == "parquet" and not home.parquet:
@@ -156,7 +182,7 @@ class Bench:
             self.results.checks.append(text if same else f"{text}: {ours}, Flink {theirs}")
             print(f"  {self.results.checks[-1]}", flush=True)
 
-    def _record(self, name: str, case: Case, engine: Headgate | Flink) -> None:
+    def _record(self, name: str, case: Case, engine: Engine) -> None:
         try:
             run = engine.run(case)
         except HostError as error:
