@@ -45,10 +45,14 @@ class ProcessSetup:
     python_path: tuple[str, ...]
     unix_dir: str | None
     host: str
-    """Address to bind; `127.0.0.1` on an embedded Ray."""
+    """Address to bind; `127.0.0.1` on an embedded Ray; empty: that of the node the process is on."""
     log_level: int
     metrics_port: int | None
     cluster_name: str
+
+    def own_host(self) -> str:
+        """The address this process binds to and is reached at."""
+        return self.host or str(ray.util.get_node_ip_address())
 
     def enter(self) -> None:
         """Make this process look like the user's."""
@@ -97,7 +101,7 @@ async def _run_worker(
         metrics=metrics,
     )
     hub.on_failure = worker.exchange_failed
-    listening = await hub.start(setup.unix_dir, setup.host)
+    listening = await hub.start(setup.unix_dir, setup.own_host())
     await worker.run(listening.encode())
 
 
@@ -187,7 +191,7 @@ class CoordinatorActor:
                 clock=SystemClock(),
                 open_store=open_store,
                 cluster_name=self._setup.cluster_name,
-                host=self._setup.host,
+                host=self._setup.own_host(),
                 token=self._token,
                 on_listening=lambda c: self._listening.set_result(c.server.addresses),
             )
