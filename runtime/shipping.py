@@ -14,12 +14,14 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import msgspec
 from msgspec.structs import fields as struct_fields
+
+from ..errors import HeadgateError
 
 _StructMeta: type = type(msgspec.Struct)
 _CONFIG = (
@@ -38,6 +40,8 @@ _CONFIG = (
     "tag_field",
 )
 _rebuilt: dict[str, type] = {}
+_shipped: dict[str, type] = {}
+"""The user's own classes, so that records of rebuilt ones are theirs when they come home."""
 
 
 def ship(value: object) -> bytes:
@@ -56,7 +60,9 @@ def unship(data: bytes) -> Any:
 def _user_modules() -> list[types.ModuleType]:
     """Loaded modules that only this machine can be expected to have."""
     paths = set(sysconfig.get_paths().values())
-    installed = tuple(f"{root}{os.sep}" for path in paths for root in (path, os.path.realpath(path)))
+    installed = tuple(
+        f"{root}{os.sep}" for path in paths for root in (path, os.path.realpath(path))
+    )
     own = __name__.split(".")[0]
     found: list[types.ModuleType] = []
     for name, module in list(sys.modules.items()):
@@ -91,7 +97,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _travels_by_value(struct: type) -> bool:
     module = struct.__module__
-    return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+    if module == "__main__" or module in cloudpickle.list_registry_pickle_by_value():
+        return True
+    # Local classes, and those that came here by value: the coordinator ships jobs on.
+    found: Any = sys.modules.get(module)
+    for part in struct.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not struct
 
 
 def _skeleton(struct: Any) -> tuple[Any, ...]:
@@ -107,6 +119,7 @@ def _skeleton(struct: Any) -> tuple[Any, ...]:
     config = {name: getattr(struct.__struct_config__, name) for name in _CONFIG}
     text = repr((struct.__module__, struct.__qualname__, described, sorted(config.items())))
     identity = hashlib.blake2s(text.encode()).hexdigest()
+    _shipped[identity] = struct
     return struct.__name__, struct.__module__, struct.__qualname__, described, config, identity
 
 
@@ -127,6 +140,7 @@ def _members(struct: type) -> dict[str, Any]:
         if name not in skipped and name not in names and not name.startswith("__struct")
         and not isinstance(value, types.MemberDescriptorType)
         and not name.startswith("_abc_")
+        and not (name == "__reduce__" and getattr(value, "__module__", "") == __name__)
     }  # fmt: skip
 
 
@@ -150,8 +164,29 @@ def _make_struct(
             specs.append((field_name, type_, default))
     made = msgspec.defstruct(name, specs, module=module, **config)
     made.__qualname__ = qualname
+    made.__reduce__ = _reducer(identity)
     _rebuilt[identity] = made
     return made
+
+
+def _reducer(identity: str) -> Callable[[Any], tuple[Any, ...]]:
+    """How records of a rebuilt class pickle: no import finds it, but its identity does."""
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        values = tuple(getattr(self, name) for name in self.__struct_fields__)
+        return _make_record, (identity, values)
+
+    return reduce
+
+
+def _make_record(identity: str, values: tuple[Any, ...]) -> Any:
+    struct: Any = _rebuilt.get(identity) or _shipped.get(identity)
+    if struct is None:
+        raise HeadgateError(
+            "a record is of a class that this job does not ship",
+            fix="were the fields of a Struct changed? then its records in old state cannot be read",
+        )
+    return struct(**dict(zip(struct.__struct_fields__, values, strict=True)))
 
 
 def _set_members(struct: type, members: dict[str, Any]) -> None:

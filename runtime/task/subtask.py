@@ -123,7 +123,8 @@ class Subtask:
                 await self._sleep(Activity.BACKPRESSURED)
             elif await self.step():
                 self._flush_if_due()
-                await asyncio.sleep(0)
+                if not self._backlogged():  # else sleep at once: what others do now is not our work
+                    await asyncio.sleep(0)
             else:
                 await self._idle()
 

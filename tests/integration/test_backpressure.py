@@ -61,7 +61,7 @@ def test_a_slow_operator(lab: Any, by_subtask: Any, rate: float | None) -> None:
 
     async def script(running: Any) -> None:
         await running.until("status", status="RUNNING")
-        while len(gaps) < 20 or max(pressure) <= 500:
+        while len(gaps) < 8 or max(pressure) <= 500:
             status = await running.status()
             source, sink = status["vertices"]
             if sink["records_in"]:

@@ -1,0 +1,56 @@
+"""What came by value goes on by value: the coordinator ships the job it was shipped."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import cloudpickle
+import msgspec
+import pytest
+
+from headgate.runtime.shipping import ship, unship
+
+MODULE = """
+import msgspec
+
+class Price(msgspec.Struct, frozen=True):
+    cents: int
+
+    @property
+    def euros(self):
+        return self.cents / 100
+
+def price(n):
+    return Price(cents=n)
+"""
+
+
+def test_a_struct_of_a_module_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_over_there.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_over_there  # type: ignore[import-not-found]
+
+    once = ship(only_over_there.price)
+    monkeypatch.delitem(sys.modules, "only_over_there")
+    monkeypatch.undo()
+    twice = ship(unship(once))
+    record = unship(twice)(250)
+    assert record.euros == 2.5
+    # Records travel between workers and into state though nothing can import their class.
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        assert pickle.loads(dumps([record, record])) == [record, record]
+
+
+def test_a_struct_made_in_a_function() -> None:
+    class Local(msgspec.Struct):
+        n: int = 3
+
+        def double(self) -> int:
+            return 2 * self.n
+
+    assert unship(ship(Local))(4).double() == 8
+    assert unship(ship(lambda n: Local(n)))(5).double() == 10
