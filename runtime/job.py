@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ from .options import (
     RESTART_STRATEGY,
     Option,
     Options,
+    current_key,
 )
 from .plan import make_plan
 
@@ -77,6 +78,11 @@ class Job(JobGraph):
         if outcome.status == "FAILED":
             raise JobError(f"the job failed: {outcome.reason}")
         return outcome
+
+    def override(self, options: Mapping[str, str]) -> None:
+        """Put `options`, under their current keys, in the place of the job's own."""
+        kept = {key: text for key, text in self.options.items() if current_key(key) not in options}
+        self.options = {**kept, **options}
 
     def explain(self) -> str:
         """The logical and the physical graph, chains, key groups and guarantees, as text.

@@ -22,6 +22,7 @@ def load_job(
     *,
     env: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Job:
     """The job of a manifest. Nothing is started, no source or sink is opened.
 
@@ -29,6 +30,7 @@ def load_job(
         source: a path, or the manifest itself (any text with a line break).
         env: what `${NAME}` may refer to; by default the environment of this process.
         variables: more of these; they win over `env`.
+        options: options, under their current keys, that win over those of the manifest.
 
     Raises:
         ManifestErrors: every mistake of the manifest, each with its line and what to do about it.
@@ -36,17 +38,23 @@ def load_job(
     """
     text, name = _read(source)
     known = {**(os.environ if env is None else env), **(variables or {})}
-    job = build_job(text, name, known, toolbox())
+    job = build_job(text, name, known, toolbox(options or {}))
     assert isinstance(job, Job)
     return job
 
 
-def toolbox() -> Toolbox:
-    """Everything a manifest may name."""
+def toolbox(options: Mapping[str, str]) -> Toolbox:
+    """Everything a manifest may name; `options` are put on top of the job's."""
+
+    def new_job(name: str, **arguments: Any) -> Job:
+        job = Job(name, **arguments)
+        job.override(options)
+        return job
+
     return Toolbox(
         sources=SOURCES,
         sinks=SINKS,
-        new_job=Job,
+        new_job=new_job,
         check_options=Options.problems,
         current_key=current_key,
     )

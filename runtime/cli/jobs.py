@@ -73,7 +73,7 @@ async def _connect(record: JobRecord) -> CoordinatorClient | None:
     try:
         return await CoordinatorClient.connect(record.addresses, record.token)
     except JobError:
-        registry.unregister(record.name, record.pid)
+        registry.forget(record)
         return None
 
 

@@ -47,22 +47,21 @@ def load_file(
     Raises:
         UsageError: there is no such job, or it is wrong as written; nothing was started.
     """
-    texts = parse_settings(settings or ())
+    texts = _with_parallelism(parse_settings(settings or ()), parallelism)
     if not path.is_file():
         raise UsageError(f"no such file path=`{path}`")
     if path.suffix in MANIFEST_SUFFIXES:
         from ..manifest import load_job
 
-        job = load_job(path)
-    elif path.suffix == ".py":
+        return load_job(path, options=texts)
+    if path.suffix == ".py":
         job = _job_of(_import(path.resolve()), path)
-    else:
-        raise UsageError(
-            f"neither a manifest nor a script path=`{path}`",
-            fix="give a .yaml file, or a .py file that defines a module-level `job`",
-        )
-    _override(job, parallelism, texts)
-    return job
+        job.override(texts)
+        return job
+    raise UsageError(
+        f"neither a manifest nor a script path=`{path}`",
+        fix="give a .yaml file, or a .py file that defines a module-level `job`",
+    )
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
@@ -82,17 +81,16 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return Options(texts).explicit()
 
 
-def _override(job: Job, parallelism: int | None, texts: dict[str, str]) -> None:
-    from ..options import PARALLELISM, current_key
+def _with_parallelism(texts: dict[str, str], parallelism: int | None) -> dict[str, str]:
+    from ..options import PARALLELISM
 
-    if parallelism is not None:
-        if PARALLELISM.key in texts:
-            raise OptionError(
-                f"parallelism is set twice option=`{PARALLELISM.key}`", fix="keep -p, or -D"
-            )
-        texts = {**texts, PARALLELISM.key: str(parallelism)}
-    kept = {key: text for key, text in job.options.items() if current_key(key) not in texts}
-    job.options = {**kept, **texts}
+    if parallelism is None:
+        return texts
+    if PARALLELISM.key in texts:
+        raise OptionError(
+            f"parallelism is set twice option=`{PARALLELISM.key}`", fix="keep -p, or -D"
+        )
+    return {**texts, PARALLELISM.key: str(parallelism)}
 
 
 def _import(path: Path) -> ModuleType:

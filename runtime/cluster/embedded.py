@@ -38,8 +38,11 @@ def prepare_environment() -> None:
 
 
 @contextlib.contextmanager
-def embedded_ray() -> Iterator[None]:
-    """Start a Ray of our own for the time of the block; `prepare_environment` came before."""
+def embedded_ray() -> Iterator[str]:
+    """Start a Ray of our own for the time of the block; `prepare_environment` came before.
+
+    Yields its temporary directory.
+    """
     directory = tempfile.mkdtemp(prefix="hg-ray-")
     import ray
 
@@ -56,7 +59,7 @@ def embedded_ray() -> Iterator[None]:
             _node_ip_address="127.0.0.1",
             _temp_dir=directory,
         )
-        yield
+        yield directory
     finally:
         ray.shutdown()
         shutil.rmtree(directory, ignore_errors=True)

@@ -30,6 +30,7 @@ from ..shipping import unship
 from ..storage.open_store import open_store
 from ..worker.process import tune_process
 from ..worker.worker import Worker
+from .console import attach
 from .host import host_coordinator
 
 _log = logging.getLogger("headgate.cluster")
@@ -43,6 +44,8 @@ class ProcessSetup:
     directory: str
     """Working directory, so that relative paths mean the same everywhere; skipped if not there."""
     python_path: tuple[str, ...]
+    console: str | None
+    """Where a worker sends what it prints (`console.py`); None: wherever Ray keeps it."""
     unix_dir: str | None
     host: str
     """Address to bind; `127.0.0.1` on an embedded Ray; empty: that of the node the process is on."""
@@ -70,8 +73,12 @@ class WorkerActor:
     def run(self, worker_id: str, addresses: list[str], token: str, setup: ProcessSetup) -> None:
         """Connect to the coordinator and serve it. Never retried: the coordinator makes new ones."""
         setup.enter()
+        if setup.console is not None:
+            attach(setup.console)
         tune_process()
-        configure_logging(setup.log_level)
+        # What every worker does routinely is of interest to those who look for something only.
+        routine = setup.log_level > logging.DEBUG
+        configure_logging(max(setup.log_level, logging.WARNING) if routine else logging.DEBUG)
         uvloop.run(_run_worker(worker_id, addresses, token, setup))
 
 

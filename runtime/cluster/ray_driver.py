@@ -22,6 +22,7 @@ from ..coordinator.job import JobOutcome
 from ..job_spec import JobSpec
 from ..options import METRICS_PORT, Options
 from ..shipping import ship
+from .console import console
 from .embedded import embedded_ray
 from .ray_actors import CoordinatorActor, ProcessSetup
 
@@ -41,8 +42,8 @@ async def run_on_ray(
     on_listening: Callable[[list[str], str], None] | None,
 ) -> JobOutcome:
     """Run `spec` on an embedded Ray (`address` None) or on the cluster at `address`."""
-    with _connected(address):
-        setup = _setup(spec, address)
+    with _connected(address) as stem:
+        setup = _setup(spec, address, stem)
         token = secrets.token_hex(16)
         actor = await asyncio.to_thread(_make_coordinator, spec, token, setup, address)
         try:
@@ -54,10 +55,11 @@ async def run_on_ray(
 
 
 @contextlib.contextmanager
-def _connected(address: str | None) -> Iterator[None]:
+def _connected(address: str | None) -> Iterator[str | None]:
+    """Connect to a Ray; yields where workers send what they print, if that comes here."""
     if address is None:
-        with embedded_ray():
-            yield
+        with embedded_ray() as directory, console(directory) as stem:
+            yield stem
         return
     try:
         ray.init(
@@ -69,15 +71,16 @@ def _connected(address: str | None) -> Iterator[None]:
             fix="check the address; a cluster with token authentication needs RAY_AUTH_TOKEN here",
         ) from error
     try:
-        yield
+        yield None
     finally:
         ray.shutdown()
 
 
-def _setup(spec: JobSpec, address: str | None) -> ProcessSetup:
+def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup:
     local = address is None
     return ProcessSetup(
         directory=os.getcwd(),
+        console=stem,
         python_path=tuple(path for path in sys.path if path),
         unix_dir=os.environ.get("TMPDIR", "/tmp"),
         host="127.0.0.1" if local else "",

@@ -82,6 +82,15 @@ def unregister(name: str, pid: int) -> None:
             _file(name).unlink()
 
 
+def forget(record: JobRecord) -> None:
+    """Remove what a coordinator that was killed has left: its record, and its Unix socket."""
+    unregister(record.name, record.pid)
+    for address in record.addresses:
+        path = Path(address.removeprefix("unix:"))
+        if address.startswith("unix:") and path.parent == run_dir():
+            path.unlink(missing_ok=True)
+
+
 def find(name: str) -> JobRecord | None:
     """The record of a job."""
     return _read(_file(name))
