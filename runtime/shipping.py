@@ -164,7 +164,7 @@ def _make_struct(
             specs.append((field_name, type_, default))
     made = msgspec.defstruct(name, specs, module=module, **config)
     made.__qualname__ = qualname
-    made.__reduce__ = _reducer(identity)
+    setattr(made, "__reduce__", _reducer(identity))  # noqa: B010 - mypy knows of no such change
     _rebuilt[identity] = made
     return made
 

@@ -99,6 +99,8 @@ def test_checkpoint_on_demand_then_stop_then_resume(lab: Any, retained: Any) -> 
         first = await job.request("checkpoint")
         second = await job.request("checkpoint")
         assert 0 < first["checkpoint"] < second["checkpoint"]
+        while not sink.rows:  # committed by checkpoints only, and there are no others
+            second = await job.request("checkpoint")
         assert (await job.status())["last_checkpoint"] == second["checkpoint"]
         stopped = await job.request("stop")
         assert stopped["status"] == "SUSPENDED"
@@ -106,7 +108,7 @@ def test_checkpoint_on_demand_then_stop_then_resume(lab: Any, retained: Any) -> 
 
     first = lab.run(make_job(lab, sink, every="1h", rate=500), script)
     assert first.outcome.status == "SUSPENDED"
-    assert first.completed == 3
+    assert first.completed >= 3
     stopped_rows = len(sink.rows)
     assert 0 < stopped_rows < ROWS
     assert Counter(sink.rows) <= expected()
