@@ -37,9 +37,7 @@ from .print import PrintSink, print_sink
 from .throttle import throttle
 
 _BATCH_ROWS = Field(Integer(1), "rows per batch")
-_STORAGE_OPTIONS = Field(
-    Items(AnyText()), "`s3.endpoint` and `s3.region`, if they differ from the job's"
-)
+_STORAGE_OPTIONS = Field(Items(AnyText()), "`s3.*` options, if they differ from the job's")
 _GENERATED = {
     "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
     "batchRows": _BATCH_ROWS,
@@ -160,7 +158,6 @@ def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None]
 
 
 _OUTPUT_FILES = {
-    "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
     "path": Field(Text(), "a directory; local or s3://", required=True),
     "rollEvery": Field(duration(), "the greatest age of a file that is still written"),
     "rollBytes": Field(size(), "the size at which a file ends"),

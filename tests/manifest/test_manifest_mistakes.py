@@ -343,6 +343,10 @@ SINKS = [
         "18: unknown field in sink field=`prnt` | did you me",
     ),
     (
+        "y: {from: orders, csv: {path: a, rate: 5}, guarantee: none}",
+        "18: unknown field in csv field=`rate`",
+    ),
+    (
         "y: {from: orders, blackhole: {}, guarantee: none, name: z}",
         "18: unknown field in sink field=`nam",
     ),
