@@ -161,6 +161,11 @@ class Host:
             answer=answer,
         )
 
+    @property
+    def alive(self) -> bool:
+        """False once the process has ended."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the process in good order; kill it if it does not go."""
         self._sampler.close()

@@ -61,7 +61,8 @@ class Bench:
         self.results = Results()
         self._data = data
         self._log = log
-        self._deadline = time.monotonic() + options.minutes * 60
+        self._began = time.monotonic()
+        self._deadline = self._began + options.minutes * 60
         self._ours: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept: dict[str, Engine] = {}
         self._hosts = contextlib.ExitStack()
@@ -86,7 +87,7 @@ class Bench:
     def _events(self, usual: dict[str, int]) -> dict[str, int]:
         if self.options.events:
             return dict.fromkeys(usual, self.options.events)
-        share = 4 if self.options.quick else 1
+        share = 2 if self.options.quick else 1
         return {name: events // share for name, events in usual.items()}
 
     def _note(self, text: str) -> None:
@@ -154,9 +155,11 @@ class Bench:
             )
         with self._engine(IN_PROCESS) as engine:
             for source in self.options.sources:
-                found = engine.check(query, source)  # the process warms up with it
-                if first:
-                    self._ours[query, source] = found
+                try:
+                    self._ours[query, source] = engine.check(query, source)  # warms up, too
+                except HostError as error:
+                    self._note(f"{IN_PROCESS}, {query} from {source}: {error}")
+                    continue
                 self._record(IN_PROCESS, Case(query, source, 1, False), engine)
 
     def _peers(self, home: FlinkHome, query: str, first: bool) -> None:
@@ -176,7 +179,11 @@ class Bench:
         for source in self.options.sources:
             if source == "parquet" and not home.parquet:
                 continue
-            ours, theirs = self._ours[query, source], flink.check(query, source)
+            try:
+                ours, theirs = self._ours[query, source], flink.check(query, source)
+            except (HostError, KeyError) as error:
+                self._note(f"{query} from {source} was not compared: {error!r}")
+                continue
             same = ours[0] == theirs[0] and math.isclose(ours[1], theirs[1], rel_tol=1e-12)
             text = f"{query} from {source}: {'equal' if same else 'DIFFERENT'}, {ours[0]:,} results"
             self.results.checks.append(text if same else f"{text}: {ours}, Flink {theirs}")
@@ -187,9 +194,11 @@ class Bench:
             run = engine.run(case)
         except HostError as error:
             self._note(f"{name}, {case}: {error}")
+            if not engine.host.alive:
+                self._kept.pop(name, None)  # the next case gets a new one
             return
         self.results.runs[name, case].append(run)
-        print(f"  {_line(name, case, run)}", flush=True)
+        print(f"{time.monotonic() - self._began:5.0f} s  {_line(name, case, run)}", flush=True)
 
 
 def _line(name: str, case: Case, run: Run) -> str:
@@ -229,12 +238,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--runs", type=int, default=3, help="rounds, of which medians are taken")
     add("--minutes", type=float, default=7.0, help="no round starts after this long")
     add("--peers", type=_list_of(PEERS), default=list(PEERS), help="flink-sql,pyflink or none")
-    add("--quick", action="store_true", help="generator, parallelism 1, no checkpoints, one round")
+    add(
+        "--quick", action="store_true", help="generator, p=1, no checkpoints, no PyFlink, one round"
+    )
     add("--write-docs", action="store_true", help="write docs/benchmarks.md")
     options = parser.parse_args(arguments)
     if options.quick:
         options.sources, options.parallelism, options.checkpoint = ["generator"], [1], [0]
         options.runs = 1
+        options.peers = [peer for peer in options.peers if peer != "pyflink"]  # slow to start
     return options
 
 
