@@ -6,9 +6,12 @@ Numbers follow from the plan alone, so that all workers agree on them without ta
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...operators.clock import Clock
+from ...operators.elements import Batch, ObjectBatch
+from ...operators.rows import to_rows
 from ..control.messages import Deploy, SubtaskAssignment
 from ..exchange.gate import InputChannelSpec, InputGate
 from ..exchange.hub import ExchangeHub, WorkerAddress
@@ -91,7 +94,21 @@ class ChannelMap:
                 sender=index,
                 max_parallelism=self._plan.max_parallelism,
                 rng=random.Random(f"{self._message.attempt}/{edge.id}/{index}"),
+                rows=self._rows_of(edge),
             )
             partition = ResultPartition(channels, partitioner, self._settings, self._clock)
             partitions.setdefault(edge.source_node, []).append((edge.side, partition))
         return partitions
+
+    def _rows_of(self, edge: ExchangeEdge) -> Callable[[Batch], Sequence[Any]]:
+        """Key and partition functions get the class the user's other functions get."""
+        nodes = self._plan.vertices[edge.source].nodes
+        sender = next(node for node in nodes if node.id == edge.source_node)
+        row_type = None if edge.side is not None else sender.row_type
+
+        def rows(batch: Batch) -> Sequence[Any]:
+            if isinstance(batch, ObjectBatch):
+                return batch.records
+            return to_rows(batch.data, row_type)
+
+        return rows

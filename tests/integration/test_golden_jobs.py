@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -361,3 +362,26 @@ def test_at_least_once_loses_nothing(lab: Any, faults: Any) -> None:
     go(lab, faults, job, "kills")
     seen = [int(line) for line in Path(path).read_text().split()]
     assert set(seen) == set(range(ROWS))
+
+
+class Pair(msgspec.Struct):
+    n: int
+    k: int
+
+    def bucket(self) -> int:
+        return self.k % 4
+
+
+def test_key_and_partition_functions_get_the_users_class(lab: Any) -> None:
+    job = make_job(lab, 3)
+    items = [Pair(n, n % 10) for n in range(300)]
+    pairs = job.read(from_list(items, schema=Pair, splits=3, batch_rows=10), name="pairs")
+    sink = collect(guarantee="exactly_once")
+    spread = pairs.partition_with(lambda p, parallelism: p.bucket() % parallelism)
+    spread.map(lambda p: (p.bucket(), 1)).key_with(lambda r: r[0]).reduce(
+        lambda a, b: (a[0], a[1] + b[1]), name="count"
+    ).write(sink, name="out")
+    ran = lab.run(job)
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert max(sink.rows) == (3, 60)
+    assert len(sink.rows) == 300
