@@ -33,9 +33,9 @@ def _cluster(kind: str) -> Iterator[None]:
     prepare_environment()
     from headgate.runtime.cluster import ray_driver
 
-    with embedded_ray():
+    with embedded_ray() as directory:
         # Every run would start a Ray of its own; here they share one, which takes seconds to start.
-        ray_driver.embedded_ray = contextlib.nullcontext  # type: ignore[assignment]
+        ray_driver.embedded_ray = lambda: contextlib.nullcontext(directory)
         yield
 
 
