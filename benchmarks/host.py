@@ -35,7 +35,7 @@ def _cluster(kind: str) -> Iterator[None]:
 
     with embedded_ray() as directory:
         # Every run would start a Ray of its own; here they share one, which takes seconds to start.
-        ray_driver.embedded_ray = lambda: contextlib.nullcontext(directory)
+        ray_driver.embedded_ray = lambda: tempfile.TemporaryDirectory(dir=directory)
         yield
 
 
