@@ -12,9 +12,12 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
+_log = logging.getLogger("headgate.cluster")
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's object store; records never pass through it."""
 CPUS = 64
@@ -46,6 +49,7 @@ def embedded_ray() -> Iterator[str]:
     directory = tempfile.mkdtemp(prefix="hg-ray-")
     import ray
 
+    _hush()
     try:
         ray.init(
             address="local",
@@ -63,3 +67,19 @@ def embedded_ray() -> Iterator[str]:
     finally:
         ray.shutdown()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _hush() -> None:
+    """Log what the raylet says of dead workers instead of printing it amid the job's own output.
+
+    The coordinator reports each death itself. Ray has no setting for this: the function is private, and
+    where a release has none the lines merely show up.
+    """
+    worker = sys.modules.get("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+
+        def to_log(data: dict[str, Any], ignore_prefix: bool) -> None:
+            for line in data.get("lines", ()):
+                _log.debug("ray: %s", line)
+
+        setattr(worker, "print_to_stdstream", to_log)  # noqa: B010  not a declared attribute

@@ -11,6 +11,9 @@ from ..control import registry
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator, JobOutcome
 from ..job_spec import JobSpec
+from ..observe.endpoint import open_endpoint
+from ..observe.metrics import MetricsRegistry
+from ..options import METRICS_HOST, METRICS_PORT, Options
 from ..storage.base import StoreOpener
 
 
@@ -24,6 +27,7 @@ async def host_coordinator(
     host: str = "127.0.0.1",
     token: str | None = None,
     on_listening: Callable[[JobCoordinator], None] | None = None,
+    metrics: MetricsRegistry | None = None,
 ) -> JobOutcome:
     """Run `spec` under a coordinator in this event loop.
 
@@ -36,13 +40,38 @@ async def host_coordinator(
         host: address the TCP control port binds to.
         token: secret of the control connections; None: a random one.
         on_listening: called once clients can connect.
+        metrics: what the endpoint of this process serves, besides the job; None: nothing besides.
 
     Raises:
         HeadgateError: the job could not begin, or was fenced by a newer coordinator.
     """
+    metrics = metrics or MetricsRegistry()
+    options = Options(spec.options)
+    endpoint = open_endpoint(metrics, options.get(METRICS_PORT), options.get(METRICS_HOST))
     coordinator = JobCoordinator(
-        spec, cluster=cluster, clock=clock, open_store=open_store, token=token
+        spec,
+        cluster=cluster,
+        clock=clock,
+        open_store=open_store,
+        token=token,
+        metrics=metrics,
+        metrics_url=endpoint.url if endpoint is not None else "",
     )
+    try:
+        return await _serve(coordinator, clock, cluster_name, host, on_listening)
+    finally:
+        if endpoint is not None:
+            await asyncio.to_thread(endpoint.close)
+
+
+async def _serve(
+    coordinator: JobCoordinator,
+    clock: Clock,
+    cluster_name: str,
+    host: str,
+    on_listening: Callable[[JobCoordinator], None] | None,
+) -> JobOutcome:
+    spec = coordinator.spec
     pid = os.getpid()
     await coordinator.server.listen(registry.socket_path(spec.name, pid), host)
     registry.register(

@@ -65,7 +65,7 @@ class InProcessCluster:
     ) -> None:
         self._clock = clock
         self._open_store = open_store
-        self._metrics = metrics or MetricsRegistry()
+        self.metrics = metrics or MetricsRegistry()
         self._unix_dir = unix_dir
         self._workers: list[InProcessWorker] = []
 
@@ -85,7 +85,7 @@ class InProcessCluster:
             token=control.token,
             clock=self._clock,
             open_store=self._open_store,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
 
         hub.on_failure = worker.exchange_failed

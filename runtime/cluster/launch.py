@@ -74,6 +74,7 @@ async def _in_process(
             clock=clock,
             open_store=open_store,
             cluster_name=IN_PROCESS,
+            metrics=cluster.metrics,
             on_listening=listening,
         )
     finally:

@@ -24,6 +24,7 @@ from ...operators.clock import SystemClock
 from ..control.cluster import ControlEndpoint
 from ..control.link import connect
 from ..exchange.hub import ExchangeHub
+from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
 from ..observe.metrics import MetricsRegistry
 from ..shipping import unship
@@ -51,6 +52,7 @@ class ProcessSetup:
     """Address to bind; `127.0.0.1` on an embedded Ray; empty: that of the node the process is on."""
     log_level: int
     metrics_port: int | None
+    metrics_host: str
     cluster_name: str
 
     def own_host(self) -> str:
@@ -96,8 +98,9 @@ async def _run_worker(
         raise JobError(f"no coordinator at {', '.join(addresses)}")
     hub = ExchangeHub(worker_id, token)
     metrics = MetricsRegistry()
-    if setup.metrics_port is not None:
-        metrics.serve(setup.metrics_port)
+    # The coordinator has the port itself, if it runs on this machine.
+    port = setup.metrics_port + 1 if setup.metrics_port else setup.metrics_port
+    endpoint = open_endpoint(metrics, port, setup.metrics_host)
     worker = Worker(
         worker_id,
         link,
@@ -106,6 +109,7 @@ async def _run_worker(
         clock=SystemClock(),
         open_store=open_store,
         metrics=metrics,
+        metrics_url=endpoint.url if endpoint is not None else "",
     )
     hub.on_failure = worker.exchange_failed
     listening = await hub.start(setup.unix_dir, setup.own_host())

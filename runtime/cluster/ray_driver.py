@@ -20,7 +20,7 @@ from ..control.client import CoordinatorClient, error_of
 from ..control.messages import Event
 from ..coordinator.job import JobOutcome
 from ..job_spec import JobSpec
-from ..options import METRICS_PORT, Options
+from ..options import METRICS_HOST, METRICS_PORT, Options
 from ..shipping import ship
 from .console import console
 from .embedded import embedded_ray
@@ -78,6 +78,7 @@ def _connected(address: str | None) -> Iterator[str | None]:
 
 def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup:
     local = address is None
+    options = Options(spec.options)
     return ProcessSetup(
         directory=os.getcwd(),
         console=stem,
@@ -85,7 +86,8 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         unix_dir=os.environ.get("TMPDIR", "/tmp"),
         host="127.0.0.1" if local else "",
         log_level=logging.getLogger("headgate").getEffectiveLevel(),
-        metrics_port=Options(spec.options).get(METRICS_PORT),
+        metrics_port=options.get(METRICS_PORT),
+        metrics_host=options.get(METRICS_HOST),
         cluster_name="local" if local else str(address),
     )
 
