@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
@@ -146,6 +147,9 @@ class EventTimeOperator(Operator):
             INTERVAL_DEFAULT_MS if given is None else parse_duration(given, INTERVAL_OPTION)
         )
         self._active_at = context.clock.monotonic()
+        self._lag_ms = math.nan
+        context.metrics.gauge("currentEmitEventTimeLag", lambda: self._lag_ms)
+        context.metrics.gauge("watermarkLag", self._watermark_lag)
         self._arm()
 
     def process(self, batch: Batch, input_index: int) -> None:
@@ -154,7 +158,9 @@ class EventTimeOperator(Operator):
         times = self._times(batch)
         self._active_at = self.context.clock.monotonic()
         self._set_idle(False)
-        self._latest = max(self._latest, int(times.max()))
+        newest = int(times.max())
+        self._latest = max(self._latest, newest)
+        self._lag_ms = self.context.clock.now_ms() - newest
         if isinstance(batch, ColumnBatch):
             self.output.emit(ColumnBatch(batch.data, times))
         else:
@@ -200,6 +206,11 @@ class EventTimeOperator(Operator):
         if watermark > self._sent:
             self._sent = watermark
             self.output.emit_watermark(watermark)
+
+    def _watermark_lag(self) -> float:
+        if self._sent == WATERMARK_MIN:
+            return math.nan
+        return self.context.clock.now_ms() - self._sent
 
     def _set_idle(self, idle: bool) -> None:
         if idle != self._idle:

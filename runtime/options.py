@@ -196,7 +196,15 @@ METRICS_PORT = Option[int | None](
     Integer(at_most=65535),
     None,
     "",
-    "TCP port of the Prometheus endpoint; 0: a free one; unset: no endpoint.",
+    "TCP port of the Prometheus endpoints: the coordinator takes the first free one from here on, each "
+    "worker the first free one above; 0: any free ones; unset: no endpoints.",
+)
+METRICS_HOST = Option[str](
+    "metrics.bind-host",
+    Text(),
+    "127.0.0.1",
+    "",
+    "Address that the Prometheus endpoints bind to. They have no authentication.",
 )
 S3_ENDPOINT = Option[str | None](
     "s3.endpoint", Text(), None, "", "Address of the S3 service; unset: that of the region."

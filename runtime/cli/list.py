@@ -43,6 +43,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
         "cluster": record.cluster,
         "pid": record.pid,
         "workers": known.get("workers", []),
+        "metrics": known.get("metrics", []),
     }
 
 

@@ -30,6 +30,8 @@ class Hello(Message, frozen=True):
     pid: int = 0
     address: bytes = b""
     """The worker's exchange address, msgpack."""
+    metrics_url: str = ""
+    """Where the worker's own Prometheus endpoint is, if it has one."""
 
 
 class Welcome(Message, frozen=True):

@@ -99,6 +99,7 @@ class CheckpointDriver:
         self.last_completed = newest.checkpoint_id if newest else 0
         self.last_completed_at_ms = newest.manifest.completed_ms if newest else 0
         self.last_duration_ms = newest.manifest.duration_ms if newest else 0
+        self.last_size_bytes = size_of(newest.manifest) if newest else 0
         self.completed = 0
         self.failed = 0
 
@@ -106,6 +107,11 @@ class CheckpointDriver:
     def publishing(self) -> bool:
         """True while the answer to a log write is due."""
         return bool(self._unanswered)
+
+    @property
+    def in_progress(self) -> int:
+        """How many checkpoints are under way."""
+        return len(self.protocol.pending_ids)
 
     # -- events in ----------------------------------------------------------------------------------
 
@@ -148,13 +154,13 @@ class CheckpointDriver:
 
     def declined(self, message: CheckpointDeclined) -> Outcome:
         """A subtask could not take part."""
-        name = self._plan.vertices[message.vertex].name
+        task = self._plan.vertices[message.vertex].name
+        fields = {"job": self._plan.job_name, "task": task, "subtask": message.index}
         _log.warning(
-            "checkpoint %s declined by %s (%s): %s",
+            "checkpoint declined checkpoint=`%s`: %s",
             message.checkpoint_id,
-            name,
-            message.index,
             message.text,
+            extra=fields,
         )
         return self._carry_out(
             self.protocol.declined(
@@ -271,13 +277,7 @@ class CheckpointDriver:
             error = InternalError(f"{type(caught).__name__}: {caught}")
         else:
             self.last_duration_ms = manifest.duration_ms
-            size = sum(
-                handle.size_bytes
-                for operator in manifest.operators
-                for subtask in operator.subtasks
-                for snapshot in subtask.snapshots
-                for handle in snapshot.handles
-            )
+            self.last_size_bytes = size = size_of(manifest)
             self._announce(
                 "checkpoint",
                 f"checkpoint {manifest.checkpoint_id} completed in {manifest.duration_ms} ms "
@@ -370,6 +370,17 @@ def make_manifest(decision: Publish[CheckpointAcked], plan: PhysicalPlan, now_ms
         duration_ms=now_ms - decision.trigger_ms,
         max_parallelism=plan.max_parallelism,
         operators=tuple(operators),
+    )
+
+
+def size_of(manifest: Manifest) -> int:
+    """Bytes of state in a checkpoint."""
+    return sum(
+        handle.size_bytes
+        for operator in manifest.operators
+        for subtask in operator.subtasks
+        for snapshot in subtask.snapshots
+        for handle in snapshot.handles
     )
 
 

@@ -89,7 +89,10 @@ class JobContext:
     generation: int
     plan_blob: bytes
     subscribers: list[Callable[[Event], None]] = field(default_factory=list)
+    metrics_url: str = ""
+    """Where the Prometheus endpoint of this process is, if it has one."""
     status: str = "INITIALIZING"
+    status_since_ms: int = 0
     attempt: int = 0
     attempts_started: int = 0
     restarts: int = 0
@@ -98,6 +101,7 @@ class JobContext:
     splits: dict[int, list[bytes]] = field(default_factory=dict)
     """Fresh splits of each source vertex, made once."""
     restored_checkpoint: int = 0
+    restored_at_ms: int = 0
     end: End | None = None
     ignored_checkpoint: int = 0
     """Checkpoints up to this id belong to an earlier run and are not restored (`--fresh`)."""
@@ -117,7 +121,8 @@ class JobContext:
         """Log something and tell all subscribers."""
         level = logging.WARNING if kind == "failure" else logging.INFO
         if kind != "progress":
-            _log.log(level, "%s", text, extra={"job": self.spec.name})
+            fields = {"job": self.spec.name, "attempt": self.attempt or None}
+            _log.log(level, "%s", text, extra={**fields, "detail": body.get("detail", "")})
         event = Event(kind=kind, text=text, body=json.dumps(body).encode())
         for subscriber in list(self.subscribers):
             subscriber(event)
@@ -125,6 +130,7 @@ class JobContext:
     def set_status(self, status: str) -> None:
         """Move to another status (names as Flink's JobStatus)."""
         if status != self.status:
+            self.status_since_ms = self.clock.now_ms()
             self.status = status
             self.publish("status", f"job {self.spec.name} is {status}", status=status)
 
@@ -168,9 +174,19 @@ class JobContext:
                 {"worker": worker.worker_id, "pid": worker.pid}
                 for worker in sorted(self.pool.live.values(), key=lambda w: w.worker_id)
             ],
+            "metrics": self._metrics_endpoints(),
             "vertices": [self._describe_vertex(vertex) for vertex in self.spec.plan.vertices],
             "exceptions": self.exceptions,
         }
+
+    def _metrics_endpoints(self) -> list[dict[str, str]]:
+        """Every endpoint of the job's processes, the coordinator's first."""
+        workers = sorted(self.pool.live.values(), key=lambda worker: worker.worker_id)
+        found = [
+            ("coordinator", self.metrics_url),
+            *((w.worker_id, w.metrics_url) for w in workers),
+        ]
+        return [{"process": process, "url": url} for process, url in found if url]
 
     def _describe_vertex(self, vertex: Vertex) -> dict[str, Any]:
         subtasks = [self.statistics.get((vertex.id, index)) for index in range(vertex.parallelism)]

@@ -108,6 +108,7 @@ class Deploying(State):
 
     def _publish_restored(self, job: JobContext) -> None:
         if job.restored_checkpoint:
+            job.restored_at_ms = job.clock.now_ms()
             job.publish(
                 "restored",
                 f"restored checkpoint {job.restored_checkpoint}",

@@ -20,6 +20,7 @@ from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello
 from ..job_spec import JobSpec
+from ..observe.metrics import MetricsRegistry
 from ..options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, Options
 from ..protocol.checkpoint_settings import CheckpointSettings
 from ..protocol.checkpoints import CheckpointCoordinator
@@ -30,6 +31,7 @@ from ..storage.joblog_store import JobLog
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import JobContext, JobEvent, Tick
+from .job_metrics import register_job
 from .server import ControlServer
 from .states import State, deploying
 from .workers import WorkerPool
@@ -58,12 +60,16 @@ class JobCoordinator:
         clock: Clock,
         open_store: StoreOpener,
         token: str | None = None,
+        metrics: MetricsRegistry | None = None,
+        metrics_url: str = "",
     ) -> None:
         self.spec = spec
         self._cluster = cluster
         self._clock = clock
         self._open_store = open_store
         self._options = Options(spec.options)
+        self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
+        self._metrics_url = metrics_url
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._context: JobContext | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -107,6 +113,7 @@ class JobCoordinator:
             store, log, view = await self._open_log()
             context = self._make_context(store, log, view)
             self._context = context
+            register_job(self._metrics, context)
             loop = asyncio.get_running_loop()
             beat = loop.create_task(self._pool.beat(), name="heartbeats")
             progress = loop.create_task(self._progress(context), name="progress")
@@ -126,6 +133,7 @@ class JobCoordinator:
             if self._tick is not None:
                 self._tick.cancel()
             await self._pool.close()
+            self._metrics.close()
             if store is not None:
                 await store.close()
         self._clients.end(
@@ -178,6 +186,8 @@ class JobCoordinator:
             checkpoints=None,
             generation=generation,
             plan_blob=JobContext.pickle_plan(spec),
+            metrics_url=self._metrics_url,
+            status_since_ms=self._clock.now_ms(),
         )
         context.subscribers.append(self._clients.publish)
         if self.on_event is not None:

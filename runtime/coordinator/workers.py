@@ -32,6 +32,7 @@ class Worker:
     link: Link
     pid: int
     address: bytes
+    metrics_url: str = ""
 
     def kill(self) -> None:
         """Kill the process, by its pid too if it runs on this host."""
@@ -120,9 +121,11 @@ class WorkerPool:
             raise
         finally:
             self._greetings.pop(worker_id, None)
-        self.live[worker_id] = Worker(worker_id, handle, link, hello.pid, hello.address)
+        self.live[worker_id] = Worker(
+            worker_id, handle, link, hello.pid, hello.address, hello.metrics_url
+        )
         self._monitor.watch(WorkerId(worker_id), self._clock.now_ms())
-        _log.info("worker ready worker=`%s` pid=`%s`", worker_id, hello.pid)
+        _log.info("worker ready pid=`%s`", hello.pid, extra=self._fields(worker_id))
 
     async def _greeted(
         self, handle: WorkerHandle, greeting: asyncio.Future[tuple[Hello, Link]]
@@ -173,8 +176,12 @@ class WorkerPool:
         self._monitor.forget(WorkerId(worker_id))
         worker.link.close()
         worker.kill()
-        _log.warning("worker lost worker=`%s` pid=`%s`: %s", worker_id, worker.pid, reason)
+        _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
+
+    def _fields(self, worker_id: str) -> dict[str, str]:
+        """What a log record about a worker carries."""
+        return {"job": self._welcome.job_name, "worker": worker_id}
 
     async def beat(self) -> None:
         """Send heartbeats and look for silent workers, for ever."""

@@ -179,6 +179,16 @@ class InputGate:
             channel.queue.clear()
             channel.queued = 0
 
+    @property
+    def queued_buffers(self) -> int:
+        """Batches that wait here."""
+        return self._queued
+
+    @property
+    def buffers_total(self) -> int:
+        """How many batches may wait here at most."""
+        return self._buffers_total
+
     def stats(self) -> GateStats:
         """Measure the queues; costs a walk over them."""
         batches = [e for c in self._channels for e in c.queue if isinstance(e, BATCHES)]

@@ -8,7 +8,8 @@ import os
 import sys
 from typing import Any
 
-FIELDS = ("job", "operator", "subtask", "attempt", "worker")
+FIELDS = ("job", "task", "operator", "subtask", "attempt", "worker")
+"""What a record may carry (`extra`), besides `detail`: the text of an exception from another process."""
 FORMAT_VARIABLE = "HEADGATE_LOG_FORMAT"
 """`plain` (default) or `json`."""
 
@@ -20,10 +21,9 @@ class PlainFormatter(logging.Formatter):
         time = self.formatTime(record, "%H:%M:%S")
         fields = " ".join(f"{key}={value}" for key, value in fields_of(record).items())
         where = f"{record.name} [{fields}]" if fields else record.name
-        line = f"{time}.{record.msecs:03.0f} {record.levelname} {where} {record.getMessage()}"
-        if record.exc_info:
-            line = f"{line}\n{self.formatException(record.exc_info)}"
-        return line
+        line = f"{time}.{int(record.msecs):03} {record.levelname} {where} {record.getMessage()}"
+        exception = _exception(self, record)
+        return f"{line}\n{exception}" if exception else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,9 +37,16 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **fields_of(record),
         }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        exception = _exception(self, record)
+        if exception:
+            line["exception"] = exception
+        return json.dumps(line, default=str)
+
+
+def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    if record.exc_info:
+        return formatter.formatException(record.exc_info)
+    return str(getattr(record, "detail", "")).rstrip()
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

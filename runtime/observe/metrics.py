@@ -1,26 +1,26 @@
 """Metrics of one process, with Flink's names, as Prometheus text.
 
-A counter is a plain Python int that one subtask adds to; reading happens only when somebody scrapes.
-Names: `headgate_taskmanager_job_task_<name>`, `..._task_operator_<name>`, `headgate_jobmanager_job_<name>`
-(features.md section 4), with the labels job_name, task_name, operator_name, subtask_index, worker.
+A counter is a plain Python int that one subtask adds to. All reading happens when somebody scrapes, in
+the endpoint's thread: so a gauge may only look at single values, never walk over what the job changes.
+Names: `headgate_<scope>_<name>`, as listed in catalogue.py.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...operators.base import Metrics
+from .catalogue import OPERATOR, documentation
 
-LOOPBACK = "127.0.0.1"
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
+_log = logging.getLogger("headgate.metrics")
 
 
 class PlainCounter:
@@ -42,86 +42,116 @@ class Scope:
 
     prefix: str
     labels: dict[str, str]
-    counters: dict[str, PlainCounter] = field(default_factory=dict)
+    counters: dict[str, Callable[[], int]] = field(default_factory=dict)
     gauges: dict[str, Callable[[], float]] = field(default_factory=dict)
+    _own: dict[str, PlainCounter] = field(default_factory=dict)
 
     def counter(self, name: str) -> PlainCounter:
         """The counter `name`; created on first use."""
-        return self.counters.setdefault(name, PlainCounter())
+        counter = self._own.get(name)
+        if counter is None:
+            counter = self._own[name] = PlainCounter()
+            self.count(name, lambda: counter.value)
+        return counter
+
+    def count(self, name: str, read: Callable[[], int]) -> None:
+        """Register a counter that somebody keeps already, read when metrics are scraped."""
+        self.counters[name] = read
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Register a gauge, read when metrics are scraped."""
         self.gauges[name] = read
 
 
-class MetricsRegistry(Collector):
-    """All metrics of this process."""
+class MetricsGroup:
+    """Scopes that come and go together: those of an attempt on a worker, or of a coordinator."""
 
-    def __init__(self, common: Mapping[str, str] | None = None) -> None:
-        self.common = dict(common or {})
-        self._scopes: list[Scope] = []
-        self._lock = threading.Lock()
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
+    def __init__(self, registry: MetricsRegistry, labels: dict[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
+        self._scopes: dict[tuple[str, ...], Scope] = {}
 
-    def scope(self, task_name: str, operator_name: str, subtask_index: int) -> Metrics:
+    def add(self, prefix: str, **labels: str) -> Scope:
+        """The scope under `headgate_<prefix>_` with these labels; the same one if asked twice."""
+        key = (prefix, *labels.values())
+        scope = self._scopes.get(key)
+        if scope is None:
+            scope = self._scopes[key] = Scope(prefix, {**self._labels, **labels})
+        return scope
+
+    def operator(self, task_name: str, operator_name: str, subtask_index: int) -> Scope:
         """The scope of one operator subtask."""
         return self.add(
-            "taskmanager_job_task_operator",
+            OPERATOR,
             task_name=task_name,
             operator_name=operator_name,
             subtask_index=str(subtask_index),
         )
 
-    def add(self, prefix: str, **labels: str) -> Scope:
-        """A new scope under `headgate_<prefix>_`."""
-        made = Scope(prefix, labels)
+    def scopes(self) -> list[Scope]:
+        """All scopes now."""
+        return list(self._scopes.values())
+
+    def close(self) -> None:
+        """Forget all scopes. Safe to call twice."""
+        self._registry.drop(self)
+
+
+class MetricsRegistry(Collector):
+    """All metrics of this process."""
+
+    def __init__(self) -> None:
+        self._groups: list[MetricsGroup] = []
+        self._lock = threading.Lock()
+
+    def group(self, **labels: str) -> MetricsGroup:
+        """A new group; its scopes all have `labels`."""
+        made = MetricsGroup(self, labels)
         with self._lock:
-            self._scopes.append(made)
+            self._groups.append(made)
         return made
 
-    def clear(self) -> None:
-        """Forget all scopes: the attempt is over."""
+    def drop(self, group: MetricsGroup) -> None:
+        """Forget a group."""
         with self._lock:
-            self._scopes.clear()
+            if group in self._groups:
+                self._groups.remove(group)
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus_client: everything as metric families, values read now."""
-        families: dict[str, Metric] = {}
         with self._lock:
-            scopes = list(self._scopes)
-        for scope in scopes:
-            labels = {**self.common, **scope.labels}
-            names, values = list(labels), list(labels.values())
-            for name, counter in list(scope.counters.items()):
-                key = _metric_name(scope.prefix, name)
-                family = families.get(key)
-                if family is None:
-                    family = families[key] = CounterMetricFamily(key, name, labels=names)
-                family.add_metric(values, counter.value)  # type: ignore[attr-defined]
+            groups = list(self._groups)
+        families: dict[str, Metric] = {}
+        for scope in (scope for group in groups for scope in group.scopes()):
+            for name, count in list(scope.counters.items()):
+                _family(families, CounterMetricFamily, scope, name, count)
             for name, read in list(scope.gauges.items()):
-                key = _metric_name(scope.prefix, name)
-                family = families.get(key)
-                if family is None:
-                    family = families[key] = GaugeMetricFamily(key, name, labels=names)
-                family.add_metric(values, float(read()))  # type: ignore[attr-defined]
+                _family(families, GaugeMetricFamily, scope, name, read)
         return families.values()
 
-    def serve(self, port: int, host: str = LOOPBACK) -> int:
-        """Open the Prometheus endpoint; returns its port (`port` 0: a free one)."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        self._server, self._thread = start_http_server(port, host, registry)
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        """Close the endpoint."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
-            self._server = None
+    def describe(self) -> Iterable[Metric]:
+        """For prometheus_client: nothing is known before it is there."""
+        return ()
 
 
-def _metric_name(prefix: str, name: str) -> str:
-    return _INVALID.sub("_", f"headgate_{prefix}_{name}")
+def _family(
+    families: dict[str, Metric],
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    scope: Scope,
+    name: str,
+    read: Callable[[], float],
+) -> None:
+    full = _INVALID.sub("_", f"headgate_{scope.prefix}_{name}")
+    family = families.setdefault(full, kind(full, documentation(scope.prefix, name)))
+    # A counter's sample ends in `_total`, as Prometheus wants it.
+    sample = f"{full}_total" if kind is CounterMetricFamily else full
+    family.add_sample(sample, scope.labels, _value(full, read))
+
+
+def _value(name: str, read: Callable[[], float]) -> float:
+    """A gauge may call user code: one that fails must not take all others with it."""
+    try:
+        return float(read())
+    except Exception as error:
+        _log.warning("a gauge could not be read name=`%s`: %s", name, error)
+        return math.nan

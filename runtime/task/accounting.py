@@ -36,6 +36,16 @@ class TimeAccounting:
         self._since = now
         self._activity = activity
 
+    @property
+    def activity(self) -> Activity:
+        """What time counts as now."""
+        return self._activity
+
+    @property
+    def last_rates(self) -> tuple[int, int, int]:
+        """What `rates` returned last; for other threads."""
+        return self._rates
+
     def rates(self) -> tuple[int, int, int]:
         """(busy, idle, backpressured) in ms per second; their sum is 1000 but for rounding."""
         self.switch(self._activity)

@@ -98,7 +98,7 @@ def make_context(name: str, env: TaskEnvironment, timers: TimerService) -> Opera
         key_groups=key_group_range(env.index, env.vertex.parallelism, env.plan.max_parallelism),
         clock=env.clock,
         timers=timers,
-        metrics=env.metrics_of(env.task_name, name, env.index),
+        metrics=env.metrics_of(env.vertex.name, name, env.index),
         logger=logger,
         run_in_thread=run_in_thread,
         options=env.options,

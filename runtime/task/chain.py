@@ -49,6 +49,7 @@ class ChainOutput:
     side_next: dict[str, list[tuple[ChainedOperator, int]]] = field(default_factory=dict)
     side_partitions: dict[str, list[Partition]] = field(default_factory=dict)
     records_out: int = 0
+    watermark: int = -(2**63)
 
     def emit(self, batch: Batch) -> None:
         rows = len(batch)
@@ -72,6 +73,7 @@ class ChainOutput:
             partition.emit(batch)
 
     def emit_watermark(self, timestamp: int) -> None:
+        self.watermark = timestamp
         for chained, _ in self._all_next():
             chained.current_watermark = timestamp
             chained.operator.on_watermark(timestamp)

@@ -27,6 +27,10 @@ class SnapshotRunner:
         self._chain = chain
         self._guard = SnapshotGuard()
         self._running: dict[int, asyncio.Task[None]] = {}
+        self.start_delay_ms = 0.0
+        """Of the last snapshot: from the trigger to the first barrier here."""
+        self.alignment_ms = 0.0
+        """Of the last snapshot: from the first barrier to the last."""
 
     def begin(self, checkpoint_id: int) -> SnapshotVerdict:
         """All barriers are here: take the snapshot, or cancel or ignore it."""
@@ -51,6 +55,9 @@ class SnapshotRunner:
     ) -> None:
         """The synchronous part, tail to head; the rest goes on in a task of its own."""
         started = self._env.clock.monotonic()
+        self.alignment_ms = alignment_ms
+        since_trigger_ms = self._env.clock.now_ms() - barrier.trigger_ms
+        self.start_delay_ms = max(0.0, since_trigger_ms - alignment_ms)
         cuts: list[tuple[str, StateSnapshot]] = []
         head = self._chain.head
         for chained in reversed(self._chain.operators):

@@ -115,6 +115,11 @@ class Subtask:
         self._mails.append(mail)
         self.signal.set()
 
+    @property
+    def queued_mails(self) -> int:
+        """Mails that wait to run."""
+        return len(self._mails)
+
     async def _loop(self) -> None:
         while not self._terminated:
             if self._mails:

@@ -39,6 +39,7 @@ from ..task.state_files import load_state
 from ..task.subtask import Subtask
 from .channels import ChannelMap
 from .settings import exchange_settings, task_settings
+from .task_metrics import register_task
 
 
 class Deployment:
@@ -53,6 +54,7 @@ class Deployment:
         store: CheckpointStore | None,
         io_threads: Executor,
         metrics: MetricsRegistry,
+        worker_id: str,
         send: Callable[[Messages], None],
     ) -> None:
         self.attempt = message.attempt
@@ -64,7 +66,7 @@ class Deployment:
         self._clock = clock
         self._store = store
         self._io_threads = io_threads
-        self._metrics = metrics
+        self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
         self._send = send
         self._subtasks: list[Subtask] = []
 
@@ -91,6 +93,7 @@ class Deployment:
                 subtask = SourceSubtask(env, outputs, assignment.splits)
             else:
                 subtask = InputSubtask(env, outputs, gate, channels.count(assignment))
+            register_task(self._metrics, subtask)
             self._subtasks.append(subtask)
         await asyncio.gather(
             *(
@@ -114,7 +117,7 @@ class Deployment:
             store=self._store,
             io_threads=self._io_threads,
             reports=_Reports(self.attempt, assignment, vertex.name, self._send),
-            metrics_of=self._metrics.scope,
+            metrics_of=self._metrics.operator,
         )
 
     async def _restore(self, subtask: Subtask, assignment: SubtaskAssignment) -> None:
@@ -160,8 +163,8 @@ class Deployment:
 
     async def cancel(self) -> None:
         """Stop all subtasks at once."""
+        self._metrics.close()
         await asyncio.gather(*(subtask.cancel() for subtask in self._subtasks))
-        self._metrics.clear()
 
     def statistics(self) -> tuple[SubtaskStatistics, ...]:
         """What the subtasks did so far."""

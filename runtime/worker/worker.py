@@ -57,6 +57,7 @@ class Worker:
         clock: Clock,
         open_store: StoreOpener,
         metrics: MetricsRegistry,
+        metrics_url: str = "",
     ) -> None:
         self.worker_id = worker_id
         self._link = link
@@ -65,10 +66,13 @@ class Worker:
         self._clock = clock
         self._open_store = open_store
         self._metrics = metrics
+        self._metrics_url = metrics_url
         self._threads = ThreadPoolExecutor(IO_THREADS, thread_name_prefix=f"io-{worker_id}")
         self._deployment: Deployment | None = None
         self._store: tuple[str, CheckpointStore] | None = None
         self._job_name = ""
+        self._fields = {"worker": worker_id}
+        self._log = logging.LoggerAdapter(_log, self._fields)
         self._background: set[asyncio.Task[None]] = set()
         self._heard = 0.0
 
@@ -80,13 +84,14 @@ class Worker:
             worker_id=self.worker_id,
             pid=os.getpid(),
             address=exchange_address,
+            metrics_url=self._metrics_url,
         )
         self._link.send(hello)
         welcome = await self._link.receive()
         if not isinstance(welcome, Welcome):
-            _log.warning("the coordinator did not answer worker=`%s`", self.worker_id)
+            self._log.warning("the coordinator did not answer")
             return
-        self._job_name = welcome.job_name
+        self._job_name = self._fields["job"] = welcome.job_name
         self._heard = self._clock.monotonic()
         beat = asyncio.get_running_loop().create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms),
@@ -116,7 +121,7 @@ class Worker:
             self._link.send(Heartbeat())
             self._send_statistics()
             if self._clock.monotonic() - self._heard > timeout_ms / 1000:
-                _log.warning("no heartbeat from the coordinator worker=`%s`", self.worker_id)
+                self._log.warning("no heartbeat from the coordinator")
                 self._link.close()
 
     def _send_statistics(self) -> None:
@@ -154,7 +159,7 @@ class Worker:
                 self._send_statistics()  # all data is through: these are the final counts
                 deployment.terminate()
             case _:
-                _log.warning("unexpected message kind=`%s`", type(message).__name__)
+                self._log.warning("unexpected message kind=`%s`", type(message).__name__)
 
     def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -171,6 +176,7 @@ class Worker:
                 store=store,
                 io_threads=self._threads,
                 metrics=self._metrics,
+                worker_id=self.worker_id,
                 send=self._link.send,
             )
             self._deployment = deployment

@@ -1,0 +1,52 @@
+"""What a coordinator shows to those who scrape; read from another thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..observe.catalogue import JOB, STATUSES
+from ..observe.metrics import MetricsGroup, Scope
+
+if TYPE_CHECKING:
+    from .checkpointing import CheckpointDriver
+    from .context import JobContext
+
+NONE_YET = -1
+
+
+def register_job(group: MetricsGroup, job: JobContext) -> None:
+    """Register the metrics of a job."""
+    scope = group.add(JOB)
+    scope.gauge("numRestarts", lambda: job.restarts)
+    scope.gauge("uptime", lambda: _time_in(job, "RUNNING"))
+    scope.gauge("lastCheckpointRestoreTimestamp", lambda: job.restored_at_ms or NONE_YET)
+    scope.gauge("numRegisteredTaskManagers", lambda: len(job.pool.live))
+    scope.gauge("taskSlotsTotal", lambda: len(job.pool.live) * job.spec.slots_per_worker)
+    for status in STATUSES:
+        _register_status(scope, job, status)
+    if job.checkpoints is not None:
+        _register_checkpoints(scope, job.checkpoints)
+
+
+def _register_status(scope: Scope, job: JobContext, status: str) -> None:
+    scope.gauge(f"{status.lower()}State", lambda: job.status == status)
+    scope.gauge(f"{status.lower()}Time", lambda: _time_in(job, status))
+
+
+def _time_in(job: JobContext, status: str) -> int:
+    if job.status != status:
+        return 0
+    return max(0, job.clock.now_ms() - job.status_since_ms)
+
+
+def _register_checkpoints(scope: Scope, checkpoints: CheckpointDriver) -> None:
+    def last(value: int) -> int:
+        return value if checkpoints.last_completed else NONE_YET
+
+    scope.gauge("lastCompletedCheckpointId", lambda: last(checkpoints.last_completed))
+    scope.gauge("lastCheckpointDuration", lambda: last(checkpoints.last_duration_ms))
+    scope.gauge("lastCheckpointSize", lambda: last(checkpoints.last_size_bytes))
+    scope.gauge("lastCheckpointCompletedTimestamp", lambda: last(checkpoints.last_completed_at_ms))
+    scope.gauge("numberOfInProgressCheckpoints", lambda: checkpoints.in_progress)
+    scope.gauge("numberOfCompletedCheckpoints", lambda: checkpoints.completed)
+    scope.gauge("numberOfFailedCheckpoints", lambda: checkpoints.failed)

@@ -1,0 +1,191 @@
+"""Every metric of the engine: scope, name, type, unit, meaning. A test holds a running job against it.
+
+Names and meanings are Flink's (features.md section 4). `python -m headgate.runtime.observe.catalogue`
+prints docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+JOB = "jobmanager_job"
+TASK = "taskmanager_job_task"
+OPERATOR = "taskmanager_job_task_operator"
+LABELS = {
+    JOB: ("job_name",),
+    TASK: ("job_name", "worker", "task_name", "subtask_index"),
+    OPERATOR: ("job_name", "worker", "task_name", "operator_name", "subtask_index"),
+}
+_TITLES = {
+    JOB: "Job: from the coordinator",
+    TASK: "Task: one subtask, from its worker",
+    OPERATOR: "Operator: one operator in one subtask, from its worker",
+}
+COUNTER, GAUGE = "counter", "gauge"
+STATUSES = ("INITIALIZING", "RUNNING", "FAILING", "RESTARTING")
+"""Job states that have a gauge each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDoc:
+    """One metric. `name` is without the scope and without the `_total` of a counter."""
+
+    scope: str
+    name: str
+    type: str
+    unit: str
+    meaning: str
+
+    @property
+    def sample(self) -> str:
+        """The name as it is scraped."""
+        total = "_total" if self.type == COUNTER else ""
+        return f"headgate_{self.scope}_{self.name}{total}"
+
+
+def _job(name: str, unit: str, meaning: str) -> MetricDoc:
+    return MetricDoc(JOB, name, GAUGE, unit, meaning)
+
+
+def _task(name: str, unit: str, meaning: str, type: str = GAUGE) -> MetricDoc:
+    return MetricDoc(TASK, name, type, unit, meaning)
+
+
+def _operator(name: str, unit: str, meaning: str, type: str = GAUGE) -> MetricDoc:
+    return MetricDoc(OPERATOR, name, type, unit, meaning)
+
+
+CATALOGUE: tuple[MetricDoc, ...] = (
+    _job("lastCheckpointDuration", "ms", "From trigger to log entry; -1: none yet."),
+    _job("lastCheckpointSize", "bytes", "State in the last completed checkpoint; -1: none yet."),
+    _job("lastCompletedCheckpointId", "", "-1: none yet."),
+    _job("lastCheckpointCompletedTimestamp", "ms since 1970", "-1: none yet."),
+    _job(
+        "lastCheckpointRestoreTimestamp",
+        "ms since 1970",
+        "When a checkpoint was last restored by this coordinator; -1: never.",
+    ),
+    _job("numberOfInProgressCheckpoints", "checkpoints", "Triggered, and not yet in the log."),
+    _job("numberOfCompletedCheckpoints", "checkpoints", "Since this coordinator began."),
+    _job(
+        "numberOfFailedCheckpoints",
+        "checkpoints",
+        "Since this coordinator began; those given up because the job failed or ended do not count.",
+    ),
+    _job("numRestarts", "restarts", "Since this coordinator began."),
+    _job("uptime", "ms", "How long the job has been RUNNING without a break; 0: it is not."),
+    *(
+        _job(f"{status.lower()}State", "", f"1 while the job is {status}, else 0.")
+        for status in STATUSES
+    ),
+    *(
+        _job(f"{status.lower()}Time", "ms", f"How long the job has been {status}; 0: it is not.")
+        for status in STATUSES
+    ),
+    _job("numRegisteredTaskManagers", "workers", "Workers that are connected."),
+    _job("taskSlotsTotal", "slots", "Slots of the connected workers."),
+    _task("numRecordsIn", "records", "Taken by the first operator.", COUNTER),
+    _task("numRecordsOut", "records", "Sent to other tasks.", COUNTER),
+    _task("numBytesOut", "bytes", "Sent to other tasks, per receiver.", COUNTER),
+    _task("numBuffersOut", "buffers", "Sent to other tasks, per receiver.", COUNTER),
+    _task("busyTimeMsPerSecond", "ms/s", "Share of the last second spent at work."),
+    _task("idleTimeMsPerSecond", "ms/s", "Share of the last second spent waiting for input."),
+    _task(
+        "backPressuredTimeMsPerSecond",
+        "ms/s",
+        "Share of the last second spent waiting for room downstream.",
+    ),
+    _task("isBackPressured", "", "1 if it waits for room downstream at this moment, else 0."),
+    _task("inputQueueLength", "buffers", "Buffers that wait in the input gate."),
+    _task("inPoolUsage", "", "The same as a share of all the gate may hold, 0 to 1."),
+    _task("outputQueueLength", "buffers", "Buffers that wait for credit from receivers."),
+    _task("currentInputWatermark", "ms since 1970", "The watermark that came in last."),
+    _task(
+        "checkpointStartDelayNanos",
+        "ns",
+        "From the trigger of the last checkpoint to its first barrier here.",
+    ),
+    _task(
+        "checkpointAlignmentTime",
+        "ns",
+        "From the first to the last barrier of the last checkpoint here.",
+    ),
+    _task("mailboxQueueSize", "mails", "Checkpoint notices and timers that wait to run."),
+    _operator("numRecordsIn", "records", "Taken.", COUNTER),
+    _operator("numRecordsOut", "records", "Emitted on the main output.", COUNTER),
+    _operator("currentInputWatermark", "ms since 1970", "The watermark that came in last."),
+    _operator("currentOutputWatermark", "ms since 1970", "The watermark that went out last."),
+    _operator(
+        "numLateRecordsDropped",
+        "records",
+        "Came behind the watermark and the allowed lateness; they go to the side output `late`. "
+        "Windows only.",
+        COUNTER,
+    ),
+    _operator(
+        "numRecordsInErrors", "records", "Could not be read, and were not. Sources only.", COUNTER
+    ),
+    _operator("numRecordsSend", "records", "Handed to the outside. Sinks only.", COUNTER),
+    _operator(
+        "currentEmitEventTimeLag",
+        "ms",
+        "How far the newest record of the last batch was behind the clock when it was emitted. "
+        "`event_time` only.",
+    ),
+    _operator(
+        "watermarkLag", "ms", "How far the watermark is behind the clock. `event_time` only."
+    ),
+)
+_MEANINGS = {(metric.scope, metric.name): metric.meaning for metric in CATALOGUE}
+
+
+def documentation(scope: str, name: str) -> str:
+    """The help text of a metric; its name if it is one of the user's."""
+    return _MEANINGS.get((scope, name), name)
+
+
+_HEAD = """\
+# Metrics
+
+<!-- generated: python -m headgate.runtime.observe.catalogue > docs/metrics.md -->
+
+With the option `metrics.port` set, every process of a job serves its metrics in Prometheus' text format
+under `/metrics`. The coordinator takes the first free port from `metrics.port` on, each worker the first
+free one above it; with `metrics.port` 0 all take any free port. A job that runs in one process has one
+endpoint. `headgate list --json` shows all addresses under `metrics`:
+
+```
+$ headgate run ticker.yaml -D metrics.port=9249 &
+$ headgate list --json | jq -r '.[].metrics[].url'
+http://127.0.0.1:9249/metrics
+http://127.0.0.1:9250/metrics
+http://127.0.0.1:9251/metrics
+```
+
+Endpoints listen on loopback; `metrics.bind-host` changes that. They have no authentication: let only your
+Prometheus reach them. A process that finds no free port says so in its log and runs without.
+
+Names are Flink's, with `headgate` in place of `flink`. Counters end in `_total`, as Prometheus wants it,
+and begin at 0 with each attempt, except those of the coordinator. `NaN` means: no value yet. Watermarks are
+-2^63 before the first and 2^63 - 1 after the end. Metrics that a function registers through its operator's
+context appear in the operator's scope under their own names.
+"""
+
+
+def markdown() -> str:
+    """docs/metrics.md."""
+    parts = [_HEAD]
+    for scope, title in _TITLES.items():
+        labels = ", ".join(f"`{label}`" for label in LABELS[scope])
+        parts.append(f"\n## {title}\n\nLabels: {labels}.\n")
+        parts.append("\n| name | type | unit | meaning |\n|---|---|---|---|\n")
+        parts.extend(
+            f"| `{metric.sample}` | {metric.type} | {metric.unit} | {metric.meaning} |\n"
+            for metric in CATALOGUE
+            if metric.scope == scope
+        )
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
