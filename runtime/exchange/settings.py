@@ -21,7 +21,7 @@ class ExchangeSettings:
     """Small column batches are put together until a buffer has this many rows."""
     rows_per_buffer_max: int = 65_536
     """Column batches above this are cut."""
-    object_rows_per_buffer: int = 1000
+    object_rows_per_buffer: int = 2048
     """Batches of Python objects are put together to this many records, and cut from twice as many."""
     buffer_timeout_ms: int | None = 100
     """A partly filled buffer waits at most this long; 0: not at all; None: until it is full."""

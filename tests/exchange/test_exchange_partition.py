@@ -112,7 +112,7 @@ def test_buffers_are_sent_when_full(wire_up, make, drain, kind):
     gate, partition, _ = wire_up()
     for n in range(25):
         partition.emit(getattr(make, kind)(n * 400, 400))
-    target = 8192 if kind == "ints" else 1000
+    target = 8192 if kind == "ints" else 2048
     sizes = [len(batch) for _, batch in drain(gate)]
     assert sizes
     assert all(target <= size < target + 400 for size in sizes)
