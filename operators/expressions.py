@@ -70,7 +70,9 @@ def parse(expression: ExpressionLike, step: str, where: str) -> pl.Expr:
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise PlanError(
-            f"cannot read the expression `{expression}` in {step}: {reason}", where=where
+            f"cannot read the expression `{expression}` in {step}: {reason}",
+            where=where,
+            fix='a column whose name is an SQL word stands in double quotes: "user" IS NOT NULL',
         ) from error
 
 

@@ -119,6 +119,7 @@ def test_an_unknown_column_is_answered_with_a_near_one(given):
     ("given", "text"),
     [
         ("n +", "cannot read the expression `n +` in filter"),
+        ("user = 'a'", "stands in double quotes"),
         ("n", "`n` in filter is not a condition: its type is Int64"),
         ("url > 3", "`url > 3` in filter does not fit the stream: cannot compare string"),
         ("ts > now()", "`now` in filter would be fixed when the job is planned"),

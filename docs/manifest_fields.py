@@ -1,0 +1,78 @@
+"""Prints the tables of docs/manifest.md from the model: `python docs/manifest_fields.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headgate.runtime.manifest import schema
+
+
+def main() -> None:
+    spec = schema()["properties"]["spec"]
+    print_table("spec", spec)
+    for name in ("checkpoint", "restart"):
+        print_table(f"spec.{name}", spec["properties"][name])
+    sources = spec["properties"]["sources"]["additionalProperties"]
+    sinks = spec["properties"]["sinks"]["additionalProperties"]
+    operators = spec["properties"]["operators"]["additionalProperties"]
+    print_table("A source", sources)
+    for name, fields in connectors(sources).items():
+        print_table(f"source `{name}`", fields)
+    print_table("eventTime", sources["properties"]["eventTime"])
+    print_table("An operator", operators)
+    print_table("window", operators["properties"]["window"])
+    print_table("A sink", sinks)
+    for name, fields in connectors(sinks).items():
+        print_table(f"sink `{name}`", fields)
+
+
+def connectors(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The connectors among the fields of a source or sink."""
+    return {
+        name: field
+        for name, field in section["properties"].items()
+        if field.get("description", "").startswith(("read with", "write with"))
+    }
+
+
+def print_table(title: str, section: Mapping[str, Any]) -> None:
+    required = section.get("required", [])
+    print(f"#### {title}\n")
+    fields = section.get("properties", {})
+    if not fields:
+        print("No fields.\n")
+        return
+    print("| field | required | type | meaning |\n|---|---|---|---|")
+    for name, field in fields.items():
+        needed = "yes" if name in required else ""
+        meaning = field.get("description", "").replace("|", "\\|")
+        print(f"| `{name}` | {needed} | {kind(field)} | {meaning} |")
+    print()
+
+
+def kind(field: Mapping[str, Any]) -> str:
+    """The type of a field in words; `${NAME}` may stand for any of them."""
+    if "enum" in field:
+        return " \\| ".join(f"`{word}`" for word in field["enum"])
+    if "anyOf" in field:
+        kinds = [kind(each) for each in field["anyOf"] if each.get("pattern") != r"\$\{"]
+        return " or ".join(dict.fromkeys(kinds))
+    match field.get("type"):
+        case "object" | ["object", "null"]:
+            return "mapping, see its table" if "properties" in field else "mapping"
+        case "array":
+            return f"list of {kind(field['items'])}"
+        case "string":
+            return "text"
+        case "integer":
+            return "whole number"
+        case "number":
+            return "number"
+        case "boolean":
+            return "`true` \\| `false`"
+    return "any value"
+
+
+if __name__ == "__main__":
+    main()
