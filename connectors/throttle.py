@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
@@ -33,6 +33,9 @@ class _Throttled(Source):
         self.row_type = source.row_type
         self.bounded = source.bounded
         self.rejected_schema: Any = getattr(source, "rejected_schema", None)
+
+    def configure(self, options: Mapping[str, str]) -> Source:
+        return _Throttled(self._source.configure(options), self._rate)
 
     def splits(self, parallelism: int) -> list[bytes]:
         return self._source.splits(parallelism)

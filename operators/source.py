@@ -8,7 +8,7 @@ restored position yields exactly the records that followed it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -73,6 +73,13 @@ class Source:
     row_type: type[Any] | None = None
     bounded: bool = False
     rejected_schema: pa.Schema | None = None
+
+    def configure(self, options: Mapping[str, str]) -> Source:
+        """The same source with what it takes from the job's options; called before `splits`.
+
+        Readers need no such thing: `context.options` are the same.
+        """
+        return self
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Cut the source into splits; called once per job, at a fresh start, never after a restore.

@@ -81,6 +81,11 @@ def check_storage_options(options: Mapping[str, str] | None) -> dict[str, str]:
     return dict(options or {})
 
 
+def of_storage(options: Mapping[str, str]) -> dict[str, str]:
+    """Those of a job's options that say how to reach a storage."""
+    return {key: options[key] for key in _OPTIONS if key in options}
+
+
 def _s3_settings(options: Mapping[str, str]) -> tuple[str | None, str, bool]:
     """Endpoint, region, and whether the bucket goes into the path instead of the host name."""
     environment = os.environ

@@ -7,6 +7,7 @@ exact, to the byte or row. Files are read ahead by two blocks in an I/O thread; 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,12 @@ class FileSource(Source):
         self.text = text
         self.storage_options = dict(storage_options)
         self.row_type = row_type
+
+    def configure(self, options: Mapping[str, str]) -> FileSource:
+        """Reaches the storage as the job's options say, where its own do not say otherwise."""
+        configured = copy.copy(self)
+        configured.storage_options = {**locations.of_storage(options), **self.storage_options}
+        return configured
 
     def splits(self, parallelism: int) -> list[bytes]:
         """One split per row group, or per `split_bytes` of text; independent of the parallelism."""
@@ -351,7 +358,8 @@ def files_source(
         delimiter: of CSV.
         header: whether CSV files begin with a line of column names; if not, columns come in schema order.
         null_values: unquoted texts of CSV that mean null.
-        storage_options: `s3.endpoint` and `s3.region`, if they differ from the job's.
+        storage_options: `s3.endpoint` and the like, if they differ from the job's. Parquet without a
+            `schema` is looked at before there is a job, and so knows these and the environment only.
 
     Raises:
         UsageError: an argument is wrong. That nothing is at `path` is found out when the job starts.

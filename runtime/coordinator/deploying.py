@@ -161,7 +161,8 @@ async def _fresh_splits(job: JobContext, vertex_id: int) -> list[bytes]:
         source = vertex.head.source
         if source is None:
             raise InternalError(f"vertex has no source vertex=`{vertex.name}`")
-        job.splits[vertex_id] = await asyncio.to_thread(source.splits, vertex.parallelism)
+        configured = source.configure(job.options.effective())
+        job.splits[vertex_id] = await asyncio.to_thread(configured.splits, vertex.parallelism)
     return job.splits[vertex_id]
 
 

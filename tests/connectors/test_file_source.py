@@ -18,7 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.connectors import csv_source, files_source, json_source, parquet_source
+import headgate as hg
+from headgate.connectors import (
+    csv_source,
+    files_source,
+    json_sink,
+    json_source,
+    parquet_source,
+    throttle,
+)
 from headgate.connectors.conformance import (
     CheckMetrics,
     check_source,
@@ -32,6 +40,7 @@ from headgate.connectors.files import blocks
 from headgate.connectors.files.blocks import FileSplit
 from headgate.connectors.files.locations import s3_client
 from headgate.errors import BadRecordError, StateError, StorageError, UsageError
+from headgate.operators.source import Source
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 ROWS = [{"id": i, "name": f"näme {i}" * (i % 4) or None} for i in range(23)]
@@ -459,6 +468,44 @@ def test_s3(s3_server: Any, tmp_path: Path, format: str) -> None:
     put("in/1", [{**row, "id": row["id"] + 5} for row in ROWS[:4]])
     with pytest.raises(StateError, match="has changed"):
         asyncio.run(read_batches_of(source, splits))
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("rate", [None, 1e9])
+def test_s3_as_the_options_of_the_job_say(
+    s3_server: Any, tmp_path: Path, rate: float | None
+) -> None:
+    """Listing, reading and writing: nothing but the job knows where the service is."""
+    client = s3_client(s3_server.options)
+    body = write(tmp_path / "file", "parquet", ROWS).read_bytes()
+    client.put_object(Bucket=s3_server.bucket, Key="in/1", Body=body)
+    source: Source = parquet_source(f"s3://{s3_server.bucket}/in", SCHEMA)
+    if rate is not None:
+        source = throttle(source, rate)
+    job = hg.Job("copy", options=s3_server.options)
+    sink = json_sink(f"s3://{s3_server.bucket}/out", guarantee="none")
+    job.read(source, name="in").write(sink, name="out")
+    job.run()
+    listed = client.list_objects_v2(Bucket=s3_server.bucket, Prefix="out/")["Contents"]
+    lines = [
+        json.loads(line)
+        for entry in listed
+        for line in client.get_object(Bucket=s3_server.bucket, Key=entry["Key"])[
+            "Body"
+        ].iter_lines()
+    ]
+    assert [line["id"] for line in lines] == [row["id"] for row in ROWS]
+
+
+def test_own_storage_options_win_over_those_of_the_job() -> None:
+    own = {"s3.endpoint": "http://own"}
+    source = csv_source("s3://bucket/in", SCHEMA, storage_options=own)
+    configured = source.configure({"s3.endpoint": "http://job", "s3.region": "r", "x": "y"})
+    assert configured.storage_options == {"s3.endpoint": "http://own", "s3.region": "r"}
+    assert source.storage_options == own
+    narrow = configured.with_columns(["id"])
+    assert narrow.storage_options == configured.storage_options
+    assert configured.schema == source.schema
 
 
 async def read_batches_of(source: Any, splits: list[bytes]) -> None:
