@@ -34,7 +34,7 @@ def _cluster(kind: str) -> Iterator[None]:
     from headgate.runtime.cluster import ray_driver
 
     with embedded_ray() as directory:
-        # Every run would start a Ray of its own; here they share one, which takes seconds to start.
+        # Every run would start a Ray of its own, which takes seconds; here they share one.
         ray_driver.embedded_ray = lambda: tempfile.TemporaryDirectory(dir=directory)
         yield
 

@@ -105,8 +105,8 @@ class Bench:
                     self._round(query, first=number == 0)
 
     def _round(self, query: str, first: bool) -> None:
-        with self._engine(HEADGATE) as headgate:
-            for case in self._cases(query):
+        for case in self._cases(query):
+            with self._engine(HEADGATE) as headgate:
                 self._record(HEADGATE, case, headgate)
         self._in_process(query, first)
         if self._home is not None:
@@ -194,8 +194,8 @@ class Bench:
             run = engine.run(case)
         except HostError as error:
             self._note(f"{name}, {case}: {error}")
-            if not engine.host.alive:
-                self._kept.pop(name, None)  # the next case gets a new one
+            if self._kept.pop(name, None) or not engine.host.alive:
+                engine.host.close()  # a Ray that lost a part of it fails all that follows
             return
         self.results.runs[name, case].append(run)
         print(f"{time.monotonic() - self._began:5.0f} s  {_line(name, case, run)}", flush=True)
