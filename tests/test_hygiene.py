@@ -1,0 +1,87 @@
+"""What may lie in the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import headgate
+
+ROOT = Path(headgate.__file__).resolve().parent
+TOP_LEVEL = {
+    "__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "ARCHITECTURE.md",
+    "CHANGELOG.md", "LICENSE", "Makefile", "Dockerfile", ".dockerignore", ".gitignore",
+    ".pre-commit-config.yaml", ".ci", "runtime", "operators", "state", "connectors", "helm", "k8s",
+    "tests", "docs", "examples", "benchmarks",
+}  # fmt: skip
+BYTES_MAX = 1_000_000
+# In pieces, so that this file is not its own finding.
+STUBS = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
+CONFLICT = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+    )
+    names = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+    assert "pyproject.toml" in names
+    return names
+
+
+def found(tracked: list[str], pattern: re.Pattern[str]) -> list[str]:
+    """Every line of a tracked text that matches."""
+    places = []
+    for name in tracked:
+        try:
+            text = (ROOT / name).read_text()
+        except UnicodeDecodeError:
+            continue
+        places += [
+            f"{name}:{text.count(chr(10), 0, match.start()) + 1}"
+            for match in pattern.finditer(text)
+        ]
+    return places
+
+
+def test_nothing_unknown_at_the_top(tracked: list[str]) -> None:
+    assert {name.split("/")[0] for name in tracked} - TOP_LEVEL == set()
+
+
+def test_no_large_files(tracked: list[str]) -> None:
+    assert [name for name in tracked if (ROOT / name).stat().st_size > BYTES_MAX] == []
+
+
+def test_nothing_is_put_off(tracked: list[str]) -> None:
+    assert found(tracked, STUBS) == []
+
+
+def test_no_leftovers_of_a_merge(tracked: list[str]) -> None:
+    assert found(tracked, CONFLICT) == []
+
+
+def test_the_patterns_find_what_they_look_for() -> None:
+    assert STUBS.findall("# TO" + "DO later, XX" + "X") == ["TO" + "DO", "XX" + "X"]
+    assert len(CONFLICT.findall("a\n<<<<<<< HEAD\nb\n=======\nc\n>>>>>>> x\n")) == 3
+
+
+def test_nothing_generated_is_tracked(tracked: list[str]) -> None:
+    ignored = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ignored.stdout == ""
+
+
+def test_every_file_ends_with_a_line_end(tracked: list[str]) -> None:
+    texts = [n for n in tracked if n.endswith((".py", ".md", ".toml", ".yaml", ".yml", ".json"))]
+    contents = {name: (ROOT / name).read_bytes() for name in texts}
+    assert [n for n, data in contents.items() if data and not data.endswith(b"\n")] == []

@@ -1,0 +1,99 @@
+"""The wheel holds the package and nothing else, and importing it is cheap."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import headgate
+
+ROOT = Path(headgate.__file__).resolve().parent
+ROOMS = ("state", "operators", "connectors", "runtime")
+HEAVY = ("ray", "polars", "pyarrow", "numpy", "msgspec", "prometheus_client", "boto3", "typer")
+
+
+def tracked() -> list[str]:
+    """The files of the repository, without what lies about uncommitted."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+    )
+    return [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the tracked files, built without the network."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    built = subprocess.run(
+        [*command, "--no-build-isolation", "--wheel-dir", str(target), str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    (made,) = target.glob("*.whl")
+    return made
+
+
+def test_the_wheel_is_the_package(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {
+        f"headgate/{name}"
+        for name in tracked()
+        if name.endswith(".py") and name.split("/")[0] in (*ROOMS, "__init__.py", "errors.py")
+    }
+    assert len(modules) > 100
+    info = f"headgate-{headgate.__version__}.dist-info"
+    metadata = {name for name in names if name.startswith(f"{info}/")}
+    assert {f"{info}/METADATA", f"{info}/entry_points.txt"} <= metadata
+    assert f"{info}/licenses/LICENSE" in metadata
+    assert names - metadata == modules | {"headgate/py.typed"}
+
+
+def test_what_is_installed_imports_and_is_light(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import json, sys, headgate\n"
+        "loaded = sorted(sys.modules)\n"
+        "import headgate.runtime.cli, headgate.runtime.cluster.ray_actors\n"
+        "print(json.dumps([headgate.__file__, headgate.__version__, loaded, dir(headgate)]))\n"
+        "[getattr(headgate, name) for name in dir(headgate)]\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    file, version, loaded, public = json.loads(ran.stdout)
+    assert Path(file) == tmp_path / "headgate" / "__init__.py"
+    assert version == headgate.__version__
+    assert set(HEAVY) & {name.split(".")[0] for name in loaded} == set()
+    assert "Job" in public
+
+
+def test_every_package_is_listed() -> None:
+    """A folder with modules that pyproject.toml forgets would be missing from the wheel only."""
+    import tomllib
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {
+        PurePosixPath(name).parent
+        for name in tracked()
+        if name.endswith(".py") and name.split("/")[0] in ROOMS
+    }
+    assert set(listed) == {"headgate", *(".".join(["headgate", *f.parts]) for f in folders)}
