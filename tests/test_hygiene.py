@@ -13,7 +13,7 @@ import headgate
 ROOT = Path(headgate.__file__).resolve().parent
 TOP_LEVEL = {
     "__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "ARCHITECTURE.md",
-    "CHANGELOG.md", "LICENSE", "Makefile", "Dockerfile", ".dockerignore", ".gitignore",
+    "CHANGELOG.md", "LICENSE", "Makefile", "Dockerfile", ".gitignore",
     ".pre-commit-config.yaml", ".ci", "runtime", "operators", "state", "connectors", "helm", "k8s",
     "tests", "docs", "examples", "benchmarks",
 }  # fmt: skip

@@ -97,3 +97,16 @@ def test_every_package_is_listed() -> None:
         if name.endswith(".py") and name.split("/")[0] in ROOMS
     }
     assert set(listed) == {"headgate", *(".".join(["headgate", *f.parts]) for f in folders)}
+
+
+def test_the_image_is_built_from_the_whole_package(wheel: Path) -> None:
+    """The Dockerfile names what it copies: all that the wheel needs must be there."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
+    copied = {PurePosixPath(name).parts[0] for names in copies for name in names}
+    needed = {
+        PurePosixPath(name).relative_to("headgate").parts[0]
+        for name in zipfile.ZipFile(wheel).namelist()
+        if name.startswith("headgate/")
+    }
+    assert {*needed, "pyproject.toml", "README.md", "LICENSE"} <= copied
