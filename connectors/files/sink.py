@@ -53,7 +53,7 @@ class PartName:
 
     def __str__(self) -> str:
         return (
-            f"part-{self.tag}-{self.attempt:06}-{self.after:09}-{self.subtask:05}-{self.number:06}"
+            f"part-{self.tag}-{self.attempt:010}-{self.after:09}-{self.subtask:05}-{self.number:06}"
         )
 
     @classmethod

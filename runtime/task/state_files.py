@@ -29,6 +29,8 @@ from ..storage.base import CheckpointStore
 
 INLINE_BYTES_MAX = 20_000
 """State up to this size lies in the manifest (Flink `execution.checkpointing.data-inline-threshold`)."""
+INLINE_ITEMS_BYTES_MAX = 1 << 20
+"""Items may be larger: the coordinator cuts them apart when the parallelism changes."""
 ROW_GROUP_ROWS = 65_536
 
 Piece = tuple[str, str, bytes, int, int, int]
@@ -68,7 +70,7 @@ async def store_pieces(
     """Write the large pieces under `name_of(state, kind)`; return handles to all of them."""
     handles: list[StateHandle] = []
     for state, kind, data, rows, first, last in pieces:
-        inline = len(data) <= INLINE_BYTES_MAX
+        inline = len(data) <= (INLINE_ITEMS_BYTES_MAX if kind == "items" else INLINE_BYTES_MAX)
         name = None if inline else name_of(state, kind)
         if name is not None:
             await store.write_file(name, data)

@@ -36,6 +36,9 @@ from .timers import MailboxTimers
 
 Mail = Callable[[], Awaitable[Any] | None]
 SLICE_ROWS_MIN = 16
+FIRST_SLICE_ROWS = 1024
+"""Nothing is known yet of what a record costs; fast operators reach whole batches in a few steps."""
+SLICE_ROWS_MAX = 1 << 30
 
 
 class Subtask:
@@ -59,7 +62,7 @@ class Subtask:
         self.finished = False
         self._terminated = False
         self._stopping = False
-        self._rows_per_slice = 1 << 30
+        self._rows_per_slice = FIRST_SLICE_ROWS
         self._task: asyncio.Task[None] | None = None
 
     # -- life ---------------------------------------------------------------------------------------
@@ -224,7 +227,7 @@ class Subtask:
         if seconds > budget:
             fitting = int(rows * budget / seconds)
             self._rows_per_slice = max(SLICE_ROWS_MIN, fitting)
-        elif self._rows_per_slice < 1 << 30 and seconds < budget / 2:
+        elif self._rows_per_slice < SLICE_ROWS_MAX and seconds < budget / 2:
             self._rows_per_slice *= 2
 
     # -- checkpoints --------------------------------------------------------------------------------
