@@ -220,6 +220,8 @@ class FileReader(SourceReader):
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [msgspec.msgpack.decode(split, type=FileSplit) for split in splits]
+        # After a change of parallelism they come mixed up; out of order, records would come late.
+        added.sort(key=lambda split: (split.path, split.row_group or 0, split.position))
         self._splits.extend(added)
         self._unread.extend(msgspec.structs.replace(split) for split in added)
 

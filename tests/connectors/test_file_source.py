@@ -510,3 +510,19 @@ def test_own_storage_options_win_over_those_of_the_job() -> None:
 
 async def read_batches_of(source: Any, splits: list[bytes]) -> None:
     await read_batches(open_reader(source, splits))
+
+
+def test_splits_that_come_mixed_up_are_read_in_the_order_of_the_input(tmp_path):
+    """After a change of parallelism; otherwise records would come late by whole files."""
+    for name in ("a", "b"):
+        table = pa.table({"n": pa.array(range(40), pa.int64())})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=10)
+    source = files_source(str(tmp_path), format="parquet", batch_rows=4)
+    splits = source.splits(1)
+    mixed = [*splits[0::2], *splits[1::2]]
+
+    async def read(order):
+        batches = await read_batches(open_reader(source, order))
+        return [record["n"] for batch in batches for record in records_of(batch)]
+
+    assert asyncio.run(read(mixed)) == asyncio.run(read(splits)) == [*range(40)] * 2
