@@ -217,12 +217,13 @@ S3_REGION = Option[str | None](
     "Region of the S3 service; unset: from the environment.",
     ("s3.endpoint.region",),
 )
-S3_PATH_STYLE = Option[bool](
+S3_PATH_STYLE = Option[bool | None](
     "s3.path-style-access",
     Boolean(),
-    False,
+    None,
     "",
-    "Put the bucket into the path instead of the host name (MinIO and other S3-alikes).",
+    "Put the bucket into the path instead of the host name (MinIO and other S3-alikes); none: if "
+    "`s3.endpoint` is set.",
     ("s3.path.style.access",),
 )
 BUFFER_ROWS = Option[int](
