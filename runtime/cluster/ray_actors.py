@@ -217,6 +217,10 @@ class CoordinatorActor:
         """
         return self._listening.result(READY_TIMEOUT_S), os.getpid()
 
+    def credentials(self) -> str:
+        """The token of the control server: for somebody whom Ray has let in."""
+        return self._token
+
     def alive(self) -> bool:
         """False once the coordinator's thread has ended."""
         return self._thread.is_alive()

@@ -16,6 +16,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ...errors import HeadgateError, JobError
+from ...operators.clock import SystemClock
+from ..control import registry
 from ..control.client import CoordinatorClient, error_of
 from ..control.messages import Event
 from ..coordinator.job import JobOutcome
@@ -68,7 +70,8 @@ def _connected(address: str | None) -> Iterator[str | None]:
     except Exception as error:
         raise JobError(
             f"cannot connect to the Ray cluster address=`{address}`: {error}",
-            fix="check the address; a cluster with token authentication needs RAY_AUTH_TOKEN here",
+            fix="check the address; ray:// needs `pip install 'headgate[ray-client]'`, and a cluster with "
+            "token authentication RAY_AUTH_TOKEN in the environment",
         ) from error
     try:
         yield None
@@ -96,15 +99,44 @@ def _make_coordinator(spec: JobSpec, token: str, setup: ProcessSetup, address: s
     options: dict[str, Any] = {"name": f"headgate-{spec.name}", "namespace": NAMESPACE}
     if address is not None:
         options["lifetime"] = "detached"
+    factory = CoordinatorActor.options(**options)  # type: ignore[attr-defined]
     try:
-        return CoordinatorActor.options(**options).remote(  # type: ignore[attr-defined]
-            ship(spec), token, setup
-        )
+        return factory.remote(ship(spec), token, setup)
     except ValueError as error:
-        raise JobError(
-            f"a job of this name runs on the cluster already name=`{spec.name}`",
-            fix=f"stop it first: headgate stop {spec.name}",
-        ) from error
+        _clear_name(spec.name, setup.cluster_name, error)
+    return factory.remote(ship(spec), token, setup)
+
+
+def _clear_name(name: str, cluster: str, error: ValueError) -> None:
+    """The name of the coordinator is taken: remove one whose job has ended.
+
+    Raises:
+        JobError: its job still runs. `headgate stop` finds it from now on.
+    """
+    try:
+        holder = ray.get_actor(f"headgate-{name}", NAMESPACE)
+    except ValueError:
+        return  # gone in the meantime
+    if not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
+        ray.kill(holder, no_restart=True)
+        return
+    (addresses, pid), held_token = ray.get(
+        [holder.where.remote(), holder.credentials.remote()], timeout=TAKEOVER_TIMEOUT_S
+    )
+    registry.register(
+        registry.JobRecord(
+            name=name,
+            addresses=addresses,
+            token=held_token,
+            pid=pid,
+            started_ms=SystemClock().now_ms(),
+            cluster=cluster,
+        )
+    )
+    raise JobError(
+        f"a job of this name runs on the cluster already name=`{name}`",
+        fix=f"stop it first: headgate stop {name}",
+    ) from error
 
 
 async def _follow(

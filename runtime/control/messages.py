@@ -150,8 +150,9 @@ class SubtaskFailed(Message, frozen=True):
     error: bytes
     """The pickled HeadgateError."""
     text: str
+    kind: str
+    """The value of a FailureKind."""
     detail: str = ""
-    recoverable: bool = True
 
 
 class CheckpointAcked(Message, frozen=True):

@@ -16,6 +16,7 @@ from ..control.messages import Event, SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import Vertex
+from ..protocol.failures import FailureKind
 from ..protocol.restart import RestartStrategy
 from ..shipping import ship
 from ..storage.base import CheckpointStore
@@ -68,7 +69,7 @@ class Failure:
 
     text: str
     where: str
-    recoverable: bool
+    kind: FailureKind
     error: HeadgateError
     detail: str = ""
 
@@ -140,6 +141,7 @@ class JobContext:
             {
                 "time_ms": self.clock.now_ms(),
                 "attempt": self.attempt,
+                "kind": failure.kind.value,
                 "where": failure.where,
                 "text": failure.text,
                 "detail": failure.detail,
@@ -148,7 +150,8 @@ class JobContext:
         del self.exceptions[:-EXCEPTIONS_KEPT]
         self.publish(
             "failure",
-            f"{failure.where}: {failure.text}",
+            f"{failure.where}: {failure.text} ({failure.kind.sentence})",
+            failure=failure.kind.value,
             where=failure.where,
             detail=failure.detail,
             attempt=self.attempt,

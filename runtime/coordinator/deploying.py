@@ -15,7 +15,10 @@ from .context import ClientWish, Failure, JobContext, Prepared
 from .placement import place, workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
 from .states import State, ended_by_wish, failing, running
-from .workers import FromWorker, Worker, WorkerLost
+from .workers import SILENT, FromWorker, Worker, WorkerLost
+
+
+FAILURE_KINDS = {kind.value: kind for kind in FailureKind}
 
 
 class Deploying(State):
@@ -168,7 +171,7 @@ async def _fresh_splits(job: JobContext, vertex_id: int) -> list[bytes]:
 
 def failure_from(error: HeadgateError, where: str) -> Failure:
     """A failure of the coordinator's own making."""
-    return Failure(str(error), where, FailureKind.of(error).recoverable, error)
+    return Failure(str(error), where, FailureKind.of(error), error)
 
 
 def failure_of_subtask(message: SubtaskFailed) -> Failure:
@@ -180,10 +183,12 @@ def failure_of_subtask(message: SubtaskFailed) -> Failure:
     where = message.task_name
     if message.index >= 0:
         where = f"{where} ({message.index})"
-    return Failure(message.text, where, message.recoverable, error, message.detail)
+    return Failure(message.text, where, FAILURE_KINDS[message.kind], error, message.detail)
 
 
 def failure_of_worker(worker_id: str, reason: str) -> Failure:
     """A worker died or went silent."""
     text = f"worker lost: {reason}"
-    return Failure(text, worker_id, True, HeadgateError(f"{text} worker=`{worker_id}`"))
+    silent = reason.startswith(SILENT)
+    kind = FailureKind.HEARTBEAT_TIMEOUT if silent else FailureKind.WORKER_LOST
+    return Failure(text, worker_id, kind, HeadgateError(f"{text} worker=`{worker_id}`"))

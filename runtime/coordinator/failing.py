@@ -39,7 +39,7 @@ class Failing(State):
         if self._wish is not None:
             return ended_by_wish(self._wish)
         decision = job.strategy.on_failure(
-            job.clock.now_ms(), recoverable=self._failure.recoverable
+            job.clock.now_ms(), recoverable=self._failure.kind.recoverable
         )
         if isinstance(decision, GiveUp):
             end = End(JobStatus.FAILED, decision.reason, failure=self._failure)

@@ -148,7 +148,7 @@ class Running(State):
         message = outcome.fail.message
         kind = FailureKind.CHECKPOINTS
         error = JobError(message, fix="see the log for the subtasks that declined")
-        return failing(Failure(message, "checkpoint coordinator", kind.recoverable, error))
+        return failing(Failure(message, "checkpoint coordinator", kind, error))
 
     # -- clients ------------------------------------------------------------------------------------
 

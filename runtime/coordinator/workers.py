@@ -19,6 +19,8 @@ from ..protocol.heartbeats import HeartbeatMonitor
 from ..protocol.ids import WorkerId
 
 _log = logging.getLogger("headgate.coordinator")
+SILENT = "no heartbeat"
+"""How the reason begins for a worker that stopped answering."""
 START_TIMEOUT_S = 120.0
 """A started worker that has not said Hello by then counts as failed."""
 
@@ -191,7 +193,7 @@ class WorkerPool:
                 worker.send(Heartbeat())
             for worker_id in self._monitor.tick(self._clock.now_ms()):
                 timeout = self._welcome.heartbeat_timeout_ms
-                self.lose(worker_id, f"no heartbeat for {timeout} ms")
+                self.lose(worker_id, f"{SILENT} for {timeout} ms")
 
     async def close(self) -> None:
         """Ask all workers to exit, then kill what has not."""

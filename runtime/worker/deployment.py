@@ -264,5 +264,5 @@ def failure_of(
         error=pickled,
         text=str(error),
         detail=str(detail),
-        recoverable=kind.recoverable,
+        kind=kind.value,
     )
