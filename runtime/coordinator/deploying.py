@@ -17,7 +17,6 @@ from .restore import assign_state, check_restorable, finished_subtasks
 from .states import State, ended_by_wish, failing, running
 from .workers import SILENT, FromWorker, Worker, WorkerLost
 
-
 FAILURE_KINDS = {kind.value: kind for kind in FailureKind}
 
 
