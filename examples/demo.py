@@ -28,8 +28,8 @@ import polars as pl
 
 HERE = Path(__file__).resolve().parent
 HEADGATE = str(Path(sys.executable).parent / "headgate")
-FLIGHTS_PER_SECOND = "40000"
-KILL_AFTER_CHECKPOINT = 3
+FLIGHTS_PER_SECOND = "25000"
+KILL_AFTER_CHECKPOINT = 2
 GIVE_UP_S = 300
 
 
