@@ -10,8 +10,8 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make test    run every test that needs no outside server"
-	@echo "make bench   run the benchmarks, beside Flink where it is installed"
-	@echo "make check   lint, types and docs"
+	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
+	@echo "make check   lint and types"
 
 $(STAMP): pyproject.toml
 	@echo "==> creating $(VENV) and installing headgate with its test extras (a minute or two)"
@@ -29,7 +29,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest
 
 bench: $(STAMP)
-	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 lint: $(STAMP)
 	@echo "==> lint"
