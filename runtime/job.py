@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,7 @@ class Job(JobGraph):
                 self.restart_settings, options, self.checkpoint_settings is not None
             ),
             options=options.explicit(),
+            run=secrets.token_hex(8),
             fresh=fresh,
             allow_non_restored_state=allow_non_restored_state,
         )

@@ -19,6 +19,8 @@ class JobSpec:
     restart: RestartSettings
     options: dict[str, str]
     slots_per_worker: int = 1
+    run: str = ""
+    """Names this run of the job, so that a coordinator which takes over does not start it anew."""
     fresh: bool = False
     """Do not resume from an existing checkpoint."""
     allow_non_restored_state: bool = False

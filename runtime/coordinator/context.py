@@ -104,8 +104,6 @@ class JobContext:
     restored_checkpoint: int = 0
     restored_at_ms: int = 0
     end: End | None = None
-    ignored_checkpoint: int = 0
-    """Checkpoints up to this id belong to an earlier run and are not restored (`--fresh`)."""
 
     @staticmethod
     def pickle_plan(spec: JobSpec) -> bytes:

@@ -124,10 +124,7 @@ async def _newest_checkpoint(job: JobContext) -> LoggedCheckpoint | None:
     if job.log is None:
         return None
     await job.log.settle()
-    newest = job.log.view.newest
-    if newest is not None and job.ignored_checkpoint >= newest.checkpoint_id:
-        return None
-    return newest
+    return job.log.view.newest
 
 
 async def _assignments(

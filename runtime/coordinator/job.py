@@ -162,6 +162,8 @@ class JobCoordinator:
         log = JobLog(store, secrets.token_hex(16), self._clock)
         before = await log.load()
         await log.start_generation(
+            run=self.spec.run,
+            fresh=_starts_fresh(self.spec, before),
             parallelism=self.spec.parallelism,
             max_parallelism=self.spec.plan.max_parallelism,
             host=socket.gethostname(),
@@ -244,28 +246,32 @@ class JobCoordinator:
                 context.publish("progress", "", **context.describe())
 
 
+def _starts_fresh(spec: JobSpec, before: LogView) -> bool:
+    """True for a new run that is not to restore anything: as asked, or since the last one finished."""
+    if before.empty or before.run == spec.run:
+        return False  # nothing to leave behind, or a takeover within the run
+    return spec.fresh or _finished(before)
+
+
+def _finished(before: LogView) -> bool:
+    return before.ended is not None and before.ended.status is JobStatus.FINISHED
+
+
 def _announce_start(context: JobContext, log: JobLog, before: LogView | None) -> None:
-    """Say where the job starts from, and see to it that it does."""
+    """Say where the job starts from."""
     name = context.spec.name
     newest = log.view.newest
-    ended = before.ended if before is not None else None
-    if ended is not None and ended.status is JobStatus.FINISHED:
+    left = before.newest if before is not None else None
+    if newest is not None:
+        text = f"job {name} resumes from checkpoint {newest.checkpoint_id}"
+        context.publish("start", text, checkpoint=newest.checkpoint_id)
+    elif before is not None and _finished(before):
         context.publish("start", f"job {name} had finished; this is a new run")
-        context.ignored_checkpoint = newest.checkpoint_id if newest else 0
-    elif newest is None:
-        context.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
-    elif context.spec.fresh:
-        context.ignored_checkpoint = newest.checkpoint_id
-        context.publish(
-            "start",
-            f"job {name} starts fresh, as asked; checkpoint {newest.checkpoint_id} is ignored",
-        )
+    elif left is not None:
+        text = f"job {name} starts fresh, as asked; checkpoint {left.checkpoint_id} is ignored"
+        context.publish("start", text)
     else:
-        context.publish(
-            "start",
-            f"job {name} resumes from checkpoint {newest.checkpoint_id}",
-            checkpoint=newest.checkpoint_id,
-        )
+        context.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
 
 
 def _outcome(context: JobContext) -> JobOutcome:

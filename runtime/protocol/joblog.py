@@ -51,6 +51,10 @@ class GenerationStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="en
     max_parallelism: int
     host: str = ""
     pid: int = 0
+    run: str = ""
+    """Names the run: a coordinator that takes over goes on with the run of the one before."""
+    fresh: bool = False
+    """Checkpoints before this entry are not restored: a new run that starts without them."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -63,6 +67,7 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="
     completed_ms: int
     is_final: bool = False
     """The job takes no records behind it: stop with savepoint, or the end of all data."""
+    run: str = ""
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -163,6 +168,10 @@ class LogView:
     last_checkpoint_id: int = 0
     last_end: JobEnded | None = None
     end_sequence: int = 0
+    run: str = ""
+    """The run of the newest start or checkpoint."""
+    fresh_from: int = 0
+    """Sequence of the newest fresh start in view: nothing before it is restored."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
@@ -176,8 +185,10 @@ class LogView:
 
     @property
     def newest(self) -> LoggedCheckpoint | None:
-        """The newest completed checkpoint: what a restart restores."""
-        return self.checkpoints[-1] if self.checkpoints else None
+        """The newest completed checkpoint since the last fresh start: what a restart restores."""
+        if not self.checkpoints or self.checkpoints[-1].sequence < self.fresh_from:
+            return None
+        return self.checkpoints[-1]
 
     @property
     def next_checkpoint_id(self) -> int:
@@ -214,13 +225,21 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
         _check_order(view, entry, sequence)
     base = replace(view, tail=sequence, generation=entry.generation, writer=entry.writer)
     if isinstance(entry, GenerationStarted):
-        return replace(base, started=entry, starts=(*view.starts, sequence))
+        fresh_from = sequence if entry.fresh else view.fresh_from
+        return replace(
+            base,
+            started=entry,
+            starts=(*view.starts, sequence),
+            run=entry.run,
+            fresh_from=fresh_from,
+        )
     if isinstance(entry, CheckpointCompleted):
         logged = LoggedCheckpoint(sequence, entry.generation, entry.manifest, entry.is_final)
         return replace(
             base,
             checkpoints=(*view.checkpoints, logged),
             last_checkpoint_id=entry.checkpoint_id,
+            run=entry.run,
         )
     return replace(
         base,

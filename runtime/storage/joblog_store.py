@@ -101,6 +101,8 @@ class JobLog:
         job_fingerprint: str = "",
         host: str = "",
         pid: int = 0,
+        run: str = "",
+        fresh: bool = False,
     ) -> int:
         """Become the leader, and fence all older ones; returns the new generation.
 
@@ -123,6 +125,8 @@ class JobLog:
                 max_parallelism=max_parallelism,
                 host=host,
                 pid=pid,
+                run=run,
+                fresh=fresh,
             )
             head = await self._append_start(started)
             await self._take_over(generation, head)
@@ -160,6 +164,7 @@ class JobLog:
                     manifest=manifest,
                     completed_ms=self._clock.now_ms(),
                     is_final=is_final,
+                    run=self._view.run,
                 )
             )
 

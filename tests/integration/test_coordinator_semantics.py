@@ -306,6 +306,26 @@ def test_failure_of_a_fresh_run_before_its_first_checkpoint(lab: Any) -> None:
     assert Counter(sink.rows) == expected()
 
 
+def test_a_takeover_in_a_fresh_run_goes_on_with_it(lab: Any) -> None:
+    """The successor has the same arguments, `fresh` among them; it must not start anew again."""
+
+    async def stop(job: Any) -> None:
+        await job.checkpoint()
+        await job.request("stop")
+
+    lab.run(make_job(lab, exactly_once(), rate=500), stop)
+
+    async def crash(job: Any) -> None:
+        await job.checkpoint()
+        await job.crash_coordinator()
+
+    sink = exactly_once()
+    ran = lab.run(make_job(lab, sink), crash, fresh=True)
+    assert ran.outcome.status == "FINISHED"
+    assert len(ran.restores) == 1
+    assert Counter(sink.rows) == expected()
+
+
 def test_rescale_from_2_to_3_to_1(lab: Any) -> None:
     sink = exactly_once()
 
