@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import traceback
 
 import msgspec
 
-from ...errors import HeadgateError, InternalError
+from ...errors import HeadgateError, InternalError, UserCodeError
 from ..control.messages import Deploy, Deployed, SubtaskAssignment, SubtaskFailed
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import LoggedCheckpoint
@@ -29,7 +30,8 @@ class Deploying(State):
         job.statistics.clear()
         preparing = asyncio.get_running_loop().create_task(self._prepare(job), name="deploy")
         # Its end is an event like others, so that wishes and deaths are not kept waiting for it.
-        preparing.add_done_callback(lambda _: job.events.put_nowait(Prepared(job.attempt)))
+        prepared = Prepared(job.attempt)
+        preparing.add_done_callback(lambda _: job.events.put_nowait(prepared))
         try:
             return await self._await_deployed(job, preparing)
         finally:
@@ -160,8 +162,18 @@ async def _fresh_splits(job: JobContext, vertex_id: int) -> list[bytes]:
         source = vertex.head.source
         if source is None:
             raise InternalError(f"vertex has no source vertex=`{vertex.name}`")
-        configured = source.configure(job.options.effective())
-        job.splits[vertex_id] = await asyncio.to_thread(configured.splits, vertex.parallelism)
+        try:
+            configured = source.configure(job.options.effective())
+            job.splits[vertex_id] = await asyncio.to_thread(configured.splits, vertex.parallelism)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise UserCodeError(
+                f"source `{vertex.head.name}` cannot be cut into splits: "
+                f"{type(error).__name__}: {error}",
+                where=str(vertex.head.origin),
+                detail="".join(traceback.format_exception(error)),
+            ) from error
     return job.splits[vertex_id]
 
 

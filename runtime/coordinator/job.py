@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import FencedError, HeadgateError
+from ...errors import FencedError, HeadgateError, InternalError
 from ...operators.clock import Clock
 from ..control.cluster import Cluster
 from ..control.link import Link
@@ -64,7 +64,6 @@ class JobCoordinator:
         metrics_url: str = "",
     ) -> None:
         self.spec = spec
-        self._cluster = cluster
         self._clock = clock
         self._open_store = open_store
         self._options = Options(spec.options)
@@ -126,6 +125,10 @@ class JobCoordinator:
                 kind = "fenced" if isinstance(error, FencedError) else "refused"
                 self._clients.end({"status": "FAILED", "reason": kind}, error)
             raise
+        except Exception as error:
+            broken = InternalError(f"the coordinator broke: {type(error).__name__}: {error}")
+            self._clients.end({"status": "FAILED", "reason": "internal"}, broken)
+            raise broken from error
         finally:
             for task in (beat, progress):
                 if task is not None:

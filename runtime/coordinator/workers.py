@@ -126,7 +126,7 @@ class WorkerPool:
         self.live[worker_id] = Worker(
             worker_id, handle, link, hello.pid, hello.address, hello.metrics_url
         )
-        self._monitor.watch(WorkerId(worker_id), self._clock.now_ms())
+        self._monitor.watch(WorkerId(worker_id), self._now_ms())
         _log.info("worker ready pid=`%s`", hello.pid, extra=self._fields(worker_id))
 
     async def _greeted(
@@ -163,7 +163,7 @@ class WorkerPool:
         link.send(self._welcome)
         greeting.set_result((hello, link))
         while (message := await link.receive()) is not None:
-            self._monitor.beat(WorkerId(hello.worker_id), self._clock.now_ms())
+            self._monitor.beat(WorkerId(hello.worker_id), self._now_ms())
             if not isinstance(message, Heartbeat):
                 self._put_event(FromWorker(hello.worker_id, message))
         self.lose(hello.worker_id, "its connection ended")
@@ -181,6 +181,10 @@ class WorkerPool:
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
 
+    def _now_ms(self) -> int:
+        """Heartbeats are a matter of durations: a step of the wall clock must not count."""
+        return int(1000 * self._clock.monotonic())
+
     def _fields(self, worker_id: str) -> dict[str, str]:
         """What a log record about a worker carries."""
         return {"job": self._welcome.job_name, "worker": worker_id}
@@ -191,7 +195,7 @@ class WorkerPool:
             await asyncio.sleep(self._welcome.heartbeat_interval_ms / 1000)
             for worker in self.live.values():
                 worker.send(Heartbeat())
-            for worker_id in self._monitor.tick(self._clock.now_ms()):
+            for worker_id in self._monitor.tick(self._now_ms()):
                 timeout = self._welcome.heartbeat_timeout_ms
                 self.lose(worker_id, f"{SILENT} for {timeout} ms")
 

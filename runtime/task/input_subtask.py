@@ -42,14 +42,13 @@ class InputSubtask(Subtask):
         env: TaskEnvironment,
         outputs: dict[int, list[tuple[str | None, Any]]],
         gate: InputGate,
-        channels: int,
     ) -> None:
         super().__init__(env, outputs)
         self.gate = gate
         gate.set_listener(self.signal.set)
-        self._valve = WatermarkValve(channels)
-        self._alignment = AlignedBarrierHandler(channels)
-        self._with_data = set(range(channels))
+        self._valve = WatermarkValve(len(gate))
+        self._alignment = AlignedBarrierHandler(len(gate))
+        self._with_data = set(range(len(gate)))
 
     async def step(self) -> bool:
         polled = self.gate.poll()

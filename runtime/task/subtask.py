@@ -64,6 +64,7 @@ class Subtask:
         self._stopping = False
         self._rows_per_slice = FIRST_SLICE_ROWS
         self._task: asyncio.Task[None] | None = None
+        self._released = False
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -90,6 +91,9 @@ class Subtask:
         await self._release()
 
     async def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
         self.timers.cancel_all()
         await self.snapshots.cancel()
         for partition in self._partitions:
@@ -190,7 +194,8 @@ class Subtask:
         taken: for a source the position already lies behind the whole batch.
         """
         rows = len(batch)
-        if rows <= self._rows_per_slice:
+        # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
+        if rows <= self._rows_per_slice or isinstance(self.chain.head.operator, AsyncOperator):
             await self._process_slice(batch, input_index)
             return
         offset = 0

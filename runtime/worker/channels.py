@@ -12,7 +12,7 @@ from typing import Any
 from ...operators.clock import Clock
 from ...operators.elements import Batch, ObjectBatch
 from ...operators.rows import to_rows
-from ..control.messages import Deploy, SubtaskAssignment
+from ..control.messages import Deploy
 from ..exchange.gate import InputChannelSpec, InputGate
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.partition import ResultPartition
@@ -65,15 +65,6 @@ class ChannelMap:
         gate = InputGate(specs, self._settings)
         self._hub.register_gate(gate, self._message.attempt)
         return gate
-
-    def count(self, assignment: SubtaskAssignment) -> int:
-        """How many input channels a subtask has."""
-        return sum(
-            1
-            for edge in self._plan.inputs_of(self._plan.vertices[assignment.vertex])
-            for (_, receiver) in self._numbers[edge.id]
-            if receiver == assignment.index
-        )
 
     def partitions(self, vertex: int, index: int) -> dict[int, list[tuple[str | None, Any]]]:
         """The result partitions of a subtask: by node, with the side output they carry."""

@@ -92,7 +92,7 @@ class Deployment:
             if gate is None:
                 subtask = SourceSubtask(env, outputs, assignment.splits)
             else:
-                subtask = InputSubtask(env, outputs, gate, channels.count(assignment))
+                subtask = InputSubtask(env, outputs, gate)
             register_task(self._metrics, subtask)
             self._subtasks.append(subtask)
         await asyncio.gather(

@@ -114,10 +114,8 @@ class Worker:
 
     async def _beat(self, interval_ms: int, timeout_ms: int) -> None:
         """Heartbeats out; and if none comes in, the coordinator hangs: give it up."""
-        ticks = 0
         while True:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
-            ticks += 1
             self._link.send(Heartbeat())
             self._send_statistics()
             if self._clock.monotonic() - self._heard > timeout_ms / 1000:
