@@ -6,6 +6,7 @@ object itself: it carries the mark of the sink that wrote it.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import threading
 from collections import deque
@@ -154,8 +155,10 @@ class _S3Draft:
             self._parts += 1
             self._waiting.append((self._parts, data))
             crowded = len(self._waiting) > _PARTS_WAITING_MAX
-        if self._closed:
-            return  # `finish` uploads the last part itself
+        if self._closed or not _in_event_loop():
+            # What an encoder writes when it is closed comes in an I/O thread; `finish`, which follows
+            # there, uploads whatever waits.
+            return
         if crowded:
             # The network is slower than the stream: holding up the subtask is the backpressure.
             self._upload_one()
@@ -201,6 +204,14 @@ class _S3Draft:
                     Bucket=self._bucket, Key=self._key, Metadata={_MARK: self._mark}
                 )
                 self._upload_id = answer["UploadId"]
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _PartStream(io.RawIOBase):

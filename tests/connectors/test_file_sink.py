@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -425,6 +426,28 @@ def test_s3_parts_are_uploaded_while_writing(s3: Any, monkeypatch: pytest.Monkey
         storage_options=s3.options,
     )
     assert [row["id"] for row in asyncio.run(read_all(source))] == [*range(rows)] * 4
+
+
+@pytest.mark.server
+def test_s3_parts_of_an_encoder_that_writes_when_it_is_closed(s3: Any) -> None:
+    """A Parquet row group is written at the barrier, in an I/O thread: larger than a part."""
+    rows = 12_000
+    texts = [random.Random(row).randbytes(500).hex() for row in range(rows)]
+    data = pa.RecordBatch.from_pydict({"id": range(rows), "name": texts}, schema=SCHEMA)
+
+    async def run() -> None:
+        sink = parquet_sink(f"s3://{s3.bucket}/late", guarantee="exactly_once")
+        operator = start(sink, options=s3.options)
+        operator.process(ColumnBatch(data), 0)
+        await asyncio.to_thread(prepare, operator, 1)
+        await commit(operator, 1)
+        operator.close()
+
+    asyncio.run(run())
+    source = files_source(
+        f"s3://{s3.bucket}/late", format="parquet", schema=SCHEMA, storage_options=s3.options
+    )
+    assert [row["id"] for row in asyncio.run(read_all(source))] == [*range(rows)]
 
 
 @pytest.mark.server
