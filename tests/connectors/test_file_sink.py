@@ -431,7 +431,7 @@ def test_s3_parts_are_uploaded_while_writing(s3: Any, monkeypatch: pytest.Monkey
 @pytest.mark.server
 def test_s3_parts_of_an_encoder_that_writes_when_it_is_closed(s3: Any) -> None:
     """A Parquet row group is written at the barrier, in an I/O thread: larger than a part."""
-    rows = 12_000
+    rows = 30_000
     texts = [random.Random(row).randbytes(500).hex() for row in range(rows)]
     data = pa.RecordBatch.from_pydict({"id": range(rows), "name": texts}, schema=SCHEMA)
 
