@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all bench lint types docs check clean
+.PHONY: help demo test test-all bench bench-state lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make test    run every test that needs no outside server"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
+	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make check   lint and types"
 
 $(STAMP): pyproject.toml
@@ -30,6 +31,9 @@ test: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-state: $(STAMP)
+	@$(BIN)/python benchmarks/state_run.py $(ARGS)
 
 lint: $(STAMP)
 	@echo "==> lint"

@@ -21,6 +21,16 @@ _HOMES = {
     "JobOutcome": "runtime.coordinator.job",
     "Stream": "operators.stream",
     "KeyedStream": "operators.keyed_stream",
+    "AggregatingState": "state.descriptors",
+    "BroadcastState": "state.descriptors",
+    "Context": "operators.process",
+    "KeyedProcess": "operators.process",
+    "ListState": "state.descriptors",
+    "MapState": "state.descriptors",
+    "OperatorListState": "state.descriptors",
+    "ReducingState": "state.descriptors",
+    "StateTtl": "state.keyed.ttl",
+    "ValueState": "state.descriptors",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
     "max": "operators.aggregates",
@@ -35,16 +45,37 @@ if TYPE_CHECKING:
     from . import connectors, errors
     from .operators.aggregates import avg, count, max, min, sum
     from .operators.keyed_stream import KeyedStream
+    from .operators.process import Context, KeyedProcess
     from .operators.stream import Stream
     from .operators.windows import tumbling
     from .runtime.coordinator.job import JobOutcome
     from .runtime.job import Job
+    from .state.descriptors import (
+        AggregatingState,
+        BroadcastState,
+        ListState,
+        MapState,
+        OperatorListState,
+        ReducingState,
+        ValueState,
+    )
+    from .state.keyed.ttl import StateTtl
 
 __all__ = [
+    "AggregatingState",
+    "BroadcastState",
+    "Context",
     "Job",
     "JobOutcome",
+    "KeyedProcess",
     "KeyedStream",
+    "ListState",
+    "MapState",
+    "OperatorListState",
+    "ReducingState",
+    "StateTtl",
     "Stream",
+    "ValueState",
     "__version__",
     "avg",
     "connectors",

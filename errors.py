@@ -10,7 +10,8 @@
     │   ├── BadRecordError    an input record could not be read and the policy is `fail`
     │   └── JobNotFound       no running job answers to that name
     ├── StorageError        the checkpoint store or a file system refused or broke
-    │   └── FencedError       a newer coordinator owns the job; this one must stop
+    │   ├── FencedError       a newer coordinator owns the job; this one must stop
+    │   └── MissingFileError  a state file is not there
     ├── StateError          a snapshot cannot be restored into this job
     ├── ExchangeError       a channel broke, or a frame was lost or repeated
     └── InternalError       a promise of headgate itself was broken: our bug
@@ -105,6 +106,10 @@ class StorageError(HeadgateError):
 
 class FencedError(StorageError):
     """A newer coordinator owns the job; this one must stop at once."""
+
+
+class MissingFileError(StorageError):
+    """A state file is not there: no number of retries brings it back."""
 
 
 class StateError(HeadgateError):

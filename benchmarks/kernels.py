@@ -48,6 +48,7 @@ def opened(operator: object) -> object:
     context = OperatorContext.__new__(OperatorContext)
     context.job_name, context.max_parallelism = "bench", 128
     context.key_groups, context.metrics = KeyGroupRange(0, 127), Nowhere()
+    context.options = {}
     operator.open(context)
     operator.output = Nowhere()
     return operator

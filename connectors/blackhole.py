@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..operators.elements import Batch
-from ..operators.sink import Guarantee, Sink, SinkWriter
+from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
 
 
 class BlackholeSink(Sink):
@@ -30,4 +30,4 @@ class BlackholeWriter(SinkWriter):
 
 def blackhole(*, guarantee: str = "none") -> BlackholeSink:
     """Drop all records; the operator's metrics still count them."""
-    return BlackholeSink(Guarantee(guarantee))
+    return BlackholeSink(parse_guarantee(guarantee))

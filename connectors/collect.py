@@ -19,7 +19,7 @@ import msgspec
 
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.sink import Guarantee, Sink, SinkWriter
+from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
 from ..state.snapshot import CommitPermit
 
 _ids = itertools.count(1)
@@ -99,7 +99,10 @@ class CollectWriter(SinkWriter):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._prefix = f"{context.attempt:06}-{context.subtask_index:05}"
+        # A job that begins with another's savepoint counts its attempts anew, and still holds portions
+        # of that job: the number of what it began with tells them apart.
+        attempt, subtask = f"{context.attempt:06}", f"{context.subtask_index:05}"
+        self._prefix = f"{attempt}-{subtask}-{context.restored_checkpoint:08}"
 
     def write(self, batch: Batch) -> None:
         self._records += batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records
@@ -119,7 +122,7 @@ class CollectWriter(SinkWriter):
 
     def _portion(self) -> tuple[str, list[Any]]:
         records, self._records = self._records, []
-        return f"{self._prefix}-{next(self._number):08}", records
+        return f"{self._prefix}.{next(self._number):08}", records
 
 
 def collect(*, path: str | None = None, guarantee: str = "at_least_once") -> CollectSink:
@@ -131,4 +134,4 @@ def collect(*, path: str | None = None, guarantee: str = "at_least_once") -> Col
         guarantee: with `exactly_once` records show up when their checkpoint is complete.
     """
     store: _Store = _Memory(next(_ids)) if path is None else _Files(os.path.abspath(path))
-    return CollectSink(store, Guarantee(guarantee))
+    return CollectSink(store, parse_guarantee(guarantee))

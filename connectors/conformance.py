@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -244,20 +244,19 @@ class _SinkJob:
         self._options = options
         self.log = _Log()
 
-    def start(self) -> SinkOperator:
+    async def start(self) -> SinkOperator:
         """A new attempt, restored from the last completed checkpoint."""
         self.log.attempt += 1
         sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
         operator = SinkOperator(sink)
-        operator.open(
-            make_context(
-                attempt=self.log.attempt,
-                restored_checkpoint=self.log.checkpoint_id,
-                options=self._options,
-            )
+        context = make_context(
+            attempt=self.log.attempt,
+            restored_checkpoint=self.log.checkpoint_id,
+            options=self._options,
         )
+        await _wait(operator.open(context))
         if self.log.checkpoint_id:
-            operator.restore(RestoredState(items=self.log.items))
+            await _wait(operator.restore(RestoredState(items=self.log.items)))
         return operator
 
     async def run(self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None) -> bool:
@@ -269,7 +268,7 @@ class _SinkJob:
                 if point is CrashPoint.WHILE_WRITING:
                     return True
                 if epoch + 1 == len(self._batches):
-                    operator.finish()
+                    await _wait(operator.finish())
                 if await self.checkpoint(operator, epoch + 1, point):
                     return True
             return False
@@ -298,14 +297,17 @@ class _SinkJob:
         if crash or snapshot is None:
             return None
         return {
-            name: await asyncio.to_thread(made) if callable(made) else made
-            for name, made in snapshot.items.items()
+            name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
+            for name, cut in snapshot.items.items()
         }
 
 
 async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
     """Tell a sink that a checkpoint is complete, and wait until it has committed."""
-    waiting = operator.on_checkpoint_complete(CommitPermit("conformance", 1, checkpoint_id))
+    await _wait(operator.on_checkpoint_complete(CommitPermit("conformance", 1, checkpoint_id)))
+
+
+async def _wait(waiting: Awaitable[None] | None) -> None:
     if waiting is not None:
         await waiting
 
@@ -362,7 +364,7 @@ Expect = Callable[[int, str], None]
 
 
 async def _without_crash(job: _SinkJob, expect: Expect, epochs: int) -> None:
-    await job.run(job.start(), None)
+    await job.run(await job.start(), None)
     expect(epochs, "without a crash")
 
 
@@ -373,12 +375,12 @@ async def _with_crashes(
     for epoch, point in crashes:
         story += f"crash in epoch {epoch}, {point.value}; "
         committed_by_restore = job.log.epoch
-        operator = job.start()
+        operator = await job.start()
         expect(committed_by_restore, f"{story}at its start")
         crashed = await job.run(operator, (epoch, point))
         uncommitted = crashed and point is CrashPoint.BEFORE_COMMIT
         expect(job.log.epoch - uncommitted, f"{story}before the restart")
-    operator = job.start()
+    operator = await job.start()
     expect(job.log.epoch, f"{story}after the restore")
     await job.run(operator, None)
     expect(epochs, f"{story}at the end")
@@ -386,7 +388,7 @@ async def _with_crashes(
 
 async def _aborted_checkpoint(job: _SinkJob, expect: Expect, batches: Sequence[Batch]) -> None:
     """Checkpoint 1 is prepared but never complete; the next one must contain its records."""
-    operator = job.start()
+    operator = await job.start()
     operator.process(batches[0], 0)
     await job.prepare(operator)
     operator.on_checkpoint_aborted(job.log.next_id)
@@ -395,18 +397,18 @@ async def _aborted_checkpoint(job: _SinkJob, expect: Expect, batches: Sequence[B
         operator.process(batch, 0)
     await job.checkpoint(operator, len(batches), CrashPoint.BEFORE_COMMIT)
     operator.close()
-    job.start().close()
+    (await job.start()).close()
     expect(len(batches), "a checkpoint was aborted, the next one completed and restored")
 
 
 async def _committed_twice(job: _SinkJob, expect: Expect, batches: Sequence[Batch]) -> None:
     """An attempt that is dead without knowing commits what its successors have committed already."""
-    zombie = job.start()
+    zombie = await job.start()
     zombie.process(batches[0], 0)
     await job.checkpoint(zombie, 1, CrashPoint.BEFORE_COMMIT)
-    job.start().close()
+    (await job.start()).close()
     expect(1, "committed by the restore")
-    job.start().close()
+    (await job.start()).close()
     expect(1, "committed by a second restore")
     await commit(zombie, job.log.checkpoint_id)
     zombie.close()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import UsageError
 from ..operators.elements import Batch, ColumnBatch
+from ..operators.functions import is_async
 from ..operators.rows import to_rows
-from ..operators.sink import Guarantee, Sink, SinkWriter
+from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
 
 
 class FunctionSink(Sink):
@@ -50,9 +50,11 @@ def function_sink(
     Raises:
         UsageError: a coroutine function; its calls would never run.
     """
-    if inspect.iscoroutinefunction(function):
+    if not callable(function):
+        raise UsageError(f"function_sink takes a function, got `{type(function).__name__}`")
+    if is_async(function):
         raise UsageError(
             "function_sink takes a plain function, not a coroutine function",
             fix="do the awaiting in an async map before the sink",
         )
-    return FunctionSink(function, Guarantee(guarantee))
+    return FunctionSink(function, parse_guarantee(guarantee))

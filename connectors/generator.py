@@ -7,6 +7,7 @@ the rows do not depend on the parallelism.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -56,6 +57,7 @@ class RandomInt(_Field, frozen=True, tag="int"):
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
+        _check_int64(self.low, self.high)
 
     def type(self) -> pa.DataType:
         return pa.int64()
@@ -87,8 +89,12 @@ class Choice(_Field, frozen=True, tag="choice"):
     values: list[Any]
 
     def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("values must not be empty")
+        if not isinstance(self.values, list | tuple) or not self.values:
+            raise UsageError(
+                f"a choice needs a list of values values=`{self.values!r}`",
+                fix='such as choice(["a", "b"])',
+            )
+        _arrow_type(self.values)
 
     def type(self) -> pa.DataType:
         return pa.array(self.values).type
@@ -102,6 +108,9 @@ class Constant(_Field, frozen=True, tag="constant"):
     """Always `value`."""
 
     value: Any
+
+    def __post_init__(self) -> None:
+        _arrow_type([self.value])
 
     def type(self) -> pa.DataType:
         return pa.scalar(self.value).type
@@ -172,8 +181,25 @@ pattern = Pattern
 
 
 def _check_range(low: float, high: float) -> None:
-    if not low < high:
-        raise ValueError(f"low must be below high low=`{low}` high=`{high}`")
+    numbers = all(isinstance(bound, int | float) for bound in (low, high))
+    if not numbers or not -math.inf < low < high < math.inf:
+        raise UsageError(f"low must be a number below high low=`{low!r}` high=`{high!r}`")
+
+
+def _check_int64(low: int, high: int) -> None:
+    whole = isinstance(low, int) and isinstance(high, int)
+    if not whole or low < -(1 << 63) or high > 1 << 63 or high - low > (1 << 63) - 1:
+        raise UsageError(f"not a range of int64 low=`{low!r}` high=`{high!r}`")
+
+
+def _arrow_type(values: Sequence[Any]) -> pa.DataType:
+    try:
+        return pa.array(values).type
+    except (pa.ArrowException, OverflowError) as error:
+        raise UsageError(
+            f"these values do not make a column values=`{values!r:.200}`: {error}",
+            fix="give values of one type: all numbers, all texts, ...",
+        ) from None
 
 
 class ColumnGenerator(RowSource):
@@ -315,6 +341,10 @@ def _parse_field(name: str, value: Any) -> Field:
         raise UsageError(
             f"not a generator field field=`{name}`: {str(error)[:1].lower()}{str(error)[1:]}",
             fix="kinds: sequence, int, float, choice, constant, timestamp, pattern",
+        ) from None
+    except UsageError as error:
+        raise UsageError(
+            f"not a generator field field=`{name}`: {error.message}", fix=error.fix
         ) from None
 
 

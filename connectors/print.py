@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from ..errors import UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.sink import Guarantee, Sink, SinkWriter
+from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
 
 _ELLIPSIS = "..."
 
@@ -70,4 +70,4 @@ def print_sink(*, width: int = 160, guarantee: str = "none") -> PrintSink:
     """
     if width < 20:
         raise UsageError(f"must be at least 20 width=`{width}`")
-    return PrintSink(width, Guarantee(guarantee))
+    return PrintSink(width, parse_guarantee(guarantee))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 
 import msgspec
 
@@ -37,6 +39,18 @@ class _Split(msgspec.Struct):
         return self.block - self.position % self.block
 
 
+def check_count(name: str, value: object, least: int) -> None:
+    """Raise UsageError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise UsageError(f"must be a whole number of at least {least} {name}=`{value!r}`")
+
+
+def check_rate(rate: object, fix: str = "") -> None:
+    """Raise UsageError unless `rate` is a number of records/s: above 0, and finite."""
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
+        raise UsageError(f"the rate must be above 0 records/s, and finite rate=`{rate!r}`", fix=fix)
+
+
 class RowSource(Source):
     """Base of generated sources: rows 0, 1, 2, ... in blocks that are dealt to a fixed number of splits.
 
@@ -54,15 +68,12 @@ class RowSource(Source):
         batch_rows: int,
         splits: int = DEFAULT_SPLITS,
     ) -> None:
-        for name, value in (("rows", rows), ("rate", rate)):
-            if value is not None and value < 0:
-                raise UsageError(f"must not be negative {name}=`{value}`")
-        if rate == 0:
-            raise UsageError("rate must be above 0 rate=`0`", fix="leave rate out for no limit")
-        if batch_rows < 1 or splits < 1:
-            raise UsageError(
-                f"must be at least 1 batch_rows=`{batch_rows}` splits=`{splits}`",
-            )
+        if rows is not None:
+            check_count("rows", rows, 0)
+        if rate is not None:
+            check_rate(rate, fix="leave rate out for no limit")
+        check_count("batch_rows", batch_rows, 1)
+        check_count("splits", splits, 1)
         self.rows = rows
         self.rate = rate
         self.batch_rows = batch_rows

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from ..errors import UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch
 from ..operators.source import Source, SourceReader
+from .rows import check_rate
+
+_CATCH_UP_S = 1.0
+"""A source that was held up may be ahead of its rate by this much, so that jitter costs no records."""
 
 
 def throttle(source: Source, rate: float) -> Source:
-    """`source` at no more than `rate` records/s over all its subtasks, counted from each (re)start.
+    """`source` at no more than `rate` records/s over all its subtasks, rejected ones included.
 
-    Whole batches are let through, so the rate holds on average, not within a batch.
+    Whole batches are let through, so the rate holds on average, not within a batch. After a stall at
+    most one second's records follow at once.
 
     Raises:
-        UsageError: the rate is not positive.
+        UsageError: the rate is not a positive number.
     """
-    if not rate > 0:
-        raise UsageError(f"the rate must be above 0 records/s rate=`{rate}`")
+    check_rate(rate, fix="leave throttle out for no limit")
     return _Throttled(source, rate)
 
 
@@ -32,7 +34,7 @@ class _Throttled(Source):
         self.schema = source.schema
         self.row_type = source.row_type
         self.bounded = source.bounded
-        self.rejected_schema: Any = getattr(source, "rejected_schema", None)
+        self.rejected_schema = source.rejected_schema
 
     def configure(self, options: Mapping[str, str]) -> Source:
         return _Throttled(self._source.configure(options), self._rate)
@@ -54,29 +56,37 @@ class _ThrottledReader(SourceReader):
     def __init__(self, reader: SourceReader, rate: float) -> None:
         self._reader = reader
         self._rate = rate
-        self._sent = 0
-        self._started = 0.0
+        self._next_s = 0.0
+        """On the monotonic clock: when the next record may go."""
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
         self._rate /= context.parallelism
-        self._started = context.clock.monotonic()
-        self._reader.open(context, reject)
+        self._next_s = context.clock.monotonic()
+
+        def count_and_reject(batch: Batch) -> None:
+            self._let_through(len(batch))
+            reject(batch)
+
+        self._reader.open(context, count_and_reject)
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         self._reader.add_splits(splits)
 
     def _due_s(self) -> float:
         """Seconds until the next record may go; not above 0: now."""
-        elapsed = self.context.clock.monotonic() - self._started
-        return self._sent / self._rate - elapsed
+        return self._next_s - self.context.clock.monotonic()
+
+    def _let_through(self, rows: int) -> None:
+        earliest = self.context.clock.monotonic() - _CATCH_UP_S
+        self._next_s = max(self._next_s, earliest) + rows / self._rate
 
     def poll(self) -> Batch | None:
         if self._due_s() > 0:
             return None
         batch = self._reader.poll()
         if batch is not None:
-            self._sent += len(batch)
+            self._let_through(len(batch))
         return batch
 
     async def wait(self) -> None:

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +32,7 @@ HEADGATE = str(Path(sys.executable).parent / "headgate")
 FLIGHTS_PER_SECOND = "25000"
 KILL_AFTER_CHECKPOINT = 2
 GIVE_UP_S = 300
+STOP_S = 20
 
 
 def say(text: str) -> None:
@@ -41,6 +43,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--keep", type=Path, help="directory for data, results and checkpoints")
     keep = parser.parse_args().keep
+    if keep is not None and (keep / "delays").exists():
+        parser.error(f"{keep} has the results of an earlier run: delete it, or name another")
     work = (keep or Path(tempfile.mkdtemp(prefix="headgate-demo-"))).resolve()
     try:
         return demo(work)
@@ -62,28 +66,53 @@ def demo(work: Path) -> int:
     command = [HEADGATE, "run", str(HERE / "flights.yaml")]
     say("headgate run examples/flights.yaml   (parallelism 2, embedded Ray)")
     job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    killed, restored = watch(job)
-    if job.wait(GIVE_UP_S) != 0:
-        say("the job failed")
+    watch = Watch(job)
+    if not ended_well(job):
         return 1
-    if not killed or not restored:
+    watch.join(STOP_S)
+    if not watch.killed or not watch.restored:
         say("no worker was killed, or no checkpoint was restored: the demo shows nothing")
         return 1
     return compare(work)
 
 
-def watch(job: subprocess.Popen[str]) -> tuple[bool, int]:
-    """Pass the job's log on; kill a worker on the way. Returns whether, and the restored checkpoint."""
-    killed, restored = False, 0
-    assert job.stderr is not None
-    for line in job.stderr:
-        print(f"    {line.rstrip()}", flush=True)
-        completed = re.search(r"checkpoint (\d+) completed", line)
-        if completed and int(completed[1]) >= KILL_AFTER_CHECKPOINT and not killed:
-            killed = kill_a_worker()
-        if found := re.search(r"restored checkpoint (\d+)", line):
-            restored = int(found[1])
-    return killed, restored
+class Watch(threading.Thread):
+    """Passes the job's log on, and kills a worker on the way."""
+
+    def __init__(self, job: subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        self.killed = False
+        self.restored = 0
+        """The checkpoint that the log says was restored."""
+        assert job.stderr is not None
+        self._log = job.stderr
+        self.start()
+
+    def run(self) -> None:
+        for line in self._log:
+            print(f"    {line.rstrip()}", flush=True)
+            completed = re.search(r"checkpoint (\d+) completed", line)
+            if completed and int(completed[1]) >= KILL_AFTER_CHECKPOINT and not self.killed:
+                self.killed = kill_a_worker()
+            if found := re.search(r"restored checkpoint (\d+)", line):
+                self.restored = int(found[1])
+
+
+def ended_well(job: subprocess.Popen[str]) -> bool:
+    """Wait for the job to end; one that does not is stopped."""
+    try:
+        if job.wait(GIVE_UP_S) == 0:
+            return True
+        say("the job failed")
+    except subprocess.TimeoutExpired:
+        say(f"the job did not end within {GIVE_UP_S} s")
+        job.terminate()
+        try:
+            job.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+    return False
 
 
 def kill_a_worker() -> bool:

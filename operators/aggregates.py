@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from ..errors import PlanError, StateError
 from ..state.aggregate_state import AggregateSpec, AggregateState, accumulator_for
+from ..state.epochs import TableEpoch
+from ..state.evolution import AGGREGATE
 from ..state.hashing import check_key_type
 from ..state.key_index import stored_key_type
 from ..state.snapshot import KEY_GROUP_COLUMN
@@ -188,6 +190,16 @@ class AggregatePlan:
         return pa.schema([key_group, *self.key_fields, *self.added, *state])
 
     @cached_property
+    def described_state_schema(self) -> pa.Schema:
+        """`state_schema` with the aggregate of each state column as the column's metadata."""
+        fields = list(self.state_schema)[: 1 + len(self.keys) + len(self.added)]
+        for spec, aggregate in zip(self.specs, self.aggregates.values(), strict=True):
+            about = {AGGREGATE: str(aggregate).encode()}
+            accumulator = accumulator_for(spec.kind, spec.name, spec.type)
+            fields += [field.with_metadata(about) for field in accumulator.state_fields()]
+        return pa.schema(fields)
+
+    @cached_property
     def specs(self) -> list[AggregateSpec]:
         """The aggregates as the state layer takes them."""
         return [
@@ -200,9 +212,9 @@ class AggregatePlan:
             for name, aggregate in self.aggregates.items()
         ]
 
-    def new_state(self) -> AggregateState:
-        """Empty accumulators."""
-        return AggregateState(self.specs)
+    def new_state(self, epoch: TableEpoch) -> AggregateState:
+        """Empty accumulators, of a table that counts its cuts with `epoch`."""
+        return AggregateState(self.specs, epoch)
 
     def describe(self) -> str:
         """For `explain`, such as `n=count() per user`."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
+from ..errors import InternalError
 from ..state.keygroups import KeyGroupRange
-from ..state.snapshot import CommitPermit, RestoredState, StateSnapshot
+from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
 from .clock import Clock
 from .elements import Batch
 
@@ -69,6 +71,10 @@ class TimerService(Protocol):
         ...
 
 
+def _no_directory() -> Path:
+    raise InternalError("this operator was given no local directory")
+
+
 @dataclass(slots=True)
 class OperatorContext:
     """What an operator may know about where it runs."""
@@ -89,6 +95,17 @@ class OperatorContext:
     options: dict[str, str] = field(default_factory=dict)
     restored_checkpoint: int = 0
     """Id of the checkpoint this attempt was restored from; 0 for a fresh start."""
+    local_directory: Callable[[], Path] = _no_directory
+    """Makes, on first use, a directory of this operator subtask's own; it is deleted after the attempt."""
+
+    @property
+    def file_token(self) -> str:
+        """Begins the ids of files that this attempt of this subtask makes (`LocalFile.id`).
+
+        Attempts are counted anew in another storage. There a run begins with a savepoint, whose number
+        no earlier run can have begun with: numbers of checkpoints go on from it.
+        """
+        return f"{self.attempt}-{self.restored_checkpoint}-{self.subtask_index}"
 
     @property
     def attempt_number(self) -> int:
@@ -102,15 +119,22 @@ class Operator:
     output: Output
     context: OperatorContext
 
-    def open(self, context: OperatorContext) -> None:
-        """Called first, before any state or record. Raising fails the attempt."""
-        self.context = context
+    def open(self, context: OperatorContext) -> Awaitable[None] | None:
+        """Called first, before any state or record. Raising fails the attempt.
 
-    def restore(self, state: RestoredState) -> None:
+        What it returns is awaited before anything else runs in this subtask.
+        """
+        self.context = context
+        return None
+
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Take over the state of the last completed checkpoint: the rows of own key groups only.
 
-        Called after `open`, only if the job was restored (the state may still be empty).
+        Called after `open`, only if the job was restored (the state may still be empty). What it
+        returns is awaited before anything else runs in this subtask: blocking work goes into
+        `context.run_in_thread`.
         """
+        return None
 
     def process(self, batch: Batch, input_index: int) -> None:
         """Handle one batch of input number `input_index` (0 for operators with one input)."""
@@ -131,6 +155,10 @@ class Operator:
         """The synchronous part: a cheap consistent cut. Slow work goes into its table makers."""
         return None
 
+    def states(self) -> Sequence[StateInfo]:
+        """What states this operator has. Also asked before `open`, to check a savepoint against a job."""
+        return ()
+
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged.
 
@@ -141,8 +169,13 @@ class Operator:
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` will never complete; its data belongs to the next one."""
 
-    def finish(self) -> None:
-        """All inputs ended; flush, may emit. Not called again after restoring a finished subtask."""
+    def finish(self) -> Awaitable[None] | None:
+        """All inputs ended; flush, may emit. Not called again after restoring a finished subtask.
+
+        What it returns is awaited before anything else runs in this subtask, the `finish` of the
+        operators behind it included.
+        """
+        return None
 
     def close(self) -> None:
         """Release resources. Also called after failures, then without `finish`. Must not raise."""

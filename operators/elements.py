@@ -104,9 +104,19 @@ class WatermarkStatus:
 @final
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How a checkpoint is taken. `stop`: sources emit nothing behind the barrier."""
+    """How a checkpoint is taken.
+
+    Attributes:
+        stop: sources emit nothing behind the barrier.
+        base: the completed checkpoint on whose files this one may build; 0: none, it is written in full.
+        savepoint: address of the directory that a savepoint is written to; empty: a checkpoint.
+        native: of a savepoint: the backend's own files, instead of canonical tables.
+    """
 
     stop: bool = False
+    base: int = 0
+    savepoint: str = ""
+    native: bool = False
 
 
 @final

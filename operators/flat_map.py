@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -12,9 +11,10 @@ import numpy as np
 from ..errors import HeadgateError
 from .base import AsyncOperator, Operator, Output
 from .elements import Batch, Timestamps
+from .functions import is_async_generator
 from .per_record import UserFunction, pieces
 from .rows import PER_RECORD_ROWS
-from .user_code import bad_result, user_error
+from .user_code import FAILURES, bad_result, user_error
 
 _FIX = "return a list, or make the function a generator with yield; an empty list drops the record"
 
@@ -32,13 +32,13 @@ class FlatMapOperator(Operator):
     def process(self, batch: Batch, input_index: int) -> None:
         function = self._user.function
         for piece in pieces(batch):
-            results = _Results(self._user, piece.timestamps, self.output)
+            results = Results(self._user, piece.timestamps, self.output)
             for index, record in enumerate(self._user.reader(piece)):
                 try:
                     made = function(record)
                 except HeadgateError:
                     raise
-                except Exception as error:
+                except FAILURES as error:
                     raise user_error(self._user.step, self._user.origin, record, error) from error
                 results.add(index, record, made)
             results.flush()
@@ -49,7 +49,7 @@ class AsyncFlatMapOperator(AsyncOperator):
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
-        if inspect.isasyncgenfunction(user.function):
+        if is_async_generator(user.function):
             self._user = UserFunction(
                 _Collected(user.function),
                 user.step,
@@ -62,7 +62,7 @@ class AsyncFlatMapOperator(AsyncOperator):
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
             records = self._user.reader(piece)
-            results = _Results(self._user, piece.timestamps, self.output)
+            results = Results(self._user, piece.timestamps, self.output)
             made = await self._user.apply_async(records)
             for index, record in enumerate(records):
                 results.add(index, record, made[index])
@@ -79,7 +79,7 @@ class _Collected:
         return [item async for item in self._function(record)]
 
 
-class _Results:
+class Results:
     """Collects results and their event times, and sends them on when there are enough."""
 
     def __init__(self, user: UserFunction, times: Timestamps | None, output: Output) -> None:
@@ -111,7 +111,7 @@ class _Results:
                 taken = list(islice(items, PER_RECORD_ROWS - len(self._items)))
             except HeadgateError:
                 raise
-            except Exception as error:
+            except FAILURES as error:
                 raise user_error(self._user.step, self._user.origin, record, error) from error
             self._items += taken
             self._sources += [index] * len(taken)

@@ -1,24 +1,31 @@
-"""What windowed and running aggregates share: reading a batch, and snapshot tables."""
+"""What windowed and running aggregates share: reading a batch, and the keyed state of one window."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ..errors import PlanError, StateError
-from ..state.accumulators import Frozen
-from ..state.aggregate_state import AggregateState
-from ..state.hashing import key_groups_of
-from ..state.key_index import BatchKeys, KeyHasher, KeyIndex, stored_keys
+from ..errors import PlanError
+from ..state.aggregate_state import AggregateState, StateCut
+from ..state.epochs import RESTORED_EPOCH, TableEpoch
+from ..state.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column, taken_keys
 from ..state.values import Index, values_of
 from .aggregates import AggregatePlan
 from .elements import Batch, ColumnBatch
 
 Rows = slice | Index
+
+_INDEX_BYTES = 8 + 8 + 4 * 6
+"""Of a key in memory: both lanes of its identity, and 4 to 8 cells of the index."""
+
+Loader = Callable[[list[pa.Array]], tuple[Index, pa.Table] | None]
+"""Finds state that lies elsewhere: takes the key columns of keys that are new to a group, and returns which
+of them it knows, ascending, with the table of their state columns; None if none."""
 
 
 class KeyedRows:
@@ -35,16 +42,29 @@ class KeyedRows:
 
     def keys_at(self, rows: Index) -> list[pa.Array]:
         """The keys of some rows, as they are emitted."""
-        indices = pa.array(rows)
-        return [stored_keys(column).take(indices) for column in self.key_columns]
+        return [taken_keys(column, rows) for column in self.key_columns]
 
 
 class KeyedGroup:
-    """The keys and aggregates of one window, or of a running aggregate."""
+    """The keys and aggregates of one window, or of a running aggregate.
 
-    def __init__(self, plan: AggregatePlan, hasher: KeyHasher) -> None:
+    Args:
+        plan: the aggregates.
+        hasher: of the keys.
+        epoch: of the table whose rows these are; all groups of a table share it.
+        loader: asked for the state of keys that are new here, before their rows are added.
+    """
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        hasher: KeyHasher,
+        epoch: TableEpoch,
+        loader: Loader | None = None,
+    ) -> None:
         self.keys = KeyIndex(hasher)
-        self.state: AggregateState = plan.new_state()
+        self.state: AggregateState = plan.new_state(epoch)
+        self._loader = loader
 
     def add(self, rows: KeyedRows, which: Rows | None) -> Index | None:
         """Add some rows (None: all); returns the slot of each, None if all go to the one group."""
@@ -54,77 +74,79 @@ class KeyedGroup:
         if rows.keys is None:
             self.state.add_all(values, rows.size if which is None else row_count(which))
             return None
-        slots = self.keys.lookup(rows.keys, which).astype(np.intp)
+        slots = self.slots_of(rows.keys, which)
         self.state.add(slots, values, self.keys.size)
         return slots
 
+    def slots_of(self, keys: BatchKeys, which: Rows | None = None) -> Index:
+        """The slot of each key; the state of new ones is loaded, if it lies elsewhere."""
+        before = self.keys.size
+        slots, new = self.keys.lookup_new(keys, which)
+        if new and self._loader is not None:
+            found = self._loader(new)
+            if found is not None:
+                self.state.load(before + found[0], found[1], self.keys.size)
+        return slots.astype(np.intp)
+
+    @property
+    def busy(self) -> bool:
+        """True while a cut is open: then the memory must not be used for other keys."""
+        return self.state.busy
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index and the state."""
+        return self.keys.nbytes + self.state.nbytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that the keys and their state take, without room to grow; 0 if there are none."""
+        return self.keys.size * _INDEX_BYTES + self.keys.key_bytes + self.state.used_bytes
+
     def clear(self) -> None:
-        """Forget everything; keeps the memory."""
+        """Forget everything; keeps the memory. Not while `busy`."""
         self.keys.clear()
         self.state.reset()
 
-    def freeze(self, plan: AggregatePlan, added: Sequence[int]) -> Callable[[], pa.Table]:
-        """A cut as it is now: a function that makes its table, without key groups and unsorted.
+    def cut(self, epoch: int) -> GroupCut:
+        """Open cut number `epoch`, which the table has just counted."""
+        return GroupCut(self.keys.cut(), self.state.cut(epoch))
 
-        The first column holds the hashes. `added` are the values of the plan's added columns.
-        """
-        keys = self.keys.freeze() if plan.keys else None
-        state: dict[str, Frozen] = self.state.freeze()
-        size = self.state.size
-
-        def make() -> pa.Table:
-            if not size:
-                return pa.table({})
-            hashes, key_columns = keys() if keys is not None else (np.zeros(size, np.uint64), [])
-            constants = [
-                pa.array(np.full(size, value)).cast(field.type)
-                for value, field in zip(added, plan.added, strict=True)
-            ]
-            columns = [*key_columns, *constants, *(column() for column in state.values())]
-            return pa.Table.from_arrays(
-                [pa.array(hashes), *columns], names=["hash", *plan.state_schema.names[1:]]
-            )
-
-        return make
-
-    def load(self, plan: AggregatePlan, hasher: KeyHasher, table: pa.Table) -> None:
-        """Take over the rows of a snapshot; only once, into an empty group."""
+    def load(
+        self,
+        plan: AggregatePlan,
+        hasher: KeyHasher,
+        table: pa.Table,
+        epochs: Any = RESTORED_EPOCH,
+    ) -> None:
+        """Take over the rows of a snapshot; only into an empty group. `epochs`: of all or of each."""
         if not plan.keys:
-            self.state.load(np.zeros(1, np.intp), table.slice(0, 1), 1)
+            self.state.load(np.zeros(1, np.intp), table.slice(0, 1), 1, epochs)
             return
-        columns = [table.column(key).combine_chunks() for key in plan.keys]
-        columns = [plain_column(column) for column in columns]
+        columns = [plain_column(table.column(key)) for key in plan.keys]
         slots = self.keys.lookup(BatchKeys(hasher, columns)).astype(np.intp)
-        self.state.load(slots, table, self.keys.size)
+        self.state.load(slots, table, self.keys.size, epochs)
 
 
-def snapshot_table(
-    plan: AggregatePlan, makers: Sequence[Callable[[], pa.Table]], max_parallelism: int
-) -> pa.Table:
-    """The tables of `KeyedGroup.freeze` together, with key groups, sorted by them."""
-    schema: pa.Schema = plan.state_schema
-    tables = [table for table in (make() for make in makers) if table.num_rows]
-    if not tables:
-        return schema.empty_table()
-    table = pa.concat_tables(tables).combine_chunks()
-    hashes = table.column(0).chunk(0).to_numpy()
-    groups = key_groups_of(hashes, max_parallelism)
-    table = table.set_column(0, schema.field(0), pa.array(groups)).cast(schema)
-    return table.take(pa.array(np.argsort(groups, kind="stable")))
+@dataclass(frozen=True, slots=True)
+class GroupCut:
+    """A cut of one group; `slots`, then `columns`, in any one thread."""
 
+    _keys: KeyCut
+    _state: StateCut
 
-def check_state_table(plan: AggregatePlan, table: pa.Table) -> None:
-    """Raise StateError unless the keys of a snapshot's table are those of this job."""
-    for field in [*plan.key_fields, *plan.added]:
-        found: Any = None
-        if field.name in table.column_names:
-            found = table.schema.field(field.name).type
-        if found != field.type:
-            raise StateError(
-                f"the snapshot has other keys column=`{field.name}` expected=`{field.type}` "
-                f"found=`{found}`",
-                fix="keep the keys as they were, or start the step under a new name",
-            )
+    def slots(self, since: int | None) -> Rows:
+        """The slots that had changed after cut number `since`, ascending; None: all."""
+        return self._state.slots(since)
+
+    def columns(self, which: Rows) -> tuple[list[pa.ChunkedArray], list[pa.Array]]:
+        """Key columns and state columns of these slots. Closes the cut."""
+        state = self._state.columns(which)
+        return self._keys.take(which), state
+
+    def close(self) -> None:
+        """Nothing will be read any more."""
+        self._state.close()
 
 
 def columns_of(batch: Batch, step: str) -> pa.RecordBatch:
@@ -144,13 +166,6 @@ def columns_of(batch: Batch, step: str) -> pa.RecordBatch:
 def identity_seed(job_name: str) -> int:
     """The seed of the second lane of key identities: another one for each job."""
     return xxhash.xxh3_64_intdigest(job_name.encode())
-
-
-def plain_column(column: Any) -> pa.Array:
-    """The one array of a combined column."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def row_count(rows: Rows) -> int:

@@ -14,20 +14,25 @@ from .aggregates import Aggregate, AggregatePlan
 from .base import OperatorFactory
 from .expression_steps import SelectStep
 from .expressions import Column
+from .functions import check_plain
 from .graph import Node, Origin
 from .origin import capture_origin
 from .partitioning import HashColumns, HashFunction, Partitioning
+from .per_record import UserFunction
+from .process import KeyedProcess, KeyedProcessOperator, check_process, declared_states
 from .reduce import ReduceOperator
 from .required_name import named
+from .rows import RowReader
 from .running_aggregate import RunningAggregate
 from .schema import SchemaLike, record_class, same_columns
 from .stream import Stream
-from .stream_base import check_callable, into_schema
+from .stream_base import into_schema
 from .suggestions import suggest
 from .window_aggregate import LATE, WindowAggregate
 from .windows import WINDOW_FIELDS, TumblingWindow
 
 T = TypeVar("T")
+Out = TypeVar("Out")
 
 _STATE = "its state is stored under this name"
 
@@ -51,7 +56,7 @@ class KeyedStream(Generic[T]):
             name: the address of the state.
         """
         origin = capture_origin()
-        check_callable(function, "reduce", origin)
+        check_plain(function, "reduce", origin)
         stream = self._stream
         row_type = stream._row_type
         key = self._keyed_by
@@ -66,6 +71,52 @@ class KeyedStream(Generic[T]):
         )
         return _add_stateful(
             stream, "reduce", name, origin, operator, self._keyed_by, stream.schema, row_type
+        )
+
+    @named("stateful step", _STATE)
+    def process(
+        self,
+        function: KeyedProcess[Any, T, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Out]:
+        """Call a function with keyed state for each record; each result has the record's event time.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        origin = capture_origin()
+        check_process(function, str(origin))
+        stream = self._stream
+        schema = None if into is None else into_schema(into, origin)
+        on_record: Any = function.on_record
+        reader = RowReader(stream.schema, stream._row_type, on_record)
+        user = UserFunction(on_record, name, origin, reader, schema)
+        key = self._keyed_by
+        fields = None
+        if isinstance(key, HashColumns):
+            fields = [stream._columns("key_by", origin).field(column) for column in key.columns]
+        declared = declared_states(function, fields, str(origin))
+        operator = partial(
+            KeyedProcessOperator,
+            function,
+            key.columns if isinstance(key, HashColumns) else key.function,
+            user,
+            declared,
+        )
+        return _add_stateful(
+            stream,
+            "process",
+            name,
+            origin,
+            operator,
+            key,
+            schema,
+            record_class(into),
+            detail=type(function).__name__,
         )
 
     @named("stateful step", _STATE)

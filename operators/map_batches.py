@@ -14,7 +14,7 @@ from .elements import Batch, ColumnBatch
 from .graph import Origin
 from .rows import column_batch
 from .schema import difference
-from .user_code import bad_result, user_error
+from .user_code import FAILURES, bad_result, is_own_cancellation, user_error
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BatchFunction:
     origin: Origin
     into: pa.Schema
 
-    def failure(self, data: pa.RecordBatch, error: Exception) -> Exception:
+    def failure(self, data: pa.RecordBatch, error: BaseException) -> Exception:
         """The error to raise when the function raised."""
         return user_error(self.step, self.origin, _shown(data), error)
 
@@ -80,7 +80,7 @@ class MapBatchesOperator(Operator):
             result = self._user.function(given.data)
         except HeadgateError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise self._user.failure(given.data, error) from error
         if (checked := self._user.checked(given, result)) is not None:
             self.output.emit(checked)
@@ -100,7 +100,9 @@ class AsyncMapBatchesOperator(AsyncOperator):
             result = await self._user.function(given.data)
         except HeadgateError:
             raise
-        except Exception as error:
+        except FAILURES as error:
+            if is_own_cancellation(error):
+                raise
             raise self._user.failure(given.data, error) from error
         if (checked := self._user.checked(given, result)) is not None:
             self.output.emit(checked)

@@ -72,8 +72,3 @@ Partitioning: TypeAlias = (
     | Global
     | Custom
 )
-
-
-def is_keyed(partitioning: Partitioning) -> bool:
-    """True if equal keys meet in one subtask."""
-    return isinstance(partitioning, HashColumns | HashFunction)

@@ -13,7 +13,7 @@ from ..errors import HeadgateError, UserCodeError
 from .elements import Batch, ColumnBatch, ObjectBatch, Timestamps
 from .graph import Origin
 from .rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
-from .user_code import bad_result, user_error
+from .user_code import FAILURES, bad_result, is_own_cancellation, user_error
 
 MAX_IN_FLIGHT: Final = 100
 """Records of one subtask that a coroutine function works on at the same time, unless told otherwise."""
@@ -43,8 +43,10 @@ class UserFunction:
             results.extend(map(self.function, records))
         except HeadgateError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise user_error(self.step, self.origin, records[len(results)], error) from error
+        if len(results) < len(records):  # to `map` a StopIteration is the end of the records
+            raise user_error(self.step, self.origin, records[len(results)], StopIteration())
         return results
 
     async def apply_async(self, records: list[Any]) -> list[Any]:
@@ -61,7 +63,9 @@ class UserFunction:
                     results[index] = await self.function(records[index])
                 except HeadgateError:
                     raise
-                except Exception as error:
+                except FAILURES as error:
+                    if is_own_cancellation(error):
+                        raise
                     raise user_error(self.step, self.origin, records[index], error) from error
 
         try:

@@ -1,23 +1,25 @@
 """Keyed reduce with a Python function: one tight loop over the records, a dict per subtask.
 
-Emits the running value for each record, with the record's event time. State is pickled at the cut of a
-snapshot, since user code may change its own values later; that pauses the subtask for about a second per
-million keys.
+Emits the running value for each record, with the record's event time. A value is whatever the function
+returns, perhaps the object it was given, changed in place. So while a snapshot is being written, the value
+of a key is pickled before the function gets it for the first time, and the snapshot takes that.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-import cloudpickle
-import numpy as np
 import pyarrow as pa
 
 from ..errors import StateError
-from ..state.hashing import hash_keys, key_groups_of
-from ..state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateSnapshot
+from ..state.codecs import PickleCodec, dumps
+from ..state.evolution import check_compatible
+from ..state.keyed.canonical import Layout, Rows
+from ..state.keyed.cuts import Changes, Cut
+from ..state.keyed.identity import key_of, token
+from ..state.keyed.key_shape import OPAQUE_KEYS, keys_of_columns
+from ..state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from .base import Operator
 from .elements import Batch, ColumnBatch, ObjectBatch
 from .graph import Origin
@@ -25,16 +27,17 @@ from .rows import PER_RECORD_ROWS, RowMismatch, to_columns, to_list, to_rows
 from .user_code import bad_result, user_error
 
 _STATE = "reduce"
-_SCHEMA = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("key_text", pa.string(), False),
-        pa.field("key", pa.binary(), False),
-        pa.field("value", pa.binary(), False),
-    ]
-)
-_KEY_TEXT_MAX = 200
 _ABSENT = object()
+_PIECE = 4_096
+"""Keys that the thread of a snapshot takes over at a time."""
+_PLAIN_KEYS = frozenset({int, str, bytes})
+
+
+class _PickledCodec(PickleCodec):
+    """Values that come to the table as pickles."""
+
+    def to_array(self, values: Iterable[Any]) -> pa.Array:
+        return pa.array(values, self.type_)
 
 
 class ReduceOperator(Operator):
@@ -63,7 +66,13 @@ class ReduceOperator(Operator):
         self._key = key if callable(key) else tuple(key)
         self._schema, self._row_type = schema, row_type
         self._step, self._origin = step, origin or Origin("")
+        shape = OPAQUE_KEYS
+        if not callable(key) and schema is not None:
+            shape = keys_of_columns([schema.field(name) for name in key])
+        self._layout = Layout(shape, "reduce", _PickledCodec())
         self._values: dict[Any, Any] = {}
+        self._order: list[Any] = []  # the keys as they came; only grows, so a thread can read along
+        self._changes = Changes()
 
     def process(self, batch: Batch, input_index: int) -> None:
         if isinstance(batch, ColumnBatch):
@@ -107,54 +116,104 @@ class ReduceOperator(Operator):
 
     def _reduce(self, keys: list[Any], records: list[Any]) -> list[Any]:
         """The running value behind each record."""
-        values, function = self._values, self._function
-        get, absent = values.get, _ABSENT
+        if not _PLAIN_KEYS.issuperset(map(type, keys)):
+            keys = list(map(token, keys))
+        values, function, changes = self._values, self._function, self._changes
+        get, absent, arrived = values.get, _ABSENT, self._order.append
         results: list[Any] = []
         append = results.append
+        if changes.newest is not None:
+            self._keep_old(keys)
         try:
             for key, record in zip(keys, records, strict=True):
                 before = get(key, absent)
-                value = record if before is absent else function(before, record)
-                values[key] = value
+                if before is absent:
+                    value = record
+                    values[key] = value
+                    arrived(key)
+                else:
+                    value = values[key] = function(before, record)
                 append(value)
         except Exception as error:
             raise user_error(self._step, self._origin, records[len(results)], error) from error
+        changes.dirty.update(keys)
         return results
 
+    def _keep_old(self, keys: list[Any]) -> None:
+        """Pickle the values that open cuts need, before the function can change them."""
+        changes, values = self._changes, self._values
+        for key in keys:
+            cut = changes.newest
+            if cut is None:
+                return
+            if key in values and key not in cut.undo[0]:
+                changes.log(0, key, dumps(values[key]))
+
+    def states(self) -> Sequence[StateInfo]:
+        return [self._layout.info(_STATE)]
+
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `reduce`: key group, the key as text and pickled, the value pickled."""
-        keys = list(self._values)
-        values = [_dumps(value) for value in self._values.values()]
+        """Table `reduce`: key group, the key columns, the value pickled."""
+        cut, count = self._changes.cut(), len(self._order)
         max_parallelism = self.context.max_parallelism
 
-        def make() -> pa.Table:
-            groups = key_groups_of(hash_keys(keys), max_parallelism)
-            order = np.argsort(groups, kind="stable")
-            columns = [
-                pa.array(groups),
-                pa.array([repr(key)[:_KEY_TEXT_MAX] for key in keys], pa.string()),
-                pa.array([_dumps(key) for key in keys], pa.binary()),
-                pa.array(values, pa.binary()),
-            ]
-            return pa.Table.from_arrays(columns, schema=_SCHEMA).take(pa.array(order))
+        def make(since: int | None) -> pa.Table:
+            try:
+                rows = self._all_rows(cut, count) if since is None else self._changed(cut, since)
+                return self._layout.table(rows, max_parallelism, deltas=since is not None)
+            finally:
+                cut.open = False
 
-        return StateSnapshot(tables={_STATE: make})
+        def discard() -> None:
+            cut.open = False
+
+        epoch = 0 if self._changes.rebase else cut.epoch
+        table = TableCut(
+            make, self._layout.identity, epoch, discard=discard, confirm=self._changes.confirm
+        )
+        return StateSnapshot(tables={_STATE: table})
+
+    def _all_rows(self, cut: Cut, count: int) -> Rows:
+        rows = Rows()
+        for low in range(0, count, _PIECE):
+            for key in self._order[low : min(low + _PIECE, count)]:
+                self._add(rows, cut, key)
+        return rows
+
+    def _changed(self, cut: Cut, since: int) -> Rows:
+        rows = Rows()
+        for key in set().union(*self._changes.changed(since, cut)):
+            self._add(rows, cut, key)
+        return rows
+
+    def _add(self, rows: Rows, cut: Cut, key: Any) -> None:
+        """The value of a key at the cut; if it changes while it is pickled, the old one was kept."""
+        failure: Exception | None = None
+        data: Any = None
+        try:
+            data = dumps(self._values[key])
+        except Exception as error:
+            failure = error
+        data = cut.find(0, key, data)
+        if data is None:
+            raise StateError(
+                f"a value cannot be pickled step=`{self._step}` key=`{key_of(key)!r}`: {failure}",
+                where=str(self._origin),
+                fix="let the function return plain data",
+            ) from failure
+        rows.keys.append(key_of(key))
+        rows.values.append(data)
 
     def restore(self, state: RestoredState) -> None:
         table = state.tables.get(_STATE)
         if table is None:
             return
-        if not {"key", "value"} <= set(table.column_names):
+        info = self._layout.info(_STATE)
+        if _STATE in state.states:
+            check_compatible(state.states[_STATE], info, self._step)
+        if not {*self._layout.identity, "value"} <= set(table.column_names):
             raise StateError(f"the snapshot holds no state of a reduce step=`{self._step}`")
-        keys = table.column("key").to_pylist()
-        values = table.column("value").to_pylist()
-        self._values = dict(zip(map(pickle.loads, keys), map(pickle.loads, values), strict=True))
-
-
-def _dumps(value: Any) -> bytes:
-    """Pickled; by the slower cloudpickle only where a class travels with the job's code."""
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError):
-        data: bytes = cloudpickle.dumps(value)
-        return data
+        rows = self._layout.rows(table)
+        self._order = list(map(token, rows.keys))
+        self._values = dict(zip(self._order, rows.values, strict=True))
+        self._changes.restored()

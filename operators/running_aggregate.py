@@ -7,23 +7,28 @@ intermediate results are seen; the last one of each key always is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
+from ..state.epochs import TableEpoch
 from ..state.key_index import KeyHasher
-from ..state.snapshot import RestoredState, StateSnapshot
+from ..state.reserved import SlotArray
+from ..state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..state.values import Index
+from .aggregate_tables import (
+    CutPart,
+    aggregate_info,
+    files_of_another_backend,
+    restored_rows,
+    table_cut,
+)
 from .aggregates import AggregatePlan
 from .base import Operator, OperatorContext
 from .elements import Batch, ColumnBatch, Timestamps
-from .keyed_aggregate import (
-    KeyedGroup,
-    KeyedRows,
-    check_state_table,
-    columns_of,
-    identity_seed,
-    snapshot_table,
-)
+from .keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
+from .spilling_group import SpillingGroup, SpillingSpace, lies_on_disk
 
 _RUNNING = "running"
 
@@ -34,14 +39,26 @@ class RunningAggregate(Operator):
     def __init__(self, plan: AggregatePlan, step: str = "agg") -> None:
         assert not plan.added
         self._plan, self._step = plan, step
-        self._last_row = np.zeros(0, np.intp)  # scratch by slot, written before it is read
-        self._last_time = np.zeros(0, np.int64)
+        self._last_row = SlotArray(np.intp)  # scratch by slot, written before it is read
+        self._last_time = SlotArray(np.int64)
+        self._space: SpillingSpace | None = None
+        self._spilling: SpillingGroup | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
+        self._epoch = TableEpoch()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
-        self._group = KeyedGroup(self._plan, self._hasher)
+        self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
+        if lies_on_disk(self._plan, context):
+            self._space = SpillingSpace(self._plan, context, _RUNNING)
+            self._spilling = SpillingGroup(self._space)
+            self._hasher = self._space.hasher
+
+    @property
+    def _group(self) -> KeyedGroup:
+        """Where rows are added now; another one after each `settle`."""
+        return self._in_memory if self._spilling is None else self._spilling.group
 
     def process(self, batch: Batch, input_index: int) -> None:
         data = columns_of(batch, self._step)
@@ -59,33 +76,56 @@ class RunningAggregate(Operator):
             times = self._latest(slots, touched, batch.timestamps)
         result = pa.RecordBatch.from_arrays(columns, schema=self._plan.result_schema)
         self.output.emit(ColumnBatch(result, times))
+        if self._spilling is not None:
+            self._spilling.settle()
 
     def _last_rows(self, slots: Index) -> Index:
         """The last row of each key in the batch, ascending."""
-        size = self._group.state.size
-        if size > len(self._last_row):
-            self._last_row = np.zeros(2 * size, np.intp)
-            self._last_time = np.zeros(2 * size, np.int64)
-        order = np.arange(len(slots))
-        self._last_row[slots] = order
-        return np.flatnonzero(self._last_row[slots] == order)
+        self._last_row.reserve(self._group.state.size)
+        order, last = np.arange(len(slots)), self._last_row.data
+        last[slots] = order
+        return np.flatnonzero(last.take(slots) == order)
 
     def _latest(self, slots: Index, touched: Index, times: Timestamps) -> Timestamps:
         """The greatest event time of each touched key."""
-        self._last_time[touched] = np.iinfo(np.int64).min
-        np.maximum.at(self._last_time, slots, times)
-        return self._last_time[touched]
+        self._last_time.reserve(self._group.state.size)
+        latest = self._last_time.data
+        latest[touched] = np.iinfo(np.int64).min
+        np.maximum.at(latest, slots, times)
+        return latest.take(touched)
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `running`: one row per key."""
-        plan, max_parallelism = self._plan, self.context.max_parallelism
-        maker = self._group.freeze(plan, ())
-        return StateSnapshot(
-            tables={_RUNNING: lambda: snapshot_table(plan, [maker], max_parallelism)}
-        )
+        """Table `running`: one row per key; or its runs."""
+        if self._spilling is not None:
+            return StateSnapshot(files={_RUNNING: self._spilling.snapshot()})
+        epoch = self._epoch.cut()
+        parts = [CutPart(self._group.cut(epoch))]
+        cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        return StateSnapshot(tables={_RUNNING: cut})
+
+    def states(self) -> Sequence[StateInfo]:
+        """Table `running`."""
+        return [aggregate_info(self._plan, _RUNNING, "running")]
 
     def restore(self, state: RestoredState) -> None:
+        """Take over the aggregates; new ones start empty."""
+        self._epoch.restored()
+        files = state.files.get(_RUNNING)
+        if files:
+            if self._spilling is None:
+                raise files_of_another_backend(_RUNNING, self._step)
+            self._spilling.restore_files(files)
         table = state.tables.get(_RUNNING)
-        if table is not None and table.num_rows:
-            check_state_table(self._plan, table)
-            self._group.load(self._plan, self._hasher, table)
+        if table is None or not table.num_rows:
+            return
+        rows = restored_rows(self._plan, table, state.states.get(_RUNNING), self._step)
+        if self._spilling is not None:
+            self._spilling.restore_table(rows)
+        else:
+            self._in_memory.load(self._plan, self._hasher, rows)
+
+    def close(self) -> None:
+        if self._spilling is not None:
+            self._spilling.close()
+        if self._space is not None:
+            self._space.close()

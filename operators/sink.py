@@ -15,10 +15,11 @@ from enum import Enum
 import msgspec
 import pyarrow as pa
 
-from ..errors import InternalError, check
-from ..state.snapshot import CommitPermit, RestoredState, StateSnapshot
+from ..errors import InternalError, UsageError, check
+from ..state.snapshot import CommitPermit, ItemsCut, RestoredState, StateSnapshot
 from .base import Operator, OperatorContext
 from .elements import Batch
+from .suggestions import suggest
 
 
 class Guarantee(Enum):
@@ -29,12 +30,35 @@ class Guarantee(Enum):
     NONE = "none"
 
 
+def parse_guarantee(text: str | Guarantee) -> Guarantee:
+    """The guarantee a user names.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if isinstance(text, Guarantee):
+        return text
+    names = [kind.value for kind in Guarantee]
+    if text not in names:
+        raise UsageError(
+            f"no such guarantee guarantee=`{text}`", fix=suggest(str(text), names, "guarantees")
+        )
+    return Guarantee(text)
+
+
 class SinkWriter:
     """Writes the records of one subtask."""
 
     def open(self, context: OperatorContext) -> None:
-        """Called first. `context.restored_checkpoint` and `.attempt` tell which leftovers are dead."""
+        """Called first. Must not block: that is for `prepare`."""
         self.context = context
+
+    def prepare(self) -> None:
+        """Called next, in a thread: reach the storage, clean up what dead attempts left.
+
+        `context.restored_checkpoint` and `.attempt` tell which leftovers are dead. Behind it come the
+        commits of what the restored checkpoint holds, then the first write. Raising fails the attempt.
+        """
 
     def write(self, batch: Batch) -> None:
         """Write a batch; it may become visible at once, or when committed, as the guarantee says."""
@@ -53,8 +77,12 @@ class SinkWriter:
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
         """Make pre-committed data visible. Idempotent; runs in a thread. Raising fails the job."""
 
-    def finish(self) -> None:
-        """End of data: no write follows (the last roll and commit still do)."""
+    def finish(self) -> Callable[[], None] | None:
+        """End of data: no write follows (the last roll and commit still do).
+
+        What blocks goes into a function to return; it is run in a thread, and awaited.
+        """
+        return None
 
     def close(self) -> None:
         """Release resources; also called after failures: drop what was never pre-committed."""
@@ -66,13 +94,12 @@ class Sink:
     Attributes:
         guarantees: what this sink can do.
         guarantee: what the job asks of it.
-        input_schema: if not None, the columns that must be there.
+        needs_columns: True if it takes only column batches.
     """
 
     guarantees: frozenset[Guarantee] = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     needs_columns: bool = False
-    """True if the sink takes only column batches."""
 
     def bind(self, schema: pa.Schema | None) -> None:
         """Called at plan time with the schema of the stream; raise PlanError if it does not fit."""
@@ -155,21 +182,24 @@ class SinkOperator(Operator):
             raise InternalError("the sink is not open")
         return self._writer
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Awaitable[None] | None:
         super().open(context)
         self._writer = self._sink.writer()
         self._writer.open(context)
+        return context.run_in_thread(self._writer.prepare)
 
-    def restore(self, state: RestoredState) -> None:
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Commit what the restored checkpoint had pre-committed; that it was restored is the permit."""
         restored = self.context.restored_checkpoint
         for item in state.items.get(_STATE, []):
             pending = msgspec.msgpack.decode(item, type=_Pending)
             self._ledger.add(pending.checkpoint_id, pending.committables)
         committables = self._ledger.take(restored)
-        if committables:
-            check(restored > 0, "restored committables without a checkpoint")
-            self.writer.commit(committables, CommitPermit(self.context.job_name, 0, restored))
+        if not committables:
+            return None
+        check(restored > 0, "restored committables without a checkpoint")
+        writer, permit = self.writer, CommitPermit(self.context.job_name, 0, restored)
+        return self.context.run_in_thread(lambda: writer.commit(committables, permit))
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)
@@ -183,7 +213,7 @@ class SinkOperator(Operator):
         def make_items() -> list[bytes]:
             return [msgspec.msgpack.encode(pending) for pending in ledger.prepare(checkpoint_id)]
 
-        return StateSnapshot(items={_STATE: make_items})
+        return StateSnapshot(items={_STATE: ItemsCut(make_items)})
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Commit everything up to the permit's checkpoint, in a thread; failures fail the job."""
@@ -193,8 +223,9 @@ class SinkOperator(Operator):
         writer = self.writer
         return self.context.run_in_thread(lambda: writer.commit(due, permit))
 
-    def finish(self) -> None:
-        self.writer.finish()
+    def finish(self) -> Awaitable[None] | None:
+        rest = self.writer.finish()
+        return None if rest is None else self.context.run_in_thread(rest)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -14,16 +14,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..state.hashing import hash_columns
-from ..state.key_index import BatchKeys, KeyHasher, stored_keys
-from ..state.values import Index
+from ..state.epochs import RESTORED_EPOCH, TableEpoch
+from ..state.key_index import BatchKeys, KeyHasher, plain_column, taken_keys
+from ..state.reserved import SlotArray
+from ..state.values import Array, Index
+from .aggregate_tables import CutPart
 from .aggregates import AggregatePlan
-from .keyed_aggregate import KeyedGroup, KeyedRows, Rows, plain_column
+from .keyed_aggregate import KeyedGroup, KeyedRows, Rows
 from .windows import TumblingWindow
 
 SMALL_ROWS = 512
 """A window whose first batch brings fewer rows than this shares the table."""
+KEPT_ROWS_MAX = 65_536
+"""A table that had more rows gives its memory back when its last window is gone."""
 _DEAD_MIN = 1_024
+_NO_WINDOW = np.iinfo(np.int64).min
 _Starts = npt.NDArray[np.int64]
 
 
@@ -35,72 +40,76 @@ class Fired:
     keys: list[pa.Array]
     values: list[pa.Array]
 
+    def slice(self, low: int, high: int) -> Fired:
+        """The rows from `low` to `high`."""
+        keys, values = (
+            [column.slice(low, high - low) for column in columns]
+            for columns in (self.keys, self.values)
+        )
+        return Fired(self.starts[low:high], keys, values)
+
 
 class SmallWindows:
-    """The shared table of one operator."""
+    """The shared table of one operator. A slot counts while its window starts behind `_gone`."""
 
-    def __init__(self, plan: AggregatePlan, window: TumblingWindow, seed: int) -> None:
+    def __init__(
+        self, plan: AggregatePlan, window: TumblingWindow, seed: int, epoch: TableEpoch
+    ) -> None:
         types = [plan.schema.field(key).type for key in plan.keys]
-        self._plan, self._window = plan, window
+        self._plan, self._window, self._epoch = plan, window, epoch
         self._hasher = KeyHasher([pa.int64(), *types], seed)
-        self._group = KeyedGroup(plan, self._hasher)
-        self._starts: _Starts = np.empty(0, np.int64)  # by slot
-        self._alive = np.empty(0, np.bool_)
         self.open: set[int] = set()
         """Starts of the windows that live here."""
+        self._gone = _NO_WINDOW
+        self._renew()
 
-    def add(self, rows: KeyedRows, parts: Sequence[tuple[int, Rows]]) -> Index:
-        """Add rows of some windows; returns their slots."""
-        starts = np.full(rows.size, np.iinfo(np.int64).min)
+    def _renew(self) -> None:
+        self._group = KeyedGroup(self._plan, self._hasher, self._epoch)
+        self._starts = SlotArray(np.int64)
+
+    def add(self, rows: KeyedRows, parts: Sequence[tuple[int, Rows]]) -> tuple[Index, Index]:
+        """Add rows of some windows; returns which rows, and their slots."""
+        starts = np.full(rows.size, _NO_WINDOW)
         for start, which in parts:
             starts[which] = start
         self.open.update(start for start, _ in parts)
-        index = np.flatnonzero(starts != np.iinfo(np.int64).min)
+        index = np.flatnonzero(starts != _NO_WINDOW)
         columns, values = rows.key_columns, rows.values
         if len(index) < rows.size:
             starts = starts[index]
-            taken = pa.array(index)
-            columns = [stored_keys(column).take(taken) for column in columns]
+            columns = [taken_keys(column, index) for column in columns]
             values = {name: column.pick(index) for name, column in values.items()}
         state = self._group.state
-        return self._add(starts, columns, lambda at, size: state.add(at, values, size))
+        slots = self._add(starts, columns, lambda at, size: state.add(at, values, size))
+        return index, slots
 
     def _add(
         self, starts: _Starts, columns: list[pa.Array], update: Callable[[Index, int], None]
     ) -> Index:
-        keys = BatchKeys(self._hasher, [pa.array(starts), *columns])
-        slots = self._group.keys.lookup(keys).astype(np.intp)
+        slots = self._group.slots_of(BatchKeys(self._hasher, [pa.array(starts), *columns]))
         size = self._group.keys.size
         update(slots, size)
-        if size > len(self._starts):
-            grown = max(size, 2 * len(self._starts), 256)
-            self._starts = np.resize(self._starts, grown)
-            self._alive = np.concatenate(
-                [self._alive, np.zeros(grown - len(self._alive), np.bool_)]
-            )
-        self._starts[slots] = starts
-        self._alive[slots] = True
+        self._starts.reserve(size)
+        self._starts.data[slots] = starts
         return slots
 
     def fire(self, after: int, last: int) -> Fired | None:
         """Results of the windows that start behind `after`, up to `last`; in order of the windows."""
-        size = self._group.keys.size
-        starts = self._starts[:size]
-        slots = np.flatnonzero(self._alive[:size] & (starts > after) & (starts <= last))
-        if not slots.size:
+        if not any(after < start <= last for start in self.open):
             return None
+        starts = self._starts.data[: self._group.keys.size]
+        slots = np.flatnonzero((starts > max(after, self._gone)) & (starts <= last))
         slots = slots[np.argsort(starts[slots], kind="stable")]
-        return self.results(slots)
+        keys = self._group.keys.take(slots)[1:]
+        return Fired(starts[slots], keys, self._group.state.results(slots))
 
-    def results(self, slots: Index) -> Fired:
-        """Results of some slots."""
-        taken = pa.array(slots)
-        keys = [column.take(taken) for column in self._group.keys.keys()[1:]]
-        return Fired(self._starts[slots], keys, self._group.state.results(slots))
+    def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
+        """Results of some slots, whose keys are at hand."""
+        return Fired(self._starts.data[slots], keys, self._group.state.results(slots))
 
     def starts_of(self, slots: Index) -> _Starts:
         """The window of each slot."""
-        return self._starts[slots]
+        return self._starts.data[slots]
 
     def drop(self, last: int) -> None:
         """Forget the windows that start at `last` or before."""
@@ -108,46 +117,100 @@ class SmallWindows:
         if not gone:
             return
         self.open -= gone
+        self._gone = last
         size = self._group.keys.size
-        alive = self._alive[:size]
-        alive &= self._starts[:size] > last
         if not self.open:
-            self._group.clear()
-        elif size - np.count_nonzero(alive) > max(_DEAD_MIN, size // 2):
-            table = self.freeze()()
-            self._group = KeyedGroup(self._plan, self._hasher)
-            self.load(table)
+            if self._group.busy or size > KEPT_ROWS_MAX:
+                self._renew()
+            else:
+                self._group.clear()
+            return
+        alive = np.flatnonzero(self._starts.data[:size] > last)
+        if size - len(alive) > max(_DEAD_MIN, size // 2):
+            self._compact(alive)
 
-    def freeze(self) -> Callable[[], pa.Table]:
-        """A cut as it is now, like `KeyedGroup.freeze`: hash of the key, keys, window, state."""
-        size = self._group.keys.size
-        alive = np.flatnonzero(self._alive[:size])
-        starts = self._starts[alive]
-        keys, state = self._group.keys.freeze(), self._group.state.freeze()
-        plan, window = self._plan, self._window
+    def _compact(self, alive: Index) -> None:
+        """Move these slots to a new group; each row keeps the epoch of its last change."""
+        starts, epochs = self._starts.data[alive], self._group.state.epochs_of(alive)
+        keys, state = self._rows(alive)
+        self._renew()
+        if len(alive):
+            self._load(starts, keys, state, epochs)
 
-        def make() -> pa.Table:
-            if not len(alive):
-                return pa.table({})
-            taken = pa.array(alive)
-            columns = [column.take(taken) for column in keys()[1][1:]]
-            hashes = hash_columns(columns) if columns else np.zeros(len(alive), np.uint64)
-            edges = [
-                pa.array(edge).view(field.type)
-                for edge, field in zip((starts, starts + window.size_ms), plan.added, strict=True)
-            ]
-            held = [column().take(taken) for column in state.values()]
-            return pa.Table.from_arrays(
-                [pa.array(hashes), *columns, *edges, *held],
-                names=["hash", *plan.state_schema.names[1:]],
+    # --- windows that move out -----------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take."""
+        return self._group.used_bytes
+
+    def take_largest(self, nbytes: int) -> list[tuple[int, pa.Table]]:
+        """Remove windows, those with the most rows first, until so many bytes are free.
+
+        Returns the start and the rows (keys and state) of each. Windows of fewer than `SMALL_ROWS` rows
+        stay: a table of its own would take more than it saves.
+        """
+        starts = self._starts.data[: self._group.keys.size]
+        alive = np.flatnonzero(starts > self._gone)
+        windows, counts = np.unique(starts[alive], return_counts=True)
+        largest = np.argsort(-counts, kind="stable")
+        largest = largest[counts[largest] >= SMALL_ROWS]
+        wanted = len(starts) * nbytes // max(1, self.nbytes)
+        upto = int(np.searchsorted(np.cumsum(counts[largest]), wanted)) + 1
+        chosen = windows[largest[:upto]]
+        if not len(chosen):
+            return []
+        taken = []
+        for start in chosen.tolist():
+            slots = np.flatnonzero(starts == start)
+            keys, state = self._rows(slots)
+            columns = dict(zip(self._plan.keys, keys, strict=True))
+            taken.append(
+                (
+                    start,
+                    pa.table(
+                        {**columns, **dict(zip(state.column_names, state.columns, strict=True))}
+                    ),
+                )
             )
+        self.open -= set(chosen.tolist())
+        self._compact(alive[~np.isin(starts[alive], chosen)])
+        return taken
 
-        return make
+    def _rows(self, slots: Index) -> tuple[list[pa.Array], pa.Table]:
+        """Keys and state of these slots."""
+        keys, names = self._group.keys.take(slots)[1:], self._plan.state_schema.names
+        names = names[1 + len(keys) + len(self._plan.added) :]
+        return keys, pa.Table.from_arrays(self._group.state.columns(slots), names=names)
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def cut(self, epoch: int) -> CutPart:
+        """The part of the table's cut number `epoch` that lies here."""
+        # Only slots that the cut knows are looked at, and a slot's window never changes.
+        starts, gone, size_ms = self._starts.data, self._gone, self._window.size_ms
+
+        def alive(which: Rows) -> Rows:
+            held = starts[which]
+            if not held.size or int(held.min()) > gone:
+                return which
+            offset = np.flatnonzero(held > gone)
+            return offset if isinstance(which, slice) else which[offset]
+
+        def edges(which: Rows) -> list[Array]:
+            return [starts[which].copy(), starts[which] + size_ms]
+
+        return CutPart(self._group.cut(epoch), edges, 1, alive)
 
     def load(self, table: pa.Table) -> None:
         """Take over rows of a snapshot's table."""
         starts = plain_column(table.column("window_start")).cast(pa.int64()).to_numpy()
         columns = [plain_column(table.column(key)) for key in self._plan.keys]
-        state = self._group.state
-        self._add(starts, columns, lambda at, size: state.load(at, table, size))
+        self._load(starts, columns, table, RESTORED_EPOCH)
         self.open.update(np.unique(starts).tolist())
+
+    def _load(
+        self, starts: _Starts, keys: list[pa.Array], table: pa.Table, epochs: Array | int
+    ) -> None:
+        state = self._group.state
+        self._add(starts, keys, lambda at, size: state.load(at, table, size, epochs))

@@ -20,6 +20,7 @@ from .expression_steps import FilterStep, SelectStep
 from .expressions import ExpressionLike, check_filter, check_select, show
 from .filter import AsyncFilterOperator, FilterOperator
 from .flat_map import AsyncFlatMapOperator, FlatMapOperator
+from .functions import check_plain, check_returns, function_name, is_async
 from .graph import Node, Origin
 from .map import AsyncMapOperator, MapOperator
 from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
@@ -40,7 +41,7 @@ from .required_name import named
 from .schema import SchemaLike, record_class, unknown_column
 from .sink import Sink, SinkOperator
 from .source import REJECTED
-from .stream_base import StreamBase, check_callable, function_name, into_schema, is_async
+from .stream_base import StreamBase, into_schema
 from .suggestions import suggest
 from .union import UnionOperator
 from .window_aggregate import LATE
@@ -73,6 +74,7 @@ class Stream(StreamBase[T]):
                 check_filter(condition, schema, "filter", str(origin)), show(condition)
             )
             return self._expression("filter", name, origin, step, schema)
+        check_returns(condition, "filter", origin)
         user = self._user_function("filter", name, origin, condition, None, max_in_flight)
         operator = AsyncFilterOperator if is_async(condition) else FilterOperator
         return self._add(
@@ -168,7 +170,7 @@ class Stream(StreamBase[T]):
         """
         origin = capture_origin()
         schema = self._columns("map_batches", origin)
-        check_callable(function, "map_batches", origin)
+        check_returns(function, "map_batches", origin)
         made = schema if into is None else into_schema(into, origin)
         step = name or self._job.derived_name("map_batches")
         user = BatchFunction(function, step, origin, made)
@@ -215,6 +217,7 @@ class Stream(StreamBase[T]):
             check_time_column(when, schema.field(when).type, str(origin))
             times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
         else:
+            check_plain(when, "event_time", origin)
             user = self._user_function("event_time", name, origin, when, None, 1)
             times, detail = FunctionTimes(user), function_name(when)
             columns = user.reader.columns_read
@@ -275,7 +278,7 @@ class Stream(StreamBase[T]):
 
     def partition_with(self, function: Callable[[T, int], int]) -> Stream[T]:
         """Send each record to the subtask `function(record, parallelism)` of the next step."""
-        check_callable(function, "partition_with", capture_origin())
+        check_plain(function, "partition_with", capture_origin())
         return self._routed(Custom(function))
 
     def key_by(self, *columns: str) -> KeyedStream[T]:
@@ -304,7 +307,7 @@ class Stream(StreamBase[T]):
         from .keyed_stream import KeyedStream
 
         origin = capture_origin()
-        check_callable(function, "key_with", origin)
+        check_plain(function, "key_with", origin)
         self._check_reads(function, "key_with", origin)
         return KeyedStream(self, HashFunction(function))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
 from ..errors import HeadgateError, PlanError
 from .base import AsyncOperator, Operator, OperatorFactory
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
+from .functions import check_callable, check_returns, function_name, is_async
 from .graph import Chaining, Input, Node, Origin
 from .origin import capture_origin
 from .partitioning import Forward, Global, Partitioning
@@ -165,6 +165,8 @@ class StreamBase(Generic[T]):
     ) -> Stream[Any]:
         """Add a step that calls a function for each record: the plain operator or the async one."""
         origin = capture_origin()
+        if kind == "map":
+            check_returns(function, kind, origin)
         schema = None if into is None else into_schema(into, origin)
         user = self._user_function(kind, name, origin, function, schema, max_in_flight)
         return self._add(
@@ -256,24 +258,6 @@ class StreamBase(Generic[T]):
             raise
 
 
-def is_async(function: object) -> bool:
-    """True for `async def` functions, also those that yield, and callables with such a `__call__`."""
-    while isinstance(function, partial):
-        function = function.func
-    candidates = (function, getattr(function, "__call__", None))  # noqa: B004
-    return any(
-        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in candidates
-    )
-
-
-def check_callable(function: object, kind: str, origin: Origin) -> None:
-    """Raise PlanError unless it can be called."""
-    if not callable(function):
-        raise PlanError(
-            f"{kind} needs a function, got `{type(function).__name__}`", where=str(origin)
-        )
-
-
 def check_parallelism(value: object, origin: Origin) -> int:
     """A parallelism as given by the user.
 
@@ -285,13 +269,6 @@ def check_parallelism(value: object, origin: Origin) -> int:
             f"parallelism must be a whole number of at least 1 value=`{value}`", where=str(origin)
         )
     return value
-
-
-def function_name(function: object) -> str:
-    """For `explain`."""
-    while isinstance(function, partial):
-        function = function.func
-    return cast(str, getattr(function, "__qualname__", type(function).__name__))
 
 
 def into_schema(into: SchemaLike, origin: Origin) -> pa.Schema:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import reprlib
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from ..errors import UserCodeError
 from .graph import Origin
 
+FAILURES: Final = (Exception, asyncio.CancelledError)
+"""What a user's function fails with. Code that is called, not awaited, is never cancelled from outside."""
 RECORD_TEXT_MAX = 300
 """Characters of a record shown in an error."""
 
@@ -27,6 +30,12 @@ def describe_record(record: Any) -> str:
     except Exception as error:
         text = f"<{type(record).__name__}: its repr raised {type(error).__name__}>"
     return text if len(text) <= RECORD_TEXT_MAX else f"{text[: RECORD_TEXT_MAX - 1]}…"
+
+
+def is_own_cancellation(error: BaseException) -> bool:
+    """True if the running task is being cancelled, False if a coroutine of the user raised it by itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> UserCodeError:

@@ -4,17 +4,43 @@ A window fires when the watermark reaches its end - 1; the watermark goes on beh
 allowed lateness its state stays for a while, and a record that comes for a fired window makes the
 result of its key come again, once per batch and key. Rows of a window that is gone are late: they go to
 the side output `late`, and are counted. The order of keys within a window's result is not defined.
+
+Deltas of the state carry no marks of windows that are gone. A row of the table is a key and a window, and a
+window goes at a watermark that is in every later checkpoint, for each key group; once gone it never comes
+back, since its records are late from then on. So a restore knows which rows of the base, or of an older
+delta, belong to windows that were gone at the cut, and leaves them out: all other rows are as they were
+then, because a row that changed after the base is in a delta, also when a late but allowed record changed
+it. The watermark table says itself up to which window all are gone, so that a job restored with another
+lateness does not bring half of a window's state back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 import pyarrow as pa
 
-from ..errors import PlanError
+from ..errors import PlanError, StateError
+from ..state.accumulators import Mask
+from ..state.epochs import TableEpoch
 from ..state.key_index import KeyHasher
-from ..state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateSnapshot
-from ..state.values import Index
+from ..state.snapshot import (
+    KEY_GROUP_COLUMN,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    TableCut,
+    state_info,
+)
+from ..state.values import Array, Index
+from .aggregate_tables import (
+    CutPart,
+    aggregate_info,
+    files_of_another_backend,
+    restored_rows,
+    table_cut,
+)
 from .aggregates import AggregatePlan
 from .base import Operator, OperatorContext
 from .elements import WATERMARK_MIN, Batch, ColumnBatch
@@ -22,13 +48,13 @@ from .keyed_aggregate import (
     KeyedGroup,
     KeyedRows,
     Rows,
-    check_state_table,
     columns_of,
     identity_seed,
     row_count,
-    snapshot_table,
 )
 from .small_windows import SMALL_ROWS, Fired, SmallWindows
+from .spilling_group import SpillingSpace, lies_on_disk
+from .spilling_windows import SpillingWindows
 from .windows import WINDOW_FIELDS, TumblingWindow
 
 LATE = "late"
@@ -37,12 +63,18 @@ LATE_COUNTER = "numLateRecordsDropped"
 """Counts all late rows, also where a job reads the side output."""
 EMIT_ROWS_MAX = 65_536
 _SPARE_GROUPS = 256
-_SPARE_KEYS_MAX = 262_144
-"""Groups of windows that are gone are used again, up to so many, and so many keys in all."""
+_SPARE_BYTES_MAX = 1 << 25
+"""Groups of windows that are gone are used again, up to so many, and so much memory in all."""
 _WINDOWS, _WATERMARK = "windows", "watermark"
 _WATERMARK_SCHEMA = pa.schema(
-    [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), pa.field("watermark", pa.int64(), False)]
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field("watermark", pa.int64(), False),
+        pa.field("gone_through", pa.int64(), False),
+    ]
 )
+"""`gone_through`: windows that start at this time (ms) or before are gone."""
+_INT64_MIN = np.iinfo(np.int64).min
 
 
 def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
@@ -58,18 +90,24 @@ class WindowAggregate(Operator):
         assert plan.added == WINDOW_FIELDS
         self._window, self._plan, self._step = window, plan, step
         self._groups: dict[int, KeyedGroup] = {}  # by window start
-        self._spare: list[tuple[KeyedGroup, int]] = []  # with the keys it had room for
-        self._spare_keys = 0
+        self._spare: list[KeyedGroup] = []
+        self._spare_bytes = 0
         self._watermark = WATERMARK_MIN
         self._first_kept = WATERMARK_MIN  # rows before it are late
+        self._spilling: SpillingWindows | None = None  # instead of `_groups`
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
+        self._epoch = TableEpoch()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         seed = identity_seed(context.job_name)
         self._hasher = KeyHasher(types, seed)
-        self._small = SmallWindows(self._plan, self._window, seed)
+        self._small = SmallWindows(self._plan, self._window, seed, self._epoch)
         self._late_rows = context.metrics.counter(LATE_COUNTER)
+        if lies_on_disk(self._plan, context):
+            space = SpillingSpace(self._plan, context, _WINDOWS)
+            self._hasher = space.hasher
+            self._spilling = SpillingWindows(space, self._window)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -99,36 +137,48 @@ class WindowAggregate(Operator):
             self._add(start, rows, None if whole else which)
         if few:
             self._add_few(rows, few)
+        if self._spilling is not None:
+            self._spilling.settle(self._small)
+
+    @property
+    def _large(self) -> SpillingWindows | dict[int, KeyedGroup]:
+        """The windows with a table of their own."""
+        return self._groups if self._spilling is None else self._spilling
 
     def _is_small(self, start: int, which: Rows) -> bool:
         """A window stays where its first rows went."""
         if start in self._small.open:
             return True
-        return start not in self._groups and row_count(which) < SMALL_ROWS
+        return start not in self._large and row_count(which) < SMALL_ROWS
 
     def _add_few(self, rows: KeyedRows, parts: list[tuple[int, Rows]]) -> None:
-        slots = self._small.add(rows, parts)
+        index, slots = self._small.add(rows, parts)
         if self._window.due_at(parts[0][0]) > self._watermark:
             return  # none has fired yet: `parts` begins with the earliest
         due = self._small.starts_of(slots) <= self._window.last_due(self._watermark)
-        touched = np.unique(slots[due])
+        touched, first = np.unique(slots[due], return_index=True)
         if touched.size:
-            self._emit([self._small.results(touched)])
+            self._emit([self._small.results(touched, rows.keys_at(index[due][first]))])
 
     def _add(self, start: int, rows: KeyedRows, which: Rows | None) -> None:
-        group = self._groups.get(start)
-        if group is None:
-            group = self._new_group()
-            self._groups[start] = group
+        group = self._group(start)
         slots = group.add(rows, which)
         if self._window.due_at(start) <= self._watermark:
             self._fire_again(start, group, rows, which, slots)
 
+    def _group(self, start: int) -> KeyedGroup:
+        """Where rows of a large window are added now."""
+        if self._spilling is not None:
+            return self._spilling.group(start)
+        if start not in self._groups:
+            self._groups[start] = self._new_group()
+        return self._groups[start]
+
     def _new_group(self) -> KeyedGroup:
         if not self._spare:
-            return KeyedGroup(self._plan, self._hasher)
-        group, keys = self._spare.pop()
-        self._spare_keys -= keys
+            return KeyedGroup(self._plan, self._hasher, self._epoch)
+        group = self._spare.pop()
+        self._spare_bytes -= group.nbytes
         return group
 
     def _fire_again(
@@ -161,7 +211,7 @@ class WindowAggregate(Operator):
         if timestamp > before:
             self._set_watermark(timestamp)
             window = self._window
-            due = [start for start in sorted(self._groups) if window.due_at(start) <= timestamp]
+            due = [start for start in sorted(self._large) if window.due_at(start) <= timestamp]
             self._fire([start for start in due if window.due_at(start) > before], before)
             for start in due:
                 if window.gone_at(start) <= timestamp:
@@ -171,40 +221,59 @@ class WindowAggregate(Operator):
 
     def _fire(self, starts: list[int], before: int) -> None:
         """Emit these windows and the small ones, in order; many in a batch, to spare tiny ones."""
+        after, last = self._window.last_due(before), self._window.last_due(self._watermark)
         fired: list[Fired] = []
-        if self._small.open:
-            window = self._window
-            after, last = window.last_due(before), window.last_due(self._watermark)
-            small = self._small.fire(after, last)
-            if small is not None:
-                fired.append(small)
         rows = 0
-        for start in starts:
-            result = self._result(start)
+        for result in self._in_order(starts, self._small.fire(after, last)):
             fired.append(result)
             rows += len(result.starts)
-            if rows >= EMIT_ROWS_MAX and not self._small.open:
+            if rows >= EMIT_ROWS_MAX:
                 self._emit(fired)
                 fired, rows = [], 0
         self._emit(fired)
 
-    def _result(self, start: int) -> Fired:
-        group = self._groups[start]
-        keys = group.keys.keys() if self._plan.keys else []
+    def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:
+        """Results of the windows with a table of their own, between those of the small ones."""
+        at = 0
+        for start in starts:
+            if small is not None:
+                upto = int(np.searchsorted(small.starts, start))
+                if at < upto:
+                    yield small.slice(at, upto)
+                    at = upto
+            yield from self._results(start)
+        if small is not None and at < len(small.starts):
+            yield small.slice(at, len(small.starts))
+
+    def _results(self, start: int) -> Iterator[Fired]:
+        """The results of one window, `EMIT_ROWS_MAX` at a time."""
+        group = self._group(start)
         size = group.state.size
-        return self._fired(start, keys, group.state.results(slice(0, size)), size)
+        for low in range(0, size, EMIT_ROWS_MAX):
+            high = min(low + EMIT_ROWS_MAX, size)
+            keys = group.keys.keys(low, high) if self._plan.keys else []
+            yield self._fired(start, keys, group.state.results(slice(low, high)), high - low)
+        if self._spilling is not None:
+            for keys, values in self._spilling.rest(start):
+                yield self._fired(start, keys, values, len(values[0]))
 
     def _set_watermark(self, timestamp: int) -> None:
         self._watermark = timestamp
         self._first_kept = self._window.first_kept(timestamp)
 
     def _drop(self, start: int) -> None:
+        if self._spilling is not None:
+            self._spilling.drop(start)
+            return
         group = self._groups.pop(start)
-        keys = group.state.size
-        if len(self._spare) < _SPARE_GROUPS and self._spare_keys + keys <= _SPARE_KEYS_MAX:
+        if group.busy:
+            return  # what an open cut reads must stay as it is
+        if len(self._spare) < _SPARE_GROUPS and (
+            self._spare_bytes + group.nbytes <= _SPARE_BYTES_MAX
+        ):
             group.clear()
-            self._spare.append((group, keys))
-            self._spare_keys += keys
+            self._spare.append(group)
+            self._spare_bytes += group.nbytes
 
     def _emit(self, fired: list[Fired]) -> None:
         """Send results of some windows, many small ones in one batch, a large one in several."""
@@ -229,50 +298,132 @@ class WindowAggregate(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `windows`: one row per open window and key. Table `watermark`: per key group.
+        """Table `windows`: one row per open window and key; or its runs. Table `watermark`: per key group.
 
         The watermark is kept per key group so that each subtask finds it after a rescale: what was late
         before stays late.
         """
-        plan, max_parallelism = self._plan, self.context.max_parallelism
-        makers = [
-            group.freeze(plan, (start, start + self._window.size_ms))
+        epoch = self._epoch.cut()
+        parts = [
+            CutPart(group.cut(epoch), self._edges(start))
             for start, group in sorted(self._groups.items())
         ]
-        makers.append(self._small.freeze())
+        parts.append(self._small.cut(epoch))
+        windows = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        watermark = TableCut(self._watermark_maker(), keys=(KEY_GROUP_COLUMN,))
+        if self._spilling is not None:
+            files = {_WINDOWS: self._spilling.snapshot(windows)}
+            return StateSnapshot(tables={_WATERMARK: watermark}, files=files)
+        return StateSnapshot(tables={_WINDOWS: windows, _WATERMARK: watermark})
+
+    def _edges(self, start: int) -> Callable[[Rows], list[Array]]:
+        end = start + self._window.size_ms
+        return lambda which: [np.full(row_count(which), edge) for edge in (start, end)]
+
+    def _watermark_maker(self) -> Callable[[int | None], pa.Table]:
         own, watermark = self.context.key_groups, self._watermark
+        gone_through = max(self._window.last_gone(watermark), _INT64_MIN)
 
-        def watermark_table() -> pa.Table:
+        def make(_: int | None) -> pa.Table:
             groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            times = np.full(len(groups), watermark)
-            return pa.Table.from_arrays(
-                [pa.array(groups), pa.array(times)], schema=_WATERMARK_SCHEMA
-            )
+            times = (np.full(len(groups), time) for time in (watermark, gone_through))
+            return pa.Table.from_arrays([pa.array(groups), *times], schema=_WATERMARK_SCHEMA)
 
-        return StateSnapshot(
-            tables={
-                _WINDOWS: lambda: snapshot_table(plan, makers, max_parallelism),
-                _WATERMARK: watermark_table,
-            }
-        )
+        return make
+
+    def states(self) -> Sequence[StateInfo]:
+        """Tables `windows` and `watermark`."""
+        return [
+            aggregate_info(self._plan, _WINDOWS, "window"),
+            state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
+        ]
 
     def restore(self, state: RestoredState) -> None:
         """Rebuild the open windows; the watermark is the least of those restored."""
+        self._epoch.restored()
         watermarks = state.tables.get(_WATERMARK)
         if watermarks is not None and watermarks.num_rows:
             self._set_watermark(int(watermarks.column("watermark").to_numpy().min()))
-        table = state.tables.get(_WINDOWS)
+        self._restore_rows(self._restore_files(state), watermarks, state.states.get(_WINDOWS))
+        self._restore_rows(state.tables.get(_WINDOWS), watermarks, state.states.get(_WINDOWS))
+        if self._spilling is not None:
+            self._spilling.settle(self._small)
+
+    def _restore_files(self, state: RestoredState) -> pa.Table | None:
+        """Take over windows that lie in files; returns the rows of the small ones."""
+        files = state.files.get(_WINDOWS)
+        if not files:
+            return None
+        if self._spilling is None:
+            raise files_of_another_backend(_WINDOWS, self._step)
+        restored = self._spilling.restore_files(files)
+        starts = np.array(sorted(restored.windows), np.int64)
+        self._check_windows(starts, starts + restored.size_ms)
+        return restored.small
+
+    def _restore_rows(
+        self, table: pa.Table | None, watermarks: pa.Table | None, info: StateInfo | None
+    ) -> None:
         if table is None or not table.num_rows:
             return
-        check_state_table(self._plan, table)
+        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+        table = restored_rows(self._plan, table, info, self._step)
         starts = table.column("window_start").cast(pa.int64()).to_numpy()
-        windows, counts = np.unique(starts, return_counts=True)
-        large = windows[counts >= SMALL_ROWS].tolist()
-        for start in large:
-            group = KeyedGroup(self._plan, self._hasher)
-            rows = table.take(pa.array(np.flatnonzero(starts == start)))
-            group.load(self._plan, self._hasher, rows)
+        ends = table.column("window_end").cast(pa.int64()).to_numpy()
+        self._check_windows(starts, ends)
+        # Sorted by window, so that each is a slice; without what was gone at the cut.
+        order = np.argsort(starts, kind="stable")
+        if watermarks is not None and watermarks.num_rows:
+            order = order[~self._gone_at_cut(watermarks, groups, starts)[order]]
+        self._load(table, starts, order)
+
+    def _check_windows(self, starts: Index, ends: Index) -> None:
+        """Raise StateError if these are not windows of this job."""
+        window = self._window
+        misplaced = (starts - window.offset_ms) % window.size_ms != 0
+        wrong = np.flatnonzero((ends - starts != window.size_ms) | misplaced)
+        if wrong.size:
+            at = int(wrong[0])
+            old = f"size {ends[at] - starts[at]} ms, start {starts[at]} ms"
+            raise StateError(
+                f"the snapshot has other windows old=`{old}` new=`{window.describe()}`",
+                where=self._step,
+                fix="keep the size and offset of the window, or give the step another name",
+            )
+
+    def _gone_at_cut(self, watermarks: pa.Table, groups: Index, starts: Index) -> Mask:
+        """True for rows whose window was gone where, and when, the cut was taken."""
+        owned = watermarks.column(KEY_GROUP_COLUMN).to_numpy()
+        if "gone_through" in watermarks.column_names:
+            gone = watermarks.column("gone_through").to_numpy()
+        else:
+            times = watermarks.column("watermark").to_pylist()
+            last_gone = self._window.last_gone
+            gone = np.array([max(last_gone(time), _INT64_MIN) for time in times], np.int64)
+        by_group = np.full(self.context.max_parallelism, _INT64_MIN)
+        by_group[owned] = gone
+        mask: Mask = (starts <= by_group[groups]) & (by_group[groups] > _INT64_MIN)
+        return mask
+
+    def _load(self, table: pa.Table, starts: Index, order: Index) -> None:
+        """Load the rows `order`, which is by window."""
+        windows, counts = np.unique(starts[order], return_counts=True)
+        stops = np.cumsum(counts)
+        few: list[Index] = []
+        for start, stop, count in zip(windows.tolist(), stops, counts, strict=True):
+            rows = order[stop - count : stop]
+            if start not in self._large and count < SMALL_ROWS:
+                few.append(rows)
+                continue
+            if self._spilling is not None:
+                self._spilling.load(start, table.take(pa.array(rows)))
+                continue
+            group = KeyedGroup(self._plan, self._hasher, self._epoch)
+            group.load(self._plan, self._hasher, table.take(pa.array(rows)))
             self._groups[start] = group
-        few = np.flatnonzero(~np.isin(starts, large))
-        if few.size:
-            self._small.load(table.take(pa.array(few)))
+        if few:
+            self._small.load(table.take(pa.array(np.concatenate(few))))
+
+    def close(self) -> None:
+        if self._spilling is not None:
+            self._spilling.close()

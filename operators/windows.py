@@ -36,10 +36,6 @@ class TumblingWindow:
         """The start of the window `timestamp` lies in."""
         return timestamp - (timestamp - self.offset_ms) % self.size_ms
 
-    def starts_of(self, timestamps: Timestamps) -> Timestamps:
-        """`start_of` of each."""
-        return timestamps - (timestamps - self.offset_ms) % self.size_ms
-
     def due_at(self, start: int) -> int:
         """The watermark that fires the window, and the event time of its results: end - 1."""
         return start + self.size_ms - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import JobError, PlanError
+from ..errors import JobError, PlanError, UsageError
 from ..operators.job_graph import JobGraph
+from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings, RestartSettings
+from .control.messages import Event
 from .coordinator.job import JobOutcome
 from .explain import explain_plan
 from .job_spec import JobSpec
@@ -27,6 +30,9 @@ from .options import (
     CHECKPOINT_TOLERABLE_FAILURES,
     MAX_PARALLELISM,
     PARALLELISM,
+    RECOVERY_CLAIM_MODE,
+    RECOVERY_IGNORE_UNCLAIMED,
+    RECOVERY_PATH,
     RESTART_ATTEMPTS,
     RESTART_DELAY,
     RESTART_STRATEGY,
@@ -36,6 +42,7 @@ from .options import (
 )
 from .plan import make_plan
 
+_log = logging.getLogger("headgate.run")
 DEFAULT_RESTART: Final = RestartSettings(attempts=3, delay_ms=1_000)
 """With checkpoints and nothing said. Without checkpoints a failed job stays failed."""
 _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
@@ -56,6 +63,8 @@ class Job(JobGraph):
         cluster: str = "in-process",
         fresh: bool = False,
         allow_non_restored_state: bool = False,
+        restore_from: str | os.PathLike[str] | None = None,
+        claim: bool = False,
     ) -> JobOutcome:
         """Run the job to its end, in this process or on a cluster, and return how it ended.
 
@@ -65,6 +74,9 @@ class Job(JobGraph):
             cluster: `in-process`, `local` (an embedded Ray), or the address of a Ray cluster.
             fresh: start without the state of earlier runs.
             allow_non_restored_state: drop checkpointed state that no operator claims any more.
+            restore_from: begin a new run with this savepoint, or with the newest checkpoint in this
+                directory of a job's checkpoints (number 7 with `@7` behind it).
+            claim: delete that savepoint once the run has a checkpoint of its own.
 
         Raises:
             UsageError: the job is wrong as written; nothing was started.
@@ -72,8 +84,15 @@ class Job(JobGraph):
         """
         from .cluster.launch import launch
 
-        spec = self.spec(fresh=fresh, allow_non_restored_state=allow_non_restored_state)
-        outcome = asyncio.run(launch(spec, cluster))
+        spec = self.spec(
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            restore_from=restore_from,
+            claim=claim,
+        )
+        # In this process the coordinator's own log says it all.
+        on_event = None if cluster == "in-process" else _log_event
+        outcome = asyncio.run(launch(spec, cluster, on_event=on_event))
         if outcome.error is not None:
             raise outcome.error
         if outcome.status == "FAILED":
@@ -108,15 +127,35 @@ class Job(JobGraph):
         self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
         return options
 
-    def spec(self, *, fresh: bool = False, allow_non_restored_state: bool = False) -> JobSpec:
-        """The checked job as it is handed to a coordinator.
+    def spec(
+        self,
+        *,
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        restore_from: str | os.PathLike[str] | None = None,
+        claim: bool = False,
+    ) -> JobSpec:
+        """The checked job as it is handed to a coordinator; the arguments are those of `run`.
 
         Raises:
             UsageError: the job is wrong as written.
         """
         options = self._settle()
+        path = options.get(RECOVERY_PATH) if restore_from is None else os.fspath(restore_from)
+        if fresh and path:
+            raise UsageError(
+                "a run cannot both start fresh and restore something",
+                fix="leave out --fresh: a run that restores a savepoint is a new one anyway",
+            )
+        if claim and not path:
+            raise UsageError(
+                "there is nothing to claim", fix="name a savepoint with --from, or restore_from="
+            )
+        graph = self.plan()
+        if any(node.kind == "process" for node in graph.nodes):
+            check_state_backend(options.effective())
         plan = make_plan(
-            self.plan(),
+            graph,
             job_name=self.name,
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
@@ -131,9 +170,16 @@ class Job(JobGraph):
                 self.restart_settings, options, self.checkpoint_settings is not None
             ),
             options=options.explicit(),
+            graph=graph,
+            max_parallelism=self.max_parallelism,
+            chaining=options.get(CHAINING),
             run=secrets.token_hex(8),
             fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
+            allow_non_restored_state=(
+                allow_non_restored_state or options.get(RECOVERY_IGNORE_UNCLAIMED)
+            ),
+            restore_from=absolute(path) if path else "",
+            claim=claim or options.get(RECOVERY_CLAIM_MODE) == "CLAIM",
         )
 
 
@@ -149,7 +195,7 @@ def _checkpoint_settings(
     settings = replace(
         written or CheckpointSettings(every_ms=every_ms, storage=storage),
         every_ms=every_ms,
-        storage=_absolute(storage),
+        storage=absolute(storage),
     )
     changed: dict[str, Any] = {
         name: options.get(option)
@@ -159,9 +205,16 @@ def _checkpoint_settings(
     return replace(settings, **changed)
 
 
-def _absolute(storage: str) -> str:
+def absolute(storage: str) -> str:
     """A relative directory as seen from here: workers may run elsewhere."""
     return storage if "://" in storage else os.path.abspath(Path(storage).expanduser())
+
+
+def _log_event(event: Event) -> None:
+    """A job on a cluster runs in other processes: what it announces goes to the log of this one."""
+    if event.kind not in ("progress", "ended"):
+        level = logging.WARNING if event.kind == "failure" else logging.INFO
+        _log.log(level, "%s", event.text)
 
 
 def _restart_settings(

@@ -85,6 +85,25 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """A part of a whole: above 0, below 1."""
+
+    name: str = "ratio"
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise OptionError("must be a number, such as 0.5") from None
+        if not 0 < value < 1:
+            raise OptionError("must be above 0 and below 1")
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Boolean:
     """`true` or `false`."""
 

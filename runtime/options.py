@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from ..errors import OptionError, UsageError
 from ..operators.durations import format_duration
-from .option_types import Boolean, Choice, Duration, Integer, Size, Text, ValueType
+from .option_types import Boolean, Choice, Duration, Integer, Ratio, Size, Text, ValueType
 
 T = TypeVar("T")
 
@@ -91,6 +91,15 @@ CHECKPOINT_RETENTION = Option[str](
     "What happens to the last checkpoint when a job is cancelled. Unlike Flink's, the default keeps it: "
     "state must not vanish because a flag was forgotten.",
 )
+CHECKPOINT_INCREMENTAL = Option[bool](
+    "execution.checkpointing.incremental",
+    Boolean(),
+    True,
+    "",
+    "Write only what changed since the last completed checkpoint. Unlike Flink's, the default is true: "
+    "every backend can do it here, and the length of a chain is bounded.",
+    ("state.backend.incremental",),
+)
 CHECKPOINT_DIR = Option[str | None](
     "execution.checkpointing.dir",
     Text(),
@@ -98,6 +107,136 @@ CHECKPOINT_DIR = Option[str | None](
     "",
     "Where checkpoints go: a directory or `s3://bucket/prefix`. Required for checkpoints.",
     ("state.checkpoints.dir",),
+)
+CHECKPOINT_INLINE = Option[int](
+    "execution.checkpointing.data-inline-threshold",
+    Size(at_least=0),
+    20 * 1024,
+    "bytes",
+    "State of a subtask up to this size lies in the checkpoint's entry of the job log instead of a file.",
+    ("state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold"),
+)
+DELTA_CHAIN_MAX = Option[int](
+    "headgate.checkpoint.delta-chain-max",
+    Integer(at_least=1, at_most=1000),
+    20,
+    "files",
+    "How many files a table of a subtask may consist of, with the deltas of incremental checkpoints; "
+    "more make for smaller checkpoints and slower restores.",
+)
+TRANSFERS_MAX = Option[int](
+    "headgate.checkpoint.transfers-max",
+    Integer(at_least=1, at_most=1000),
+    8,
+    "files",
+    "State files that a worker writes or reads at once.",
+)
+LOCAL_DIRS = Option[str | None](
+    "io.tmp.dirs",
+    Text(),
+    None,
+    "",
+    "Local directories for temporary files and for state larger than memory, separated by commas; "
+    "unset: the system's.",
+)
+SAVEPOINT_DIR = Option[str | None](
+    "execution.checkpointing.savepoint-dir",
+    Text(),
+    None,
+    "",
+    "Where savepoints go if the request does not say: a directory or `s3://bucket/prefix`.",
+    ("state.savepoints.dir",),
+)
+RECOVERY_PATH = Option[str | None](
+    "execution.state-recovery.path",
+    Text(),
+    None,
+    "",
+    "What a new run begins with: a savepoint, or the directory of a job's checkpoints (the newest, or "
+    "number 7 with `@7` behind it).",
+    ("execution.savepoint.path",),
+)
+RECOVERY_CLAIM_MODE = Option[str](
+    "execution.state-recovery.claim-mode",
+    Choice(("NO_CLAIM", "CLAIM"), (("no-claim", "NO_CLAIM"),)),
+    "NO_CLAIM",
+    "",
+    "`CLAIM`: the savepoint is deleted once the run has a checkpoint of its own. `NO_CLAIM`: it is never "
+    "touched.",
+    ("execution.savepoint-restore-mode",),
+)
+RECOVERY_IGNORE_UNCLAIMED = Option[bool](
+    "execution.state-recovery.ignore-unclaimed-state",
+    Boolean(),
+    False,
+    "",
+    "Drop restored state that no operator of the job claims, instead of refusing to start.",
+    ("execution.savepoint.ignore-unclaimed-state",),
+)
+RESTORE_FALLBACK = Option[bool](
+    "headgate.restore.fallback",
+    Boolean(),
+    False,
+    "",
+    "If state of the newest checkpoint is corrupt or missing, restore the one before. Sinks have "
+    "committed what came between the two: it is written again.",
+)
+STATE_BACKEND = Option[str](
+    "state.backend.type",
+    Choice(("hashmap", "rocksdb"), (("memory", "hashmap"),)),
+    "hashmap",
+    "",
+    "Where keyed state lies: in memory (`hashmap`, also `memory`), or on local disk (`rocksdb`).",
+    ("state.backend",),
+)
+MANAGED_MEMORY = Option[int](
+    "taskmanager.memory.managed.size",
+    Size(at_least=1 << 20),
+    256 << 20,
+    "bytes",
+    "Memory of one worker process for state that lies on disk; all subtasks share it.",
+)
+ROCKSDB_WRITE_BUFFER_RATIO = Option[float](
+    "state.backend.rocksdb.memory.write-buffer-ratio",
+    Ratio(),
+    0.5,
+    "",
+    "The part of `taskmanager.memory.managed.size` for what is not yet in files; the rest caches reads.",
+)
+ROCKSDB_WRITE_BUFFER_SIZE = Option[int](
+    "state.backend.rocksdb.writebuffer.size",
+    Size(at_least=64 << 10),
+    64 << 20,
+    "bytes",
+    "What one state of one subtask collects in memory before it becomes a file.",
+)
+ROCKSDB_WRITE_BUFFERS = Option[int](
+    "state.backend.rocksdb.writebuffer.count",
+    Integer(at_least=2, at_most=100),
+    2,
+    "buffers",
+    "Write buffers of one state, the one being filled included, before writes wait.",
+)
+ROCKSDB_THREADS = Option[int](
+    "state.backend.rocksdb.thread.num",
+    Integer(at_least=1, at_most=1000),
+    2,
+    "threads",
+    "Threads of a worker that write and merge files.",
+)
+ROCKSDB_OPEN_FILES = Option[int](
+    "state.backend.rocksdb.files.open",
+    Integer(at_least=16, at_most=1_000_000),
+    512,
+    "files",
+    "Files that one state of one subtask keeps open.",
+)
+ROCKSDB_BLOCK_SIZE = Option[int](
+    "state.backend.rocksdb.block.blocksize",
+    Size(at_least=1 << 10),
+    4 << 10,
+    "bytes",
+    "How much is read from a file at a time.",
 )
 BUFFER_TIMEOUT = Option[int](
     "execution.buffer-timeout.interval",
@@ -162,6 +301,21 @@ RESTART_DELAY = Option[int](
     1_000,
     "ms",
     "Pause before a restart.",
+)
+TAKEOVERS_MAX = Option[int](
+    "headgate.coordinator.takeovers-max",
+    Integer(at_least=1),
+    10,
+    "takeovers",
+    "How often coordinators of one run may die within `headgate.coordinator.takeovers-window` without a "
+    "checkpoint in between; at the next time the job fails.",
+)
+TAKEOVERS_WINDOW = Option[int](
+    "headgate.coordinator.takeovers-window",
+    Duration(at_least_ms=1_000),
+    600_000,
+    "ms",
+    "The time in which deaths of coordinators are counted.",
 )
 HEARTBEAT_INTERVAL = Option[int](
     "heartbeat.interval",

@@ -92,6 +92,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and isinstance(obj, _StructMeta) and _travels_by_value(obj):
             return _make_struct, _skeleton(obj), _members(obj), None, None, _set_members
+        if isinstance(obj, msgspec.Meta):  # of annotated types; it has no pickle form of its own
+            return _make_meta, (dict(obj.__rich_repr__()),)
         return super().reducer_override(obj)
 
 
@@ -104,6 +106,10 @@ def _travels_by_value(struct: type) -> bool:
     for part in struct.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is not struct
+
+
+def _make_meta(constraints: dict[str, Any]) -> msgspec.Meta:
+    return msgspec.Meta(**constraints)
 
 
 def _skeleton(struct: Any) -> tuple[Any, ...]:

@@ -9,7 +9,8 @@ the job. Sums of floats are float64, added in the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from sys import getsizeof
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,60 +18,44 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import JobError, StateError
+from .epochs import Field
+from .reserved import ObjectArray, SlotArray, entries_of
 from .values import Array, Index, Values, values_of
 
-Frozen: TypeAlias = Callable[[], pa.Array]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _INT64_LIMIT = 2**63
 _SAFE_LIMIT = float(_INT64_LIMIT) * (1 - 2.0**-9)
-_INITIAL_SLOTS = 64
 _QUIET: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
 """NaN and infinity are values like others, not worth a warning."""
-
-
-class _Field:
-    """A growing array with an initial value per slot."""
-
-    def __init__(self, dtype: Any, initial: Any) -> None:
-        self.initial = initial
-        self.data: Array = np.full(_INITIAL_SLOTS, initial, dtype)
-
-    def reserve(self, size: int) -> None:
-        if size > len(self.data):
-            larger = np.full(max(size, 2 * len(self.data)), self.initial, self.data.dtype)
-            larger[: len(self.data)] = self.data
-            self.data = larger
-
-    def reset(self, size: int) -> None:
-        self.data[:size] = self.initial
 
 
 class _Seen:
     """Which slots have had a value that is not null. Costs nothing until the first null comes."""
 
     def __init__(self) -> None:
-        self._field: _Field | None = None
+        self.field: SlotArray | None = None
 
     def reset(self) -> None:
-        self._field = None
+        self.field = None
 
     def mark(self, valid: Index, nulls: bool, known: int, size: int) -> None:
         """Note a batch: the slots of its values, and whether it held nulls.
 
         While no null came, each of the `known` slots from before had a value.
         """
-        if self._field is None:
+        if self.field is None:
             if not nulls:
                 return
-            self._field = _Field(np.bool_, False)
-            self._field.reserve(size)
-            self._field.data[:known] = True
-        self._field.reserve(size)
-        self._field.data[valid] = True
+            self.field = SlotArray(np.bool_, False)
+            self.field.reserve(size)
+            self.field.data[:known] = True
+        self.field.reserve(size)
+        self.field.data[valid] = True
 
-    def mask(self, which: Index | slice) -> npt.NDArray[np.bool_] | None:
+    def mask(self, which: Index | slice) -> Mask | None:
         """True where the result is null, in pyarrow's sense; None if nowhere."""
-        return None if self._field is None else ~self._field.data[which]
+        return None if self.field is None else ~self.field.data[which]
 
 
 class Accumulator:
@@ -100,16 +85,28 @@ class Accumulator:
         """Forget the first `size` slots, which are all; keeps the memory."""
         raise NotImplementedError
 
-    def freeze(self, size: int) -> dict[str, Frozen]:
-        """State columns as they are now; their functions run later, in a thread."""
+    def fields(self) -> list[Field]:
+        """The arrays by slot this consists of at the moment. They only become more, at the end."""
         raise NotImplementedError
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
-        """Take over the state columns of a snapshot, row i into `slots[i]`."""
+    def columns(self, values: Sequence[Array]) -> list[pa.Array]:
+        """State columns (see `state_fields`) of some entries of `fields`. Runs in any thread."""
         raise NotImplementedError
+
+    def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
+        """Take over the state columns of a snapshot, row i into `slots[i]`, all from `known` on.
+
+        Columns that the table does not have, since the aggregate is new, are those of no record at all.
+        """
+        raise NotImplementedError
+
+    @property
+    def object_bytes(self) -> int:
+        """Memory of Python objects that the arrays refer to."""
+        return 0
 
     def state_fields(self) -> list[pa.Field]:
-        """The columns of `freeze`."""
+        """The columns of a snapshot."""
         return [pa.field(self.name, self.type)]
 
 
@@ -118,7 +115,7 @@ class CountAccumulator(Accumulator):
 
     def __init__(self, name: str) -> None:
         self.name, self.type = name, pa.int64()
-        self._counts = _Field(np.int64, 0)
+        self._counts = SlotArray(np.int64)
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
         self._counts.reserve(size)
@@ -136,18 +133,22 @@ class CountAccumulator(Accumulator):
         return self._counts.data[which]
 
     def result(self, which: Index | slice) -> pa.Array:
-        return _owned(self._counts.data[which], self.type, None)
+        return pa.array(entries_of(self._counts.data, which))
 
     def reset(self, size: int) -> None:
         self._counts.reset(size)
 
-    def freeze(self, size: int) -> dict[str, Frozen]:
-        data = self._counts.data[:size].copy()
-        return {self.name: lambda: pa.array(data)}
+    def fields(self) -> list[Field]:
+        return [self._counts]
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
+    def columns(self, values: Sequence[Array]) -> list[pa.Array]:
+        return [pa.array(values[0])]
+
+    def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         self._counts.reserve(size)
-        self._counts.data[slots] = _state_column(table, self.name, self.type).data
+        values = _state_column(table, self.name, self.type)
+        if values is not None:
+            self._counts.data[slots] = values.data
 
 
 class _NumericAccumulator(Accumulator):
@@ -155,7 +156,7 @@ class _NumericAccumulator(Accumulator):
 
     def __init__(self, name: str, type_: pa.DataType, dtype: Any, initial: Any) -> None:
         self.name, self.type = name, type_
-        self._field = _Field(dtype, initial)
+        self._field = SlotArray(dtype, initial)
         self._seen = _Seen()
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
@@ -184,25 +185,31 @@ class _NumericAccumulator(Accumulator):
         raise NotImplementedError
 
     def result(self, which: Index | slice) -> pa.Array:
-        return _owned(self._field.data[which], self.type, self._seen.mask(which))
+        values = entries_of(self._field.data, which)
+        return _arrow(values, self.type, self._seen.mask(which))
 
     def reset(self, size: int) -> None:
         self._field.reset(size)
         self._seen.reset()
 
-    def freeze(self, size: int) -> dict[str, Frozen]:
-        data = self._field.data[:size].copy()
-        mask = self._seen.mask(slice(0, size))
-        return {self.name: lambda: _owned(data, self.type, mask)}
+    def fields(self) -> list[Field]:
+        return [self._field] if self._seen.field is None else [self._field, self._seen.field]
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
-        values = _state_column(table, self.name, self.type)
+    def columns(self, values: Sequence[Array]) -> list[pa.Array]:
+        return [_arrow(values[0], self.type, ~values[1] if len(values) > 1 else None)]
+
+    def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         self._field.reserve(size)
-        if values.valid is not None:
-            slots = slots[values.valid]
-            values = Values(values.data[values.valid], values.valid)
-        self._seen.mark(slots, values.valid is not None, 0, size)
-        self._field.data[slots] = values.data
+        values = _state_column(table, self.name, self.type)
+        if values is None:
+            self._seen.mark(slots[:0], True, known, size)
+            return
+        valid, data = values.valid, values.data
+        if valid is not None:
+            slots, data = slots[valid], data[valid]
+        # a new slot that gets nothing here has not seen a value
+        self._seen.mark(slots, len(slots) < size - known, known, size)
+        self._field.data[slots] = data
 
 
 class FloatSum(_NumericAccumulator):
@@ -235,27 +242,26 @@ class IntSum(_NumericAccumulator):
         super().reset(size)
         self._bound = 0
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
-        super().load(slots, table, size)
-        self._bound = self._magnitude(self._field.data)
+    def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
+        super().load(slots, table, known, size)
+        self._bound = max(self._bound, self._magnitude(self._field.data[slots]))
 
     def _combine_at(self, slots: Index, data: Array) -> None:
-        sums = self._field.data
-        self._check(data, lambda: np.bincount(slots, data.astype(np.float64), len(sums)))
-        np.add.at(sums, slots, data.astype(np.int64, copy=False))
+        self._check(data, lambda size: np.bincount(slots, data.astype(np.float64), size))
+        np.add.at(self._field.data, slots, data.astype(np.int64, copy=False))
 
     def _combine_all(self, data: Array) -> None:
-        self._check(data, lambda: data.sum(dtype=np.float64))
+        self._check(data, lambda _: data.sum(dtype=np.float64))
         self._field.data[0] += data.sum(dtype=np.int64)
 
-    def _check(self, data: Array, totals: Callable[[], Any]) -> None:
-        """Raise JobError if a sum would leave int64; `totals` adds up the batch in float64."""
+    def _check(self, data: Array, totals: Callable[[int], Any]) -> None:
+        """Raise JobError if a sum would leave int64; `totals` adds up the batch in float64, by slot."""
         growth = self._magnitude(data) * len(data)
         if self._bound + growth >= _INT64_LIMIT:
-            sums = self._field.data
+            sums = self._field.data[: self._field.filled]
             self._bound = self._magnitude(sums)
             if self._bound + growth >= _INT64_LIMIT:
-                expected = np.abs(sums.astype(np.float64) + totals())
+                expected = np.abs(sums.astype(np.float64) + totals(len(sums)))
                 if expected.max() >= _SAFE_LIMIT:
                     raise JobError(
                         f"a sum left the range of int64 column=`{self.name}`",
@@ -301,20 +307,32 @@ class ObjectAccumulator(Accumulator):
     def __init__(self, name: str, type_: pa.DataType, merge: Callable[[Any, Any], Any]) -> None:
         self.name, self.type = name, type_
         self._merge = merge
-        self._field = _Field(object, None)
+        self._field = ObjectArray()
+        self._object_bytes = 0
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
         assert values is not None
         self._field.reserve(size)
-        held, merge = self._field.data, self._merge
+        held, merge, grown = self._field.data, self._merge, 0
         for slot, value in zip(slots.tolist(), values.data.tolist(), strict=True):
-            if value is not None:
-                before = held[slot]
-                held[slot] = value if before is None else merge(before, value)
+            if value is None:
+                continue
+            before = held[slot]
+            if before is None:
+                held[slot] = value
+                grown += getsizeof(value)
+            elif (now := merge(before, value)) is not before:
+                held[slot] = now
+                grown += getsizeof(now) - getsizeof(before)
+        self._object_bytes += grown
+
+    @property
+    def object_bytes(self) -> int:
+        return self._object_bytes
 
     def objects(self, which: Index | slice) -> list[Any]:
         """The values as Python objects, None where nothing was seen."""
-        held: list[Any] = self._field.data[which].tolist()
+        held: list[Any] = entries_of(self._field.data, which).tolist()
         return held
 
     def result(self, which: Index | slice) -> pa.Array:
@@ -331,14 +349,22 @@ class ObjectAccumulator(Accumulator):
 
     def reset(self, size: int) -> None:
         self._field.reset(size)
+        self._object_bytes = 0
 
-    def freeze(self, size: int) -> dict[str, Frozen]:
-        objects = self.objects(slice(0, size))
-        return {self.name: lambda: self._to_arrow(objects)}
+    def fields(self) -> list[Field]:
+        return [self._field]
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
+    def columns(self, values: Sequence[Array]) -> list[pa.Array]:
+        return [self._to_arrow(values[0].tolist())]
+
+    def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         self._field.reserve(size)
-        self._field.data[slots] = _state_column(table, self.name, self.type).data
+        values = _state_column(table, self.name, self.type)
+        if values is not None:
+            held, objects = self._field.data, values.data.tolist()
+            for slot, value in zip(slots.tolist(), objects, strict=True):
+                held[slot] = value
+            self._object_bytes += sum(getsizeof(value) for value in objects if value is not None)
 
 
 class AvgAccumulator(Accumulator):
@@ -365,39 +391,47 @@ class AvgAccumulator(Accumulator):
             sums = self._total.result(which).fill_null(0).to_numpy()
         averages = np.divide(sums, counts, out=np.zeros(len(counts)), where=counts > 0)
         empty = counts == 0
-        return _owned(averages, self.type, empty if empty.any() else None)
+        return _arrow(averages, self.type, empty if empty.any() else None)
 
     def reset(self, size: int) -> None:
         self._total.reset(size)
         self._count.reset(size)
 
-    def freeze(self, size: int) -> dict[str, Frozen]:
-        return self._total.freeze(size) | self._count.freeze(size)
+    def fields(self) -> list[Field]:
+        return [*self._count.fields(), *self._total.fields()]
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
-        self._total.load(slots, table, size)
-        self._count.load(slots, table, size)
+    def columns(self, values: Sequence[Array]) -> list[pa.Array]:
+        return self._total.columns(values[1:]) + self._count.columns(values[:1])
+
+    def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
+        self._total.load(slots, table, known, size)
+        self._count.load(slots, table, known, size)
+
+    @property
+    def object_bytes(self) -> int:
+        return self._total.object_bytes
 
     def state_fields(self) -> list[pa.Field]:
         return self._total.state_fields() + self._count.state_fields()
 
 
-def _owned(data: Array, type_: pa.DataType, mask: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """An Arrow array of a numpy one, which may be a view of memory that is reused: it is copied."""
+def _arrow(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:
+    """An Arrow array of a numpy one that nobody changes any more."""
     if pa.types.is_boolean(type_):
         return pa.array(data.view(np.bool_), mask=mask)
-    array = pa.array(data.copy(), mask=mask)
+    array = pa.array(data, mask=mask)
     return array if array.type == type_ else array.view(type_)
 
 
-def _state_column(table: pa.Table, name: str, type_: pa.DataType) -> Values:
-    """A column of a snapshot, checked to be what this job expects."""
-    if name not in table.column_names or table.schema.field(name).type != type_:
-        found = table.schema.field(name).type if name in table.column_names else "nothing"
+def _state_column(table: pa.Table, name: str, type_: pa.DataType) -> Values | None:
+    """A column of a snapshot, checked to be what this job expects; None if it is not there."""
+    if name not in table.column_names:
+        return None
+    column = table.column(name)
+    if column.type != type_:
         raise StateError(
             f"the snapshot does not fit this aggregate column=`{name}` expected=`{type_}` "
-            f"found=`{found}`",
-            fix="keep aggregates as they were, or give the changed ones a step of a new name",
+            f"found=`{column.type}`",
+            fix="keep aggregates as they were, or give the changed ones a new name",
         )
-    column = table.column(name)
     return values_of(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0))

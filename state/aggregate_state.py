@@ -5,7 +5,9 @@ from __future__ import annotations
 import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ..errors import PlanError
@@ -15,12 +17,14 @@ from .accumulators import (
     CountAccumulator,
     Extreme,
     FloatSum,
-    Frozen,
     IntSum,
     ObjectAccumulator,
 )
-from .values import Index, Values, is_text, storage_dtype
+from .epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
+from .reserved import SlotArray, entries_of
+from .values import Array, Index, Values, is_text, storage_dtype
 
+_SLOT_0 = np.zeros(1, np.intp)
 _DECIMAL_CONTEXT = decimal.Context(prec=100)
 """Wide enough to add any two decimals exactly."""
 
@@ -37,22 +41,25 @@ class AggregateSpec:
 
 
 class AggregateState:
-    """All aggregates of one keyed state, by slot."""
+    """All aggregates of one keyed state, by slot, with the epochs of their changes."""
 
-    def __init__(self, specs: Sequence[AggregateSpec]) -> None:
+    def __init__(self, specs: Sequence[AggregateSpec], table: TableEpoch | None = None) -> None:
         self._accumulators = [
             (accumulator_for(spec.kind, spec.name, spec.type), spec.column) for spec in specs
         ]
+        self._changed = ChangedSlots(table or TableEpoch(), self._fields)
         self.size = 0
 
     def add(self, slots: Index, columns: Mapping[str, Values], size: int) -> None:
         """Add a batch: row i belongs to `slots[i]`; there are `size` slots now."""
+        self._changed.touch(slots, size)
         for accumulator, column in self._accumulators:
             accumulator.add(slots, None if column is None else columns[column], self.size, size)
         self.size = size
 
     def add_all(self, columns: Mapping[str, Values], rows: int) -> None:
         """Add a batch that belongs to slot 0 as a whole."""
+        self._changed.touch(_SLOT_0, 1)
         for accumulator, column in self._accumulators:
             values = None if column is None else columns[column]
             accumulator.add_all(values, rows, self.size)
@@ -63,23 +70,99 @@ class AggregateState:
         return [accumulator.result(which) for accumulator, _ in self._accumulators]
 
     def reset(self) -> None:
-        """Forget everything; keeps the memory."""
+        """Forget everything; keeps the memory. Not while a cut is open."""
+        assert not self.busy
         for accumulator, _ in self._accumulators:
             accumulator.reset(self.size)
         self.size = 0
 
-    def freeze(self) -> dict[str, Frozen]:
-        """The state columns as they are now."""
-        frozen: dict[str, Frozen] = {}
-        for accumulator, _ in self._accumulators:
-            frozen |= accumulator.freeze(self.size)
-        return frozen
+    def load(self, slots: Index, table: pa.Table, size: int, epochs: Any = RESTORED_EPOCH) -> None:
+        """Take over the state columns of a snapshot, row i into `slots[i]`, which are new.
 
-    def load(self, slots: Index, table: pa.Table, size: int) -> None:
-        """Take over the state columns of a snapshot."""
+        There are `size` slots now. New slots that get no row are those of keys without a record. Columns
+        the table does not have are those of new aggregates.
+        """
+        self._changed.mark(slots, size, epochs)
         for accumulator, _ in self._accumulators:
-            accumulator.load(slots, table, size)
+            accumulator.load(slots, table, self.size, size)
         self.size = size
+
+    # --- cuts ----------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True while a cut is open: then memory must not be used for other keys."""
+        return bool(self._changed.cuts)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        arrays = sum(field.nbytes for field in self._fields())
+        return self._changed.nbytes + arrays + self.object_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The same without room to grow."""
+        fields = self._fields()
+        entry = sum(f.data.itemsize if isinstance(f, SlotArray) else 8 for f in fields)
+        return self.size * (entry + self._changed.entry_bytes) + self.object_bytes
+
+    @property
+    def object_bytes(self) -> int:
+        """The part of it that is Python objects: text and decimals."""
+        return sum(accumulator.object_bytes for accumulator, _ in self._accumulators)
+
+    def cut(self, epoch: int) -> StateCut:
+        """Open cut number `epoch`, which the table has just counted."""
+        counts = [len(accumulator.fields()) for accumulator, _ in self._accumulators]
+        accumulators = [accumulator for accumulator, _ in self._accumulators]
+        return StateCut(self._changed.cut(epoch, self.size), accumulators, counts)
+
+    def columns(self, slots: Index) -> list[pa.Array]:
+        """The state columns of these slots as they are now."""
+        columns: list[pa.Array] = []
+        for accumulator, _ in self._accumulators:
+            values = [entries_of(field.data, slots) for field in accumulator.fields()]
+            columns += accumulator.columns(values)
+        return columns
+
+    def epochs_of(self, slots: Index) -> Array:
+        """The epochs of the last changes of these slots."""
+        return self._changed.epochs_of(slots)
+
+    def _fields(self) -> list[Field]:
+        return [field for accumulator, _ in self._accumulators for field in accumulator.fields()]
+
+
+@dataclass(frozen=True, slots=True)
+class StateCut:
+    """The state columns at a cut. Its methods run in any one thread; `close` is called at last."""
+
+    _cut: SlotCut
+    _accumulators: list[Accumulator]
+    _counts: list[int]
+
+    @property
+    def size(self) -> int:
+        """How many slots there were."""
+        return self._cut.size
+
+    def slots(self, since: int | None) -> Index | slice:
+        """The slots that had changed after cut number `since`, ascending; None: all."""
+        return self._cut.slots(since)
+
+    def columns(self, which: Index | slice) -> list[pa.Array]:
+        """The state columns of these slots. Closes the cut, so call it once."""
+        values = self._cut.values(which)
+        columns: list[pa.Array] = []
+        for accumulator, count in zip(self._accumulators, self._counts, strict=True):
+            columns += accumulator.columns(values[:count])
+            values = values[count:]
+        return columns
+
+    def close(self) -> None:
+        """Nothing will be read any more."""
+        self._cut.close()
 
 
 def accumulator_for(kind: str, name: str, type_: pa.DataType | None) -> Accumulator:

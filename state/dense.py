@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from .reserved import RESERVE_FROM, RESERVED_ENTRIES, reserved_zeros
 from .slots import Rows, Slots
 
 SPAN_ALWAYS = 1 << 18
@@ -24,11 +25,20 @@ class DenseSlots:
     def __init__(self) -> None:
         self.size = 0
         self._base = 0
-        self._slots: Slots = np.empty(0, np.int32)
+        self._low = self._high = 0  # of the keys so far
+        self._slots: Slots = np.empty(0, np.int32)  # slot + 1 of key - base; 0: absent
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, at most."""
+        return min(len(self._slots), self._high - self._low + 1) * self._slots.itemsize
 
     def clear(self) -> None:
-        """Forget all keys; keeps the memory."""
-        self._slots.fill(-1)
+        """Forget all keys; keeps the memory if it is little."""
+        if len(self._slots) > SPAN_ALWAYS:
+            self._slots = np.empty(0, np.int32)
+        else:
+            self._slots.fill(0)
         self.size = 0
 
     def lookup(self, keys: npt.NDArray[np.int64]) -> tuple[Slots, Rows] | None:
@@ -42,6 +52,7 @@ class DenseSlots:
             return None
         at = keys - self._base
         slots = self._slots.take(at)
+        slots -= 1
         missing = np.flatnonzero(slots < 0)
         if not missing.size:
             return slots, missing
@@ -51,32 +62,41 @@ class DenseSlots:
         self._slots[where[::-1]] = claims[::-1]
         won = self._slots.take(where) == claims
         fresh = missing[won]
-        self._slots[where[won]] = np.arange(self.size, self.size + fresh.size, dtype=np.int32)
+        new = np.arange(self.size + 1, self.size + 1 + fresh.size, dtype=np.int32)
+        self._slots[where[won]] = new
         self.size += fresh.size
         slots[missing] = self._slots.take(where)
+        slots[missing] -= 1
         return slots, fresh
 
     def _cover(self, low: int, high: int, rows: int) -> bool:
         """Make room for keys from `low` to `high`; False if that would be too much."""
-        room = len(self._slots)
-        if self.size and low >= self._base and high < self._base + room:
-            return True
         if self.size:
-            low, high = min(low, self._base), max(high, self._base + room - 1)
-        span = high - low + 1
+            low, high = min(low, self._low), max(high, self._high)
+        span, room = high - low + 1, len(self._slots)
         if span > max(SPAN_ALWAYS, SPAN_PER_KEY * max(self.size, rows)):
             return False
         if not self.size and span <= room:
             self._base = _centred(low, span, room)
-            return True
-        # Half as much again, so that keys that grow by and by do not make a copy per batch.
-        larger = np.full(max(span + span // 2, 1024), -1, np.int32)
+        elif low < self._base or high >= self._base + room:
+            self._make_room(low, span)
+        self._low, self._high = low, high
+        return True
+
+    def _make_room(self, low: int, span: int) -> None:
+        """Move to a larger array that covers `span` keys from `low` on, and the old keys."""
+        # Half as much again, so that keys that grow by and by do not make a copy per batch; if large, in
+        # reserved address space, where what is not used costs nothing.
+        larger = None
+        if span > RESERVE_FROM:
+            larger = reserved_zeros(max(RESERVED_ENTRIES, 8 * span), np.int32)
+        if larger is None:
+            larger = np.zeros(max(span + span // 2, 1024), np.int32)
         base = _centred(low, span, len(larger))
         if self.size:
-            offset = self._base - base
-            larger[offset : offset + room] = self._slots
+            held = self._slots[self._low - self._base : self._high - self._base + 1]
+            larger[self._low - base : self._low - base + len(held)] = held
         self._base, self._slots = base, larger
-        return True
 
 
 def _centred(low: int, span: int, room: int) -> int:

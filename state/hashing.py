@@ -160,10 +160,11 @@ def _scalar_of(value: Any) -> Callable[[Any], int]:
     for kind in type(value).__mro__:
         if kind in _SCALARS:
             return _SCALARS[kind]
-    raise _not_a_key(type(value).__name__)
+    raise not_a_key(type(value).__name__)
 
 
-def _not_a_key(kind: str) -> StateError:
+def not_a_key(kind: str) -> StateError:
+    """The error for a value of a type that cannot be a key."""
     fix = "key by int, str, bytes, bool, date, datetime, Decimal, UUID, None, or a tuple of these"
     if kind.startswith(("float", "double", "halffloat")):
         fix = "cast it first, for example to a decimal or to a whole number of units"
@@ -189,7 +190,10 @@ def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
 
 
 def identity_columns(arrays: Sequence[pa.Array], seed: int) -> Hashes:
-    """A second hash of each row, independent of `hash_columns`; not stored, so it may change."""
+    """A second hash of each row, independent of `hash_columns`.
+
+    Runs store it, under the version that `operators/spilling_group.py` names: change that with it.
+    """
     return _hash_rows(arrays, (2 * seed + INT) & _MASK | 1)
 
 
@@ -261,7 +265,7 @@ def _hash_numbers(array: pa.Array, lane: int) -> Hashes:
         tag = TIMESTAMP
         words = array.view(pa.int64())
     else:
-        raise _not_a_key(str(type_))
+        raise not_a_key(str(type_))
     h = _words(words)
     if pa.types.is_timestamp(type_):
         if type_.unit == "ns":

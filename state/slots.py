@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import StateError
 from .hashing import Hashes
+from .reserved import SlotArray, large_zeros
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 Rows: TypeAlias = npt.NDArray[np.intp]
@@ -29,6 +30,9 @@ _CELLS_PER_KEY = 4
 _FIRST_GUESS = 1 / 32
 _MOVE_AT_LEAST = 16_384
 _STEP_SHIFT = np.uint64(20)
+_PREPARE_FROM = 1 << 20
+_PAGE_CELLS = 1_024
+_ROOM_MAX = 1 << 16
 MAX_SLOTS = 2**30
 """Keys one table can hold, as slots are int32."""
 
@@ -43,21 +47,24 @@ class SlotTable:
         self._old: Slots | None = None  # the smaller index while its keys are being moved
         self._moved = 0
         self._to_move = 0
-        self._hashes: Hashes = np.zeros(_INITIAL_CELLS // _CELLS_PER_KEY, np.uint64)
-        self._checks: Hashes | None = None  # None: all are 0
+        self._next: Slots | None = None  # the larger index to come, and how many cells have memory
+        self._backed = 0
+        self._hashes = SlotArray(np.uint64)
+        self._checks: SlotArray | None = None  # None: all are 0
 
     @property
-    def hashes(self) -> Hashes:
-        """The hash of each slot's key (a view)."""
-        return self._hashes[: self.size]
+    def nbytes(self) -> int:
+        """Memory in use."""
+        cells = [self._cells, self._old, self._next]
+        lanes = self._hashes.nbytes + (0 if self._checks is None else self._checks.nbytes)
+        return lanes + sum(part.nbytes for part in cells if part is not None)
 
     def clear(self) -> None:
         """Forget all keys; keeps the memory."""
         self._cells.fill(0)
-        self._old = None
-        self._moved = self._to_move = self.size = 0
-        if self._checks is not None:
-            self._checks.fill(0)
+        self._old = self._next = None
+        self._moved = self._to_move = self.size = self._backed = 0
+        self._checks = None
 
     def lookup(self, hashes: Hashes, checks: Hashes | None = None) -> tuple[Slots, Rows]:
         """The slot of each row's key; new keys get the next slots.
@@ -70,7 +77,8 @@ class SlotTable:
             The slots, and for each new slot, in order, a row that holds its key.
         """
         if checks is not None and self._checks is None:
-            self._checks = np.zeros(len(self._hashes), np.uint64)
+            self._checks = SlotArray(np.uint64)
+            self._checks.reserve(self.size)
         self._move(2 * len(hashes))
         if self.size:
             slots, missed = self._find(self._cells, hashes, checks)
@@ -89,19 +97,36 @@ class SlotTable:
             distinct = len(fresh[-1]) / len(block)
             if missed.size:
                 missed = self._find_again(self._cells, slots, missed, hashes, checks)
+        if fresh:
+            self._prepare()
         return slots, np.concatenate(fresh) if fresh else missed
 
     def fill(self, hashes: Hashes, checks: Hashes | None = None) -> None:
         """Take over distinct keys as slots 0, 1, 2, …; only into an empty table."""
         self._make_room(len(hashes))
         self.size = len(hashes)
-        self._hashes[: self.size] = hashes
+        self._hashes.data[: self.size] = hashes
         if checks is not None:
-            self._checks = np.zeros(len(self._hashes), np.uint64)
-            self._checks[: self.size] = checks
+            self._checks = SlotArray(np.uint64)
+            self._checks.reserve(self.size)
+            self._checks.data[: self.size] = checks
         self._old, self._moved, self._to_move = self._cells, 0, self.size
-        self._cells = np.zeros(len(self._cells), np.int32)
+        self._cells = large_zeros(len(self._cells), np.int32)
         self._move(self.size)
+
+    def find(self, hashes: Hashes, checks: Hashes | None = None) -> Slots:
+        """The slot of each row's key, -1 where it is absent. Changes nothing."""
+        if not self.size:
+            return np.full(len(hashes), -1, np.int32)
+        slots, missed = self._find(self._cells, hashes, checks)
+        if missed.size and self._old is not None:
+            self._find_again(self._old, slots, missed, hashes, checks)
+        return slots
+
+    def lanes(self) -> tuple[Hashes, Hashes | None]:
+        """The identity of each slot's key (views); None: all second lanes are 0."""
+        checks = None if self._checks is None else self._checks.data[: self.size]
+        return self._hashes.data[: self.size], checks
 
     # --- probing -------------------------------------------------------------------------------
 
@@ -141,9 +166,10 @@ class SlotTable:
         An empty cell, -1, is read as slot 0. That never matches: slot 0 is the first to be in any
         index, so a row with its key meets it before it meets an empty cell.
         """
-        ok: npt.NDArray[np.bool_] = self._hashes.take(slots, mode="clip") == hashes
+        ok: npt.NDArray[np.bool_] = self._hashes.data.take(slots, mode="clip") == hashes
         if self._checks is not None:
-            ok &= self._checks.take(slots, mode="clip") == (0 if checks is None else checks)
+            known = self._checks.data.take(slots, mode="clip")
+            ok &= known == (0 if checks is None else checks)
         return ok
 
     def _find_again(
@@ -170,9 +196,9 @@ class SlotTable:
                 won = empty[cells.take(at[empty]) == claims]
                 new = np.arange(self.size, self.size + won.size, dtype=np.int32)
                 cells[at[won]] = new + 1
-                self._hashes[new] = hashes[rows[won]]
+                self._hashes.data[new] = hashes[rows[won]]
                 if self._checks is not None:
-                    self._checks[new] = 0 if checks is None else checks[rows[won]]
+                    self._checks.data[new] = 0 if checks is None else checks[rows[won]]
                 self.size += won.size
                 fresh.append(rows[won])
                 found = cells.take(at) - 1
@@ -196,14 +222,37 @@ class SlotTable:
                 )
             cells = 1 << (_CELLS_PER_KEY * (self.size + wanted) - 1).bit_length()
             self._old, self._moved, self._to_move = self._cells, 0, self.size
-            self._cells = np.zeros(cells, np.int32)
+            ready = self._next is not None and len(self._next) == cells
+            self._cells = self._next if ready else large_zeros(cells, np.int32)  # type: ignore[assignment]
+            self._next, self._backed = None, 0
             self._move(0)
             room = cells // _CELLS_PER_KEY - self.size
-        if self.size + room > len(self._hashes):
-            self._hashes = _grown(self._hashes, self.size + room)
-            if self._checks is not None:
-                self._checks = _grown(self._checks, self.size + room)
+        # not all of the room at once, which may be many pages; the caller comes again
+        room = min(room, max(wanted, _ROOM_MAX))
+        self._hashes.reserve(self.size + room)
+        if self._checks is not None:
+            self._checks.reserve(self.size + room)
         return room
+
+    def _prepare(self) -> None:
+        """Give the index to come its memory little by little, while the last eighth of this one fills.
+
+        Its cells are written at random: without this the first batches after growth would touch a new
+        page for nearly every key.
+        """
+        cells = len(self._cells)
+        if cells < _PREPARE_FROM:
+            return
+        most = cells // _CELLS_PER_KEY
+        over = self.size - (most - most // 8)
+        if over <= 0:
+            return
+        if self._next is None:
+            self._next, self._backed = large_zeros(2 * cells, np.int32), 0
+        upto = min(len(self._next), over * (16 * _CELLS_PER_KEY))
+        if upto > self._backed:
+            self._next[self._backed : upto : _PAGE_CELLS] = 0
+            self._backed = upto
 
     def _move(self, at_least: int) -> None:
         """Move some keys from the old index to the new one; twice as many as can come in new."""
@@ -211,7 +260,7 @@ class SlotTable:
             return
         stop = min(self._to_move, self._moved + max(at_least, _MOVE_AT_LEAST))
         new = np.arange(self._moved, stop, dtype=np.int32)
-        h = self._hashes[self._moved : stop]
+        h = self._hashes.data[self._moved : stop]
         cells, mask = self._cells, len(self._cells) - 1
         at, steps = h.view(np.int64) & mask, _steps(h)
         while new.size:
@@ -229,10 +278,3 @@ def _steps(hashes: Hashes) -> npt.NDArray[np.int64]:
     """Each row's own odd step, from bits that the first probe did not use."""
     steps = (hashes >> _STEP_SHIFT) | np.uint64(1)
     return steps.view(np.int64)
-
-
-def _grown(array: Hashes, size: int) -> Hashes:
-    """A copy with room for `size` entries and at least twice as many as before; the rest is zero."""
-    larger = np.zeros(max(size, 2 * len(array)), array.dtype)
-    larger[: len(array)] = array
-    return larger

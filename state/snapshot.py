@@ -1,60 +1,200 @@
 """What an operator hands over at a barrier, and gets back after a restore.
 
-Two shapes of state (features.md STA-01, STA-02):
+Three shapes of state (features.md STA-01, STA-02):
 
 * **tables**: keyed state, one Arrow table per state name. The first column is `key_group` (int32) and
   rows are sorted by it, so that a rescaled subtask reads only the ranges it owns.
-* **items**: operator state, per state name a list of opaque, redistributable byte strings
-  (mode *split*: each item goes to exactly one subtask after a rescale).
+* **files**: keyed state that already lies in immutable local files (sorted runs, RocksDB's SST files);
+  they are uploaded as they are, each once.
+* **items**: operator state, per state name a list of opaque, redistributable byte strings.
+
+A cut is taken in the mailbox and must be cheap; what it promises is done later, in a thread, while the
+operator goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 KEY_GROUP_COLUMN = "key_group"
+DELETED_COLUMN = "deleted"
+"""In a delta only: true in the rows of keys that are gone (their value columns mean nothing)."""
+
+Redistribution: TypeAlias = Literal["split", "union", "broadcast"]
+"""Who gets an item after a restore (features.md 3.7): one subtask, or every subtask; *broadcast* items
+are the same on all subtasks, and each gets one copy of the list."""
+
+
+@dataclass(slots=True)
+class TableCut:
+    """A consistent cut of one table of keyed state.
+
+    Attributes:
+        make: builds the rows as they were at the cut, sorted by key group: those changed or deleted after
+            the table's cut number `since`, or all rows if `since` is None (then without deleted ones).
+            Runs once, in a thread. If it raises, the checkpoint is declined and the job goes on.
+        keys: the columns that identify a row; a later row replaces an earlier one of equal keys.
+        epoch: the number of this cut: 1, 2, ... per table, and 1 stands for the restored state itself, so
+            the first cut of a restored table is number 2. 0: the table knows no deltas, `make` is only
+            asked for everything.
+        discard: called in the mailbox or in a thread, once, instead of `make`, if nobody will call it.
+        confirm: called in the mailbox when a checkpoint has completed, with the number of the oldest
+            cut that a later `make` may still name as `since`: marks of deletions before it can go.
+    """
+
+    make: Callable[[int | None], pa.Table]
+    keys: tuple[str, ...] = ()
+    epoch: int = 0
+    discard: Callable[[], None] | None = None
+    confirm: Callable[[int], None] | None = None
+
+
+@dataclass(slots=True)
+class ItemsCut:
+    """Operator state: the items, or a function that makes them once, in a thread."""
+
+    items: list[bytes] | Callable[[], list[bytes]]
+    redistribution: Redistribution = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """An immutable file on this machine that is part of a table's state.
+
+    `id` names its content for ever: no two files of this operator's state, in any subtask or attempt,
+    share one unless their bytes are equal.
+    """
+
+    id: str
+    path: Path
+    rows: int
+    first_key_group: int
+    last_key_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedFiles:
+    """What a `FilesCut` consists of. `meta` says how the files belong together; opaque, and small."""
+
+    files: list[LocalFile]
+    meta: bytes
+
+
+@dataclass(slots=True)
+class FilesCut:
+    """A consistent cut of keyed state that lies in local files.
+
+    Attributes:
+        collect: seals the cut (flush, hard links) and names its files. Runs once, in a thread.
+        tables: the content of the cut as tables in the order of key groups, for canonical savepoints;
+            runs in a thread, before `release`, instead of or after `collect`.
+        keys: the columns that identify a row of `tables`.
+        release: called once, in a thread, when the files are no longer needed (uploaded or given up).
+    """
+
+    collect: Callable[[], CollectedFiles]
+    tables: Callable[[], Iterator[pa.Table]]
+    keys: tuple[str, ...]
+    release: Callable[[], None]
 
 
 @dataclass(slots=True)
 class StateSnapshot:
-    """The synchronous part of one operator's snapshot.
+    """The synchronous part of one operator's snapshot, by state name."""
 
-    `tables` maps a state name to a function that builds its table; `items` maps one to its byte
-    strings, or to a function that makes them. Functions run later, once, in a thread, while the
-    operator goes on: they must only touch what the synchronous part froze or handed over. If one
-    raises, the checkpoint is declined and the job goes on.
+    tables: dict[str, TableCut] = field(default_factory=dict)
+    items: dict[str, ItemsCut] = field(default_factory=dict)
+    files: dict[str, FilesCut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFiles:
+    """The files that one subtask had in a `FilesCut`, downloaded; those with own key groups only.
+
+    `files` maps the id of a file to its local path; they are deleted once the operator is restored, so it
+    moves or links away what it keeps. The key groups are those of the subtask that wrote them: rows
+    outside the own range must be left out.
     """
 
-    tables: dict[str, Callable[[], pa.Table]] = field(default_factory=dict)
-    items: dict[str, list[bytes] | Callable[[], list[bytes]]] = field(default_factory=dict)
+    meta: bytes
+    files: dict[str, Path]
+    first_key_group: int
+    last_key_group: int
 
 
 @dataclass(slots=True)
 class RestoredState:
-    """State of one operator subtask as restored: own key groups, own share of the items."""
+    """State of one operator subtask as restored: own key groups, own share of the items.
+
+    Tables are merged: base and deltas together, one row per key. `states` is what the checkpoint says of
+    each state, as `Operator.states` said when it was taken.
+    """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     items: dict[str, list[bytes]] = field(default_factory=dict)
+    files: dict[str, list[RestoredFiles]] = field(default_factory=dict)
+    states: dict[str, StateInfo] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
         """True if nothing at all was restored."""
-        return not self.tables and not self.items
+        return not (self.tables or self.items or self.files)
+
+
+class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state is, as the operator declares it: for inspection, checks and evolution.
+
+    `schema` is the Arrow IPC message of the schema of its canonical table (None: items, or not known
+    before records come). `version` is the user's, see `migrate` of a descriptor.
+    """
+
+    name: str
+    kind: str
+    """`value list map reducing aggregating window running reduce split union broadcast`."""
+    schema: bytes | None = None
+    keys: tuple[str, ...] = ()
+    version: int = 1
+    ttl_ms: int | None = None
+
+    def arrow_schema(self) -> pa.Schema | None:
+        """The schema of the state's table."""
+        return None if self.schema is None else pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+def state_info(
+    name: str,
+    kind: str,
+    schema: pa.Schema | None = None,
+    keys: tuple[str, ...] = (),
+    *,
+    version: int = 1,
+    ttl_ms: int | None = None,
+) -> StateInfo:
+    """A StateInfo with its schema encoded."""
+    encoded = None if schema is None else schema.serialize().to_pybytes()
+    return StateInfo(
+        name=name, kind=kind, schema=encoded, keys=keys, version=version, ttl_ms=ttl_ms
+    )
 
 
 class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where one piece of state of one subtask lies: inline in the manifest, or in a file.
 
-    `file` is relative to the job's storage root. `checksum` is xxh3-64 of the bytes, in hex.
+    `file` is relative to the root of the job's storage, or of the savepoint. `checksum` is xxh3-64 of
+    the bytes, in hex. The tables of one state and subtask are in order: the first has all rows, the
+    others (deltas) what changed since the one before.
     """
 
     state: str
     kind: str
-    """`table` (a Parquet file) or `items` (a msgpack list of byte strings)."""
+    """`table` (Parquet), `delta` (Parquet), `items` (a msgpack list of byte strings), `file` (opaque,
+    one of a FilesCut) or `meta` (of a FilesCut)."""
     size_bytes: int
     checksum: str
     rows: int
@@ -62,6 +202,15 @@ class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     first_key_group: int = 0
     last_key_group: int = -1
+    keys: tuple[str, ...] = ()
+    """Of tables and deltas: the columns that identify a row."""
+    redistribution: Redistribution = "split"
+    """Of items."""
+    file_id: str = ""
+    """Of files: their `LocalFile.id`."""
+    footer: tuple[int, str] | None = None
+    """Of tables and deltas in files: bytes and checksum of the Parquet footer at the end, with which a
+    part of the file can be read, and trusted, alone."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +219,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     operator: str
     """The operator's name: the address of its state, stable over code changes."""
     handles: tuple[StateHandle, ...]
+    states: tuple[StateInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

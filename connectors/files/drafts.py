@@ -14,6 +14,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -50,7 +51,7 @@ class Draft(Protocol):
         ...
 
     def discard(self) -> None:
-        """Forget it. Must not raise."""
+        """Forget it; what is written from here on goes nowhere. Must not raise, nor block for long."""
         ...
 
 
@@ -65,12 +66,12 @@ class Target(Protocol):
         """Start a draft of the file `name`."""
         ...
 
-    def names(self) -> Iterator[str]:
-        """Names of all files here, visible ones and drafts."""
+    def names(self, prefix: str) -> Iterator[str]:
+        """Names of the files here that begin with `prefix`, visible ones and drafts."""
         ...
 
-    def drafts(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Names of the drafts here, each with a function that discards it."""
+    def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Names of the drafts here that begin with `prefix`, each with a function that discards it."""
         ...
 
     def commit(self, committables: list[Committable]) -> None:
@@ -102,14 +103,15 @@ class LocalTarget:
         except OSError as error:
             raise failed("begun", self._drafts / name, error) from error
 
-    def names(self) -> Iterator[str]:
+    def names(self, prefix: str) -> Iterator[str]:
         for directory in {self._directory, self._drafts}:
-            yield from os.listdir(directory)
+            yield from (name for name in os.listdir(directory) if name.startswith(prefix))
 
-    def drafts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+    def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         if not self._direct:
             for path in self._drafts.iterdir():
-                yield path.name, lambda path=path: path.unlink(missing_ok=True)  # type: ignore[misc]
+                if path.name.startswith(prefix):
+                    yield path.name, partial(path.unlink, missing_ok=True)
 
     def commit(self, committables: list[Committable]) -> None:
         staged = [committable for committable in committables if committable.draft]
@@ -150,8 +152,6 @@ class _LocalDraft:
         return Committable(str(self._target), self._size, draft=draft)
 
     def discard(self) -> None:
-        with suppress(OSError):
-            self.stream.close()
         if not self._direct:
             with suppress(OSError):
                 self._path.unlink()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ...errors import OptionError, StorageError, UsageError
+from ..s3_config import compatibility
 
 S3_ENDPOINT = "s3.endpoint"
 S3_REGION = "s3.region"
@@ -27,6 +29,8 @@ _CONNECT_TIMEOUT_S = 10
 _REQUEST_TIMEOUT_S = 60
 _ATTEMPTS_MAX = 5
 _CONNECTIONS_MAX = 32
+REQUESTS_MAX = 8
+"""So many files are looked at at the same time, to find out what there is to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ def _s3_client(endpoint: str | None, region: str, path_style: bool) -> Any:
         read_timeout=_REQUEST_TIMEOUT_S,
         max_pool_connections=_CONNECTIONS_MAX,
         retries={"mode": "standard", "max_attempts": _ATTEMPTS_MAX},
-        s3={"addressing_style": "path" if path_style else "auto"},
+        **compatibility(endpoint, path_style),
     )
     return boto3.client("s3", endpoint_url=endpoint, region_name=region, config=config)
 
@@ -171,6 +175,9 @@ def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
     store = filesystem(location.scheme, options)
     try:
         found = _matches(store, location)
+        # On S3 a version costs a request.
+        with ThreadPoolExecutor(REQUESTS_MAX, "headgate-listing") as threads:
+            versions = list(threads.map(lambda info: version_of(store, info), found))
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
     if not found:
@@ -179,7 +186,10 @@ def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
             fix="check the path; a directory is read with all files below it whose names do not begin "
             "with a dot or underscore",
         )
-    return [FileVersion(info.path, info.size, version_of(store, info)) for info in found]
+    return [
+        FileVersion(info.path, info.size, version)
+        for info, version in zip(found, versions, strict=True)
+    ]
 
 
 def _matches(store: pafs.FileSystem, location: Location) -> list[pafs.FileInfo]:

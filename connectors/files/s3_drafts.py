@@ -61,20 +61,20 @@ class S3Target:
         self._begun.add(mark)
         return _S3Draft(self._client, self._location.bucket, key, mark, self._run_in_thread)
 
-    def names(self) -> Iterator[str]:
+    def names(self, prefix: str) -> Iterator[str]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._location.bucket, Prefix=self._prefix, Delimiter="/"
+            Bucket=self._location.bucket, Prefix=self._prefix + prefix, Delimiter="/"
         )
         for page in _listed(pages, self._location):
             for item in page.get("Contents", ()):
                 yield item["Key"].removeprefix(self._prefix)
-        for name, _ in self.drafts():
+        for name, _ in self.drafts(prefix):
             yield name
 
-    def drafts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+    def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         bucket, client = self._location.bucket, self._client
         pages = client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=bucket, Prefix=self._prefix
+            Bucket=bucket, Prefix=self._prefix + prefix
         )
         for page in _listed(pages, self._location):
             for upload in page.get("Uploads", ()):
@@ -139,6 +139,7 @@ class _S3Draft:
         )
 
     def discard(self) -> None:
+        self.stream.mute()
         # In a thread, for S3 may not answer; what that leaves behind, the next attempt aborts.
         with suppress(RuntimeError):
             self._run_in_thread(self._abort).add_done_callback(_look_at)
@@ -221,12 +222,15 @@ class _PartStream(io.RawIOBase):
         self._add_part = add_part
         self._buffer = bytearray()
         self._size = 0
+        self._muted = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
+        if self._muted:
+            return len(view)
         self._buffer += view
         self._size += len(view)
         while len(self._buffer) >= PART_BYTES:
@@ -236,6 +240,11 @@ class _PartStream(io.RawIOBase):
 
     def tell(self) -> int:
         return self._size
+
+    def mute(self) -> None:
+        """Nobody wants it any more: keep nothing of what is still written."""
+        self._muted = True
+        self._buffer.clear()
 
     def end(self) -> None:
         """Make the rest a part. Not done in `close`, which also the garbage collector calls."""

@@ -27,7 +27,7 @@ from ...errors import InternalError, PlanError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
-from ...operators.sink import Guarantee, Sink, SinkWriter
+from ...operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
@@ -52,9 +52,8 @@ class PartName:
     number: int
 
     def __str__(self) -> str:
-        return (
-            f"part-{self.tag}-{self.attempt:010}-{self.after:09}-{self.subtask:05}-{self.number:06}"
-        )
+        written = prefix_of(self.tag, self.attempt)
+        return f"{written}{self.after:09}-{self.subtask:05}-{self.number:06}"
 
     @classmethod
     def parse(cls, name: str) -> PartName | None:
@@ -64,6 +63,11 @@ class PartName:
             return None
         tag, *numbers = match.groups()
         return cls(tag, *map(int, numbers))
+
+
+def prefix_of(tag: str, attempt: int | None = None) -> str:
+    """How the names of all files of one sink begin, or of those of one of its attempts."""
+    return f"part-{tag}-" if attempt is None else f"part-{tag}-{attempt:010}-"
 
 
 class FileSink(Sink):
@@ -166,9 +170,11 @@ class _File:
 
     def discard(self) -> None:
         """Forget it. Does not raise."""
+        self.draft.discard()  # first, so that what the encoder still writes goes nowhere
         with suppress(Exception):
             self._encoder.close()  # or it would try to write when it is garbage collected
-        self.draft.discard()
+        with suppress(Exception):
+            self.draft.stream.close()
 
 
 class FileWriter(SinkWriter):
@@ -179,7 +185,7 @@ class FileWriter(SinkWriter):
         self._staged = sink.guarantee is Guarantee.EXACTLY_ONCE
         self._file: _File | None = None
         self._closed: list[_File] = []
-        """Ended since the last roll."""
+        """Ended since the last roll, and, without exactly-once, not yet visible."""
         self._committing = threading.Lock()
         self._failure: BaseException | None = None
         self._cancel_timer: Callable[[], None] | None = None
@@ -191,6 +197,8 @@ class FileWriter(SinkWriter):
         self._tag = f"{xxhash.xxh32_intdigest(identity.encode()):08x}"
         self._after = context.restored_checkpoint
         self._target = self._sink.target(context)
+
+    def prepare(self) -> None:
         self._target.prepare()
         self._delete_dead_drafts()
         self._number = self._first_free_number()
@@ -209,12 +217,8 @@ class FileWriter(SinkWriter):
             self._end_file()
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        if self._file is not None:
-            self._closed.append(self._file)  # the thread encodes the rest
-            self._stop_timer()
-            self._file = None
         self._after = checkpoint_id
-        files, self._closed = self._closed, []
+        files = self._take_ended()
         if not files:
             return None
         return lambda: self._finish_all(files)
@@ -224,17 +228,18 @@ class FileWriter(SinkWriter):
             [msgspec.msgpack.decode(item, type=Committable) for item in committables]
         )
 
-    def finish(self) -> None:
-        if not self._staged:
-            # No checkpoint has to follow; these guarantees do not wait for one.
-            if self._file is not None:
-                self._closed.append(self._file)
-                self._stop_timer()
-                self._file = None
-            files, self._closed = self._closed, []
-            self._finish_all(files)
+    def finish(self) -> Callable[[], None] | None:
         if self._failure is not None:
             raise self._failure
+        if self._staged:
+            return None
+        # No checkpoint has to follow; these guarantees do not wait for one.
+        files = self._take_ended()
+
+        def finish_all() -> None:
+            self._finish_all(files)
+
+        return finish_all
 
     def close(self) -> None:
         self._stop_timer()
@@ -266,7 +271,16 @@ class FileWriter(SinkWriter):
         file.encode_rest()
         if not self._staged:
             future = self.context.run_in_thread(lambda: self._finish_all([file]))
-            future.add_done_callback(self._note_failure)
+            future.add_done_callback(lambda done: self._settle(file, done))
+
+    def _take_ended(self) -> list[_File]:
+        """End the open file, and take all that ended since the last time; a thread does the rest."""
+        if self._file is not None:
+            self._closed.append(self._file)
+            self._stop_timer()
+            self._file = None
+        files, self._closed = self._closed, []
+        return files
 
     def _finish_all(self, files: list[_File]) -> list[bytes]:
         """Pre-commit; without exactly-once also commit. In a thread; repeatable."""
@@ -277,9 +291,14 @@ class FileWriter(SinkWriter):
             self._target.commit(committables)
         return []
 
-    def _note_failure(self, future: Any) -> None:
-        if not future.cancelled() and future.exception() is not None:
-            self._failure = future.exception()
+    def _settle(self, file: _File, done: Any) -> None:
+        """A file that ended early is visible: nothing is left to do at the barrier. Or it failed."""
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._failure = done.exception()
+        elif file in self._closed:  # else a roll or `finish` has taken it over
+            self._closed.remove(file)
 
     def _stop_timer(self) -> None:
         if self._cancel_timer is not None:
@@ -289,9 +308,9 @@ class FileWriter(SinkWriter):
     def _delete_dead_drafts(self) -> None:
         """Discard what older attempts left that no checkpoint can name (see the module's text)."""
         context = self.context
-        for name, discard in self._target.drafts():
+        for name, discard in self._target.drafts(prefix_of(self._tag)):
             part = PartName.parse(name)
-            if part is None or part.tag != self._tag or part.attempt >= context.attempt:
+            if part is None or part.attempt >= context.attempt:
                 continue
             orphaned = context.subtask_index == 0 and part.subtask >= context.parallelism
             ours = part.subtask == context.subtask_index or orphaned
@@ -301,13 +320,11 @@ class FileWriter(SinkWriter):
     def _first_free_number(self) -> int:
         """Above all files of this attempt: there are some if the job began anew with its storage wiped."""
         context = self.context
-        parts = (PartName.parse(name) for name in self._target.names())
+        parts = map(PartName.parse, self._target.names(prefix_of(self._tag, context.attempt)))
         numbers = [
             part.number
             for part in parts
-            if part is not None
-            and (part.tag, part.attempt, part.subtask)
-            == (self._tag, context.attempt, context.subtask_index)
+            if part is not None and part.subtask == context.subtask_index
         ]
         return max(numbers, default=-1) + 1
 
@@ -343,16 +360,10 @@ def files_sink(
         raise UsageError(
             f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
         )
-    guarantees = [kind.value for kind in Guarantee]
-    if guarantee not in guarantees:
-        raise UsageError(
-            f"no such guarantee guarantee=`{guarantee}`",
-            fix=suggest(guarantee, guarantees, "guarantees"),
-        )
     return FileSink(
         path,
         format,
-        Guarantee(guarantee),
+        parse_guarantee(guarantee),
         None if roll_every is None else parse_duration(roll_every, "roll_every"),
         roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
         check_storage_options(storage_options),

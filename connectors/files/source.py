@@ -52,7 +52,6 @@ REJECTED_SCHEMA = pa.schema(
 """Columns of the side output `rejected`: `offset` is a byte (text) or a row number in a row group."""
 
 _BLOCKS_AHEAD = 2
-_LISTING_THREADS = 8
 
 
 class OnBadRecord(Enum):
@@ -113,7 +112,7 @@ class FileSource(Source):
         files = locations.find_files(self.path, self.storage_options)
         store = self._store(self.storage_options)
         cut = self._row_groups if self.format == "parquet" else self._byte_ranges
-        with ThreadPoolExecutor(_LISTING_THREADS, "headgate-splits") as threads:
+        with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-splits") as threads:
             parts = threads.map(lambda file: cut(store, file), files)
             return [msgspec.msgpack.encode(split) for splits in parts for split in splits]
 
@@ -382,8 +381,11 @@ def files_source(
         raise UsageError(
             f"must be at least 1 batch_rows=`{batch_rows}` split_bytes=`{split_bytes}`"
         )
-    if len(delimiter) != 1:
-        raise UsageError(f"must be one character delimiter=`{delimiter}`")
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
+        raise UsageError(
+            f"must be one ASCII character delimiter=`{delimiter}`",
+            fix='such as "," or ";" or "\\t"; not a quote, and no line break',
+        )
     locations.parse_location(path)
     options = locations.check_storage_options(storage_options)
     if schema is None:

@@ -11,7 +11,9 @@ from .checkpoint import checkpoint
 from .explain import explain
 from .list import list_jobs
 from .options import options
+from .rescale import rescale
 from .run import run
+from .savepoint import savepoint_app
 from .stop import stop
 from .validate import validate
 
@@ -49,4 +51,6 @@ app.command("list")(list_jobs)
 app.command("stop")(stop)
 app.command("cancel")(cancel)
 app.command("checkpoint")(checkpoint)
+app.command("rescale")(rescale)
+app.add_typer(savepoint_app, name="savepoint")
 app.command("options")(options)

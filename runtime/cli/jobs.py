@@ -18,17 +18,17 @@ STATUS_TIMEOUT_S = 5.0
 """A coordinator that has not said its status by then is shown as not answering."""
 
 
-def request(name: str, verb: str) -> dict[str, Any]:
+def request(name: str, verb: str, **arguments: Any) -> dict[str, Any]:
     """Ask the running job `name` for something and wait for the answer, however long it takes.
 
     Raises:
         JobNotFound: no job of that name runs on this machine.
         HeadgateError: the job refused.
     """
-    return _run(_request(name, verb))
+    return _run(_request(name, verb, arguments))
 
 
-async def _request(name: str, verb: str) -> dict[str, Any]:
+async def _request(name: str, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
     record = registry.find(name)
     client = None if record is None else await _connect(record)
     if client is None:
@@ -38,7 +38,7 @@ async def _request(name: str, verb: str) -> dict[str, Any]:
             fix=f"running jobs: {', '.join(running)}" if running else "no job runs here",
         )
     try:
-        return await client.request(verb)
+        return await client.request(verb, **arguments)
     finally:
         await client.close()
 
@@ -51,10 +51,14 @@ def statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
 async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
     found = []
     for record in registry.records():
-        client = await _connect(record)
+        status: dict[str, Any] | None = None
+        try:
+            client = await _connect(record)
+        except JobError:
+            found.append((record, status))
+            continue
         if client is None:
             continue
-        status: dict[str, Any] | None = None
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 status = await client.request("status")
@@ -67,12 +71,18 @@ async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
 
 
 async def _connect(record: JobRecord) -> CoordinatorClient | None:
-    """A client of the job; None if nobody listens any more, and then its record is removed."""
+    """A client of the job; None if nobody listens any more, and then its record is removed.
+
+    Raises:
+        JobError: its process lives, but cannot be reached right now.
+    """
     from ..control.client import CoordinatorClient
 
     try:
         return await CoordinatorClient.connect(record.addresses, record.token)
     except JobError:
+        if registry.is_alive(record):
+            raise
         registry.forget(record)
         return None
 

@@ -16,7 +16,21 @@ from .rates import Progress, VertexView, short
 
 REFRESHES_PER_SECOND = 4
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "FAILING": "red", "FAILED": "red"}
-_SHOWN_ABOVE = frozenset({"start", "restored", "failure", "restart", "takeover", "stopping"})
+_SHOWN_ABOVE = frozenset(
+    {
+        "start",
+        "restored",
+        "failure",
+        "fallback",
+        "restart",
+        "takeover",
+        "stopping",
+        "savepoint",
+        "disposed",
+        "rescaling",
+        "rescaled",
+    }
+)
 """Events that get a line; the others only change the table."""
 
 
@@ -52,6 +66,8 @@ class LiveReporter:
             return
         if event.kind == "status":
             self._status = body["status"]
+        if event.kind == "restoring":
+            self._status = f"RESTORING {body['percent']}%"
         failed = event.kind == "checkpoint" and body.get("status") == "FAILED"
         if event.kind in _SHOWN_ABOVE or failed:
             self.note(event.text, style="red" if failed or event.kind == "failure" else "")

@@ -32,6 +32,13 @@ _ENDS = {
 _EXIT_CODES = {"FINISHED": OK, "SUSPENDED": OK, "CANCELED": CANCELLED}
 
 
+class ClaimMode(StrEnum):
+    """Whose a restored savepoint is."""
+
+    NO_CLAIM = "no_claim"
+    CLAIM = "claim"
+
+
 class LogLevel(StrEnum):
     """How much of the engine's own log is shown."""
 
@@ -56,6 +63,23 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start without the state of earlier runs.")
     ] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Begin a new run with this savepoint, or with the newest checkpoint in this directory "
+            "of a job's checkpoints (number 7 with @7 behind it).",
+        ),
+    ] = None,
+    claim_mode: Annotated[
+        ClaimMode | None,
+        typer.Option(
+            "--claim-mode",
+            help="`claim`: delete the savepoint once the run has a checkpoint of its own. Not for "
+            "checkpoints: their job deletes them itself.",
+        ),
+    ] = None,
     allow_non_restored_state: Annotated[
         bool,
         typer.Option(
@@ -73,9 +97,16 @@ def run(
     1 failed, 2 wrong usage, 130 cancelled.
     """
     _configure_logging(log_level)
+    if claim_mode is not None:
+        settings = [*(settings or ()), f"execution.state-recovery.claim-mode={claim_mode.upper()}"]
     job = load_file(file, parallelism, settings)
     _check_whole(list(job.problems()))
-    spec = job.spec(fresh=fresh, allow_non_restored_state=allow_non_restored_state)
+    spec = job.spec(
+        fresh=fresh,
+        allow_non_restored_state=allow_non_restored_state,
+        restore_from=from_,
+        claim=claim_mode is ClaimMode.CLAIM,
+    )
     raise typer.Exit(asyncio.run(_run(spec, cluster)))
 
 

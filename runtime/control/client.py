@@ -65,8 +65,8 @@ class CoordinatorClient:
         else:
             future.set_result(json.loads(reply.body))
 
-    async def request(self, verb: str) -> dict[str, Any]:
-        """Ask for something and wait for the answer.
+    async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Ask for something and wait for the answer. The arguments are JSON values.
 
         Raises:
             HeadgateError: the coordinator refused, or hung up.
@@ -76,7 +76,8 @@ class CoordinatorClient:
         self._replies[self._next_id] = future
         if self._reader.done():
             raise JobError("the coordinator hung up")
-        self._link.send(Request(id=self._next_id, verb=verb))
+        body = json.dumps(arguments).encode()
+        self._link.send(Request(id=self._next_id, verb=verb, body=body))
         return await future
 
     async def events(self) -> AsyncIterator[Event]:

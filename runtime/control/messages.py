@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ...operators.elements import CheckpointOptions
 from ...state.snapshot import OperatorSnapshot
 
 
@@ -65,6 +66,8 @@ class Deploy(Message, frozen=True):
     settings: dict[str, str]
     storage: str = ""
     restored_checkpoint: int = 0
+    state_root: str = ""
+    """Address of the directory that restored state files lie in; empty: the job's own below `storage`."""
 
 
 class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +76,7 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     vertex: int
     index: int
     state: tuple[OperatorSnapshot, ...] = ()
+    """One snapshot per operator and old subtask: handles of different subtasks are never in one."""
     splits: tuple[bytes, ...] | None = None
     """Fresh splits of the head, if it is a source and the job was not restored."""
     finished: bool = False
@@ -91,7 +95,7 @@ class TriggerCheckpoint(Message, frozen=True):
     attempt: int
     checkpoint_id: int
     trigger_ms: int
-    stop: bool
+    options: CheckpointOptions
 
 
 class CheckpointCompleted(Message, frozen=True):
@@ -121,6 +125,12 @@ class Terminate(Message, frozen=True):
     attempt: int
 
 
+class FinishSources(Message, frozen=True):
+    """Sources: end as if the data had ended (stop with drain)."""
+
+    attempt: int
+
+
 class Shutdown(Message, frozen=True):
     """Exit the worker."""
 
@@ -132,6 +142,14 @@ class Deployed(Message, frozen=True):
     """All subtasks of the attempt on this worker are prepared."""
 
     attempt: int
+
+
+class RestoreProgress(Message, frozen=True):
+    """How much of the restored state this worker has read; now and then until Deployed."""
+
+    attempt: int
+    done_bytes: int
+    total_bytes: int
 
 
 class Cancelled(Message, frozen=True):
@@ -167,6 +185,8 @@ class CheckpointAcked(Message, frozen=True):
     sync_ms: float
     async_ms: float
     alignment_ms: float
+    written_bytes: int = 0
+    """What is new in the store; the rest is shared with older checkpoints."""
 
 
 class CheckpointDeclined(Message, frozen=True):
@@ -222,10 +242,12 @@ class Statistics(Message, frozen=True):
 
 
 class Request(Message, frozen=True):
-    """A client's wish. `verb`: status, stop, cancel, checkpoint, subscribe."""
+    """A client's wish. `verb`: status, stop, cancel, checkpoint, savepoint, rescale, subscribe."""
 
     id: int
     verb: str
+    body: bytes = b"{}"
+    """The arguments of the verb, a JSON object."""
 
 
 class Reply(Message, frozen=True):
@@ -256,8 +278,10 @@ Messages: TypeAlias = (
     | CheckpointAborted
     | Cancel
     | Terminate
+    | FinishSources
     | Shutdown
     | Deployed
+    | RestoreProgress
     | Cancelled
     | SubtaskFailed
     | CheckpointAcked

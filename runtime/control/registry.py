@@ -91,6 +91,22 @@ def forget(record: JobRecord) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_alive(record: JobRecord) -> bool:
+    """False if the coordinator's process is gone, or its addresses show that nothing can listen there.
+
+    Process ids mean something on the machine of the record only, which is this one: it is in its run
+    directory. Another process may have got the number; then the Unix socket is gone all the same.
+    """
+    try:
+        os.kill(record.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's process
+    sockets = [a.removeprefix("unix:") for a in record.addresses if a.startswith("unix:")]
+    return not sockets or any(Path(path).exists() for path in sockets)
+
+
 def find(name: str) -> JobRecord | None:
     """The record of a job."""
     return _read(_file(name))

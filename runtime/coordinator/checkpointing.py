@@ -1,15 +1,19 @@
-"""Carries out what the checkpoint protocol decides: triggers, log entries, notices, deletions."""
+"""Carries out what the checkpoint protocol decides: triggers, log entries, notices, deletions.
+
+A job without checkpoint storage has a driver too: it takes savepoints, and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import FencedError, HeadgateError, InternalError
 from ...operators.clock import Clock
-from ...state.snapshot import OperatorSnapshot
+from ...operators.elements import CheckpointOptions
 from ..control.messages import (
     CheckpointAborted,
     CheckpointAcked,
@@ -35,9 +39,14 @@ from ..protocol.checkpoint_decisions import (
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failures import CheckpointFailure
 from ..protocol.ids import CheckpointId, SubtaskId
-from ..protocol.manifest import Manifest, ManifestOperator, ManifestSubtask, unshared_files
+from ..protocol.manifest import Manifest, files_written_by
+from ..savepoint import store as savepoints
+from ..savepoint.metadata import savepoint_of
+from ..savepoint.store import AddressOpener
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
+from .manifests import make_manifest, size_of
+from .trimmer import Trimmer
 
 _log = logging.getLogger("headgate.checkpoint")
 CHECKPOINT_FAILURES = {reason.value: reason for reason in CheckpointFailure}
@@ -45,10 +54,11 @@ CHECKPOINT_FAILURES = {reason.value: reason for reason in CheckpointFailure}
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """Event: the log entry of a checkpoint was written, or not."""
+    """Event: the log entry of a checkpoint, or the metadata of a savepoint, was written, or not."""
 
     checkpoint_id: int
     error: HeadgateError | None
+    savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +77,44 @@ class CheckpointDriver:
         self,
         protocol: CheckpointCoordinator[CheckpointAcked],
         *,
-        plan: PhysicalPlan,
-        log: JobLog,
-        store: CheckpointStore,
+        log: JobLog | None,
+        store: CheckpointStore | None,
+        open_at: AddressOpener,
+        options: Mapping[str, str],
         clock: Clock,
         generation: int,
         retain: int,
         broadcast: Callable[[Messages], None],
         put_event: Callable[[PublishResult], None],
         wake_at: Callable[[int], None],
-        announce: Callable[..., None],
     ) -> None:
         self.protocol = protocol
-        self._plan = plan
         self._log = log
         self._store = store
+        self._open_at = open_at
+        self._options = options
         self._clock = clock
         self._generation = generation
         self._retain = retain
         self._broadcast = broadcast
         self._put_event = put_event
         self._wake_at = wake_at
-        self._announce = announce
+        self.announce: Callable[..., None] = _no_announcement
+        """Called with kind, text and details of what clients should know."""
+        self.on_completed: Callable[[], None] | None = None
+        """Called when a checkpoint has completed."""
         self._attempt = 0
+        self._plan: PhysicalPlan | None = None
+        self._next_parallelism = 0
         self._publishing: dict[int, asyncio.Task[None]] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
-        self.trimmer = Trimmer(log, store)
+        self._sweeping: asyncio.Task[None] | None = None
+        self.trimmer = None if log is None or store is None else Trimmer(log, store)
         self._unanswered: set[int] = set()
         self._next_id = 0
-        newest = log.view.newest
+        self.savepoints: dict[str, Manifest] = {}
+        """Complete savepoints by their address, until whoever asked for one takes it out."""
+        newest = log.view.newest if log is not None else None
         self.last_completed = newest.checkpoint_id if newest else 0
         self.last_completed_at_ms = newest.manifest.completed_ms if newest else 0
         self.last_duration_ms = newest.manifest.duration_ms if newest else 0
@@ -115,18 +134,34 @@ class CheckpointDriver:
 
     # -- events in ----------------------------------------------------------------------------------
 
-    def start(self, attempt: int, first_delay_ms: int | None = None) -> Outcome:
-        """All subtasks of `attempt` run."""
+    @property
+    def plan(self) -> PhysicalPlan:
+        """What the attempt runs."""
+        if self._plan is None:
+            raise InternalError("no attempt has started")
+        return self._plan
+
+    def start(self, attempt: int, plan: PhysicalPlan, *, restored: int, base: int) -> Outcome:
+        """All subtasks of `attempt` run.
+
+        Args:
+            attempt: its number.
+            plan: what it runs.
+            restored: id of the checkpoint or savepoint that it was restored from; ids go on from it.
+            base: the checkpoint of this job that the next one may build on; 0: none.
+        """
         self._attempt = attempt
-        self._next_id = max(self._next_id, self._log.view.next_checkpoint_id)
+        self._plan = plan
+        self._next_parallelism = 0
+        logged = self._log.view.next_checkpoint_id if self._log is not None else 1
+        self._next_id = max(self._next_id, logged, restored + 1)
         subtasks = [
             SubtaskId(vertex.id, index)
-            for vertex in self._plan.vertices
+            for vertex in plan.vertices
             for index in range(vertex.parallelism)
         ]
-        now = self._clock.now_ms()
         decisions = self.protocol.start(
-            subtasks, CheckpointId(self._next_id), now, first_delay_ms=first_delay_ms
+            subtasks, CheckpointId(self._next_id), self._clock.now_ms(), base=CheckpointId(base)
         )
         return self._carry_out(decisions)
 
@@ -134,12 +169,37 @@ class CheckpointDriver:
         """Time has passed."""
         return self._carry_out(self.protocol.tick(self._clock.now_ms()))
 
-    def request(self, token: str, *, stop: bool = False, final: bool = False) -> Outcome:
-        """Somebody wants a checkpoint."""
-        now = self._clock.now_ms()
-        return self._carry_out(
-            self.protocol.request(now, token=RequestToken(token), stop=stop, final=final)
+    def request(
+        self,
+        token: str,
+        *,
+        stop: bool = False,
+        final: bool = False,
+        savepoint: str = "",
+        native: bool = False,
+        next_parallelism: int = 0,
+    ) -> Outcome:
+        """Somebody wants a checkpoint, or a savepoint in the directory `savepoint`.
+
+        Args:
+            token: names the request in the outcome.
+            stop: sources emit nothing behind it.
+            final: all data has ended.
+            savepoint: address of its directory.
+            native: the savepoint is to keep the files of the state backend.
+            next_parallelism: with this one the job stops, to go on at another parallelism; the log
+                entry says so, and whoever continues the job obeys it.
+        """
+        self._next_parallelism = next_parallelism
+        decisions = self.protocol.request(
+            self._clock.now_ms(),
+            token=RequestToken(token),
+            stop=stop,
+            final=final,
+            savepoint=savepoint,
+            native=native,
         )
+        return self._carry_out(decisions)
 
     def acked(self, message: CheckpointAcked) -> Outcome:
         """A subtask's part is durable."""
@@ -154,8 +214,8 @@ class CheckpointDriver:
 
     def declined(self, message: CheckpointDeclined) -> Outcome:
         """A subtask could not take part."""
-        task = self._plan.vertices[message.vertex].name
-        fields = {"job": self._plan.job_name, "task": task, "subtask": message.index}
+        task = self.plan.vertices[message.vertex].name
+        fields = {"job": self.plan.job_name, "task": task, "subtask": message.index}
         _log.warning(
             "checkpoint declined checkpoint=`%s`: %s",
             message.checkpoint_id,
@@ -184,12 +244,15 @@ class CheckpointDriver:
             raise result.error
         if result.error is not None:
             _log.error("checkpoint %s not published: %s", checkpoint_id, result.error)
-            return self._carry_out(self.protocol.publish_failed(checkpoint_id, now, certain=False))
-        self.last_completed = result.checkpoint_id
-        self.last_completed_at_ms = now
-        self.completed += 1
+            return self._carry_out(self.protocol.publish_failed(checkpoint_id, now))
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
-        self._clean(self._trim())
+        if not result.savepoint:
+            self.last_completed = result.checkpoint_id
+            self.last_completed_at_ms = now
+            self.completed += 1
+            if self.on_completed is not None:
+                self.on_completed()
+            self.tidy(self._trim(self.protocol.oldest_base))
         return outcome
 
     def job_failed(self) -> Outcome:
@@ -198,7 +261,10 @@ class CheckpointDriver:
 
     async def close(self) -> None:
         """Wait for log writes and deletions under way."""
-        await asyncio.gather(*self._publishing.values(), *self._cleaning, return_exceptions=True)
+        tasks = [*self._publishing.values(), *self._cleaning]
+        if self._sweeping is not None:
+            tasks.append(self._sweeping)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- decisions out ------------------------------------------------------------------------------
 
@@ -209,7 +275,7 @@ class CheckpointDriver:
         for decision in decisions:
             match decision:
                 case Trigger(checkpoint_id, trigger_ms, options):
-                    self._trigger(checkpoint_id, trigger_ms, options.stop)
+                    self._trigger(checkpoint_id, trigger_ms, options)
                 case Publish():
                     self._publish(decision)
                 case NotifyComplete(checkpoint_id):
@@ -222,8 +288,8 @@ class CheckpointDriver:
                     )
                 case NotifyAborted(checkpoint_id, reason):
                     self._aborted(checkpoint_id, reason)
-                case Discard(_, payloads):
-                    self._clean(self._delete(payloads))
+                case Discard():
+                    self.tidy(self._delete(decision))
                 case WakeAt(at_ms):
                     self._wake_at(at_ms)
                 case FailJob():
@@ -234,21 +300,21 @@ class CheckpointDriver:
                     refused.append(decision)
         return Outcome(fail, tuple(done), tuple(refused))
 
-    def _trigger(self, checkpoint_id: int, trigger_ms: int, stop: bool) -> None:
+    def _trigger(self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions) -> None:
         self._next_id = checkpoint_id + 1
         self._broadcast(
             TriggerCheckpoint(
                 attempt=self._attempt,
                 checkpoint_id=checkpoint_id,
                 trigger_ms=trigger_ms,
-                stop=stop,
+                options=options,
             )
         )
 
     def _aborted(self, checkpoint_id: int, reason: CheckpointFailure) -> None:
         if reason.counts:
             self.failed += 1
-            self._announce(
+            self.announce(
                 "checkpoint",
                 f"checkpoint {checkpoint_id} failed: {reason.sentence}",
                 id=checkpoint_id,
@@ -257,132 +323,107 @@ class CheckpointDriver:
         self._broadcast(CheckpointAborted(attempt=self._attempt, checkpoint_id=checkpoint_id))
 
     def _publish(self, decision: Publish[CheckpointAcked]) -> None:
-        manifest = make_manifest(decision, self._plan, self._clock.now_ms())
-        is_final = decision.final or decision.options.stop
+        checkpoint_id, options = decision.checkpoint_id, decision.options
+        manifest = make_manifest(decision, self.plan, self._clock.now_ms())
+        if options.savepoint:
+            writing = self._write_savepoint(manifest, options)
+        else:
+            stops = options.stop and not self._next_parallelism
+            writing = self._write_entry(manifest, is_final=decision.final or stops)
         task = asyncio.get_running_loop().create_task(
-            self._write_entry(manifest, is_final), name=f"publish {decision.checkpoint_id}"
+            self._answer(writing, checkpoint_id, savepoint=bool(options.savepoint)),
+            name=f"publish {checkpoint_id}",
         )
-        self._unanswered.add(decision.checkpoint_id)
-        self._publishing[decision.checkpoint_id] = task
-        task.add_done_callback(lambda _: self._publishing.pop(decision.checkpoint_id, None))
+        self._unanswered.add(checkpoint_id)
+        self._publishing[checkpoint_id] = task
+        task.add_done_callback(lambda _: self._publishing.pop(checkpoint_id, None))
 
-    async def _write_entry(self, manifest: Manifest, is_final: bool) -> None:
+    async def _answer(
+        self, writing: Coroutine[Any, Any, None], checkpoint_id: int, *, savepoint: bool
+    ) -> None:
         error: HeadgateError | None = None
         try:
-            await self._log.complete_checkpoint(manifest, is_final=is_final)
+            await writing
         except HeadgateError as caught:
             error = caught
         except Exception as caught:
             # An answer is due whatever happens, or the job could never be restarted.
             error = InternalError(f"{type(caught).__name__}: {caught}")
-        else:
-            self.last_duration_ms = manifest.duration_ms
-            self.last_size_bytes = size = size_of(manifest)
-            self._announce(
-                "checkpoint",
-                f"checkpoint {manifest.checkpoint_id} completed in {manifest.duration_ms} ms "
-                f"({size:,} bytes)",
-                id=manifest.checkpoint_id,
-                status="COMPLETED",
-                duration_ms=manifest.duration_ms,
-                size_bytes=size,
+        self._put_event(PublishResult(checkpoint_id, error, savepoint))
+
+    async def _write_entry(self, manifest: Manifest, *, is_final: bool) -> None:
+        if self._log is not None:
+            await self._log.complete_checkpoint(
+                manifest, is_final=is_final, parallelism=self._next_parallelism
             )
-        self._put_event(PublishResult(manifest.checkpoint_id, error))
+        self.last_duration_ms = manifest.duration_ms
+        self.last_size_bytes = size_of(manifest)
+        self._announce_complete("checkpoint", "COMPLETED", manifest)
+
+    async def _write_savepoint(self, manifest: Manifest, options: CheckpointOptions) -> None:
+        savepoint = savepoint_of(manifest, self.plan.job_name, native=options.native)
+        address = options.savepoint
+        async with savepoints.opened(self._open_at, address, self._options) as store:
+            await savepoints.publish(store, savepoint)
+        self.savepoints[address] = manifest
+        self._announce_complete("savepoint", "COMPLETED", manifest, path=address)
+
+    def _announce_complete(self, kind: str, status: str, manifest: Manifest, **body: Any) -> None:
+        size = size_of(manifest)
+        where = f" in {body['path']}" if "path" in body else ""
+        self.announce(
+            kind,
+            f"{kind} {manifest.checkpoint_id} completed in {manifest.duration_ms} ms "
+            f"({size:,} bytes){where}",
+            id=manifest.checkpoint_id,
+            status=status,
+            duration_ms=manifest.duration_ms,
+            size_bytes=size,
+            **body,
+        )
 
     # -- deletions ----------------------------------------------------------------------------------
 
-    def _clean(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine, name="cleanup")
+    def tidy(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background that makes room. Whatever goes wrong is only untidy."""
+        task = asyncio.get_running_loop().create_task(_forgiven(coroutine), name="cleanup")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
 
-    async def _trim(self) -> None:
-        """Drop the checkpoints beyond `retain`; whatever goes wrong here is only untidy."""
-        try:
-            await self.trimmer.trim(self._retain)
-        except HeadgateError as error:
-            _log.warning("old checkpoints were not all deleted: %s", error)
+    def sweep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Clean up behind older coordinators, beside the start of the workers."""
+        self._sweeping = asyncio.get_running_loop().create_task(_forgiven(coroutine), name="sweep")
 
-    async def _delete(self, payloads: Sequence[CheckpointAcked]) -> None:
-        names = sorted(
-            handle.file
-            for payload in payloads
-            for snapshot in payload.snapshots
-            for handle in snapshot.handles
-            if handle.file is not None
-        )
-        try:
-            await self._store.delete_files(names)
-        except HeadgateError as error:
-            _log.warning("files of an aborted checkpoint were not deleted: %s", error)
+    async def swept(self) -> None:
+        """Wait for the sweep: what workers have half written looks like what dead ones left behind."""
+        if self._sweeping is not None:
+            await asyncio.shield(self._sweeping)
 
+    async def _trim(self, keep_from: int | None) -> None:
+        """Drop the checkpoints beyond `retain` that none under way builds on."""
+        if self.trimmer is not None:
+            await self.trimmer.trim(self._retain, keep_from)
 
-class Trimmer:
-    """Drops checkpoints beyond `retain`, log entries and files. Files that would not go are kept in
-    mind: the log forgets them with its next trim, so they are deleted before that."""
-
-    def __init__(self, log: JobLog, store: CheckpointStore) -> None:
-        self._log = log
-        self._store = store
-        self._doomed: list[str] = []
-        self._lock = asyncio.Lock()
-
-    async def trim(self, retain: int) -> None:
-        """Keep the newest `retain` checkpoints.
-
-        Raises:
-            StorageError: something is left over; the next call tries again.
-        """
-        async with self._lock:
-            await self._delete_doomed()
-            subsumed = await self._log.trim(retain)
-            kept = [logged.manifest for logged in self._log.view.checkpoints]
-            self._doomed = unshared_files(subsumed, kept)
-            await self._delete_doomed()
-
-    async def _delete_doomed(self) -> None:
-        if self._doomed:
-            await self._store.delete_files(self._doomed)
-            self._doomed = []
+    async def _delete(self, discard: Discard[CheckpointAcked]) -> None:
+        """Delete what was written for this checkpoint only."""
+        address = discard.options.savepoint
+        snapshots = [snapshot for ack in discard.payloads for snapshot in ack.snapshots]
+        if address:
+            self.savepoints.pop(address, None)
+            files = sorted({h.file for s in snapshots for h in s.handles if h.file is not None})
+            async with savepoints.opened(self._open_at, address, self._options) as store:
+                await savepoints.delete(store, files)
+        elif self._store is not None:
+            written = files_written_by(snapshots, self._generation, discard.checkpoint_id)
+            await self._store.delete_files(written)
 
 
-def make_manifest(decision: Publish[CheckpointAcked], plan: PhysicalPlan, now_ms: int) -> Manifest:
-    """All acknowledgements as one manifest, by operator name."""
-    operators: list[ManifestOperator] = []
-    for vertex in plan.vertices:
-        acks = [decision.acks[SubtaskId(vertex.id, index)] for index in range(vertex.parallelism)]
-        for node in vertex.nodes:
-            subtasks = tuple(
-                ManifestSubtask(
-                    subtask=ack.index,
-                    snapshots=tuple(s for s in ack.snapshots if _holds(s, node.name)),
-                    finished=ack.finished,
-                )
-                for ack in acks
-            )
-            operators.append(
-                ManifestOperator(name=node.name, parallelism=vertex.parallelism, subtasks=subtasks)
-            )
-    return Manifest(
-        checkpoint_id=decision.checkpoint_id,
-        trigger_ms=decision.trigger_ms,
-        completed_ms=now_ms,
-        duration_ms=now_ms - decision.trigger_ms,
-        max_parallelism=plan.max_parallelism,
-        operators=tuple(operators),
-    )
+def _no_announcement(kind: str, text: str, **details: Any) -> None:
+    """Nobody listens yet."""
 
 
-def size_of(manifest: Manifest) -> int:
-    """Bytes of state in a checkpoint."""
-    return sum(
-        handle.size_bytes
-        for operator in manifest.operators
-        for subtask in operator.subtasks
-        for snapshot in subtask.snapshots
-        for handle in snapshot.handles
-    )
-
-
-def _holds(snapshot: OperatorSnapshot, name: str) -> bool:
-    return snapshot.operator == name and bool(snapshot.handles)
+async def _forgiven(coroutine: Coroutine[Any, Any, None]) -> None:
+    try:
+        await coroutine
+    except HeadgateError as error:
+        _log.warning("something was left over: %s", error)

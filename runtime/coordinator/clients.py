@@ -16,7 +16,7 @@ from .context import ClientWish
 
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
-VERBS = frozenset({"stop", "cancel", "checkpoint"})
+VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale"})
 
 
 class ClientServer:
@@ -75,7 +75,9 @@ class ClientServer:
             raise HeadgateError(f"unknown request verb=`{request.verb}`")
         if self._ended:
             raise HeadgateError("the job has ended")
-        wish = ClientWish(request.verb, asyncio.get_running_loop().create_future())
+        wish = ClientWish(
+            request.verb, asyncio.get_running_loop().create_future(), _arguments(request)
+        )
         self._put_event(wish)
         return await wish.answer
 
@@ -101,6 +103,13 @@ class ClientServer:
             await asyncio.wait(self._tasks, timeout=5.0)
         for link in list(self._links):
             await link.drain()
+
+
+def _arguments(request: Request) -> dict[str, Any]:
+    arguments = json.loads(request.body)
+    if not isinstance(arguments, dict):
+        raise HeadgateError(f"the arguments of a request must be an object verb=`{request.verb}`")
+    return arguments
 
 
 def _pickled(error: HeadgateError) -> bytes:

@@ -15,13 +15,16 @@ from ...operators.clock import Clock
 from ..control.messages import Event, SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
-from ..plan import Vertex
+from ..plan import PhysicalPlan, Vertex
 from ..protocol.failures import FailureKind
 from ..protocol.restart import RestartStrategy
+from ..savepoint.locate import Located
+from ..savepoint.store import AddressOpener
 from ..shipping import ship
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
 from .checkpointing import CheckpointDriver, PublishResult
+from .restored import Restored
 from .states import End
 from .workers import FromWorker, WorkerLost, WorkerPool
 
@@ -36,6 +39,7 @@ class ClientWish:
 
     verb: str
     answer: asyncio.Future[dict[str, Any]]
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     def done(self, **body: Any) -> None:
         """Answer with `body`."""
@@ -60,7 +64,16 @@ class Prepared:
     attempt: int
 
 
-JobEvent: TypeAlias = FromWorker | WorkerLost | ClientWish | PublishResult | Tick | Prepared
+@dataclass(frozen=True, slots=True)
+class RoomMade:
+    """Event: the workers for a higher parallelism are there beside a running attempt, or are not."""
+
+    attempt: int
+
+
+JobEvent: TypeAlias = (
+    FromWorker | WorkerLost | ClientWish | PublishResult | Tick | Prepared | RoomMade
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,17 @@ class Failure:
 
 
 @dataclass(slots=True)
+class Rescale:
+    """A change of parallelism under way; `wish` is answered when the job runs again."""
+
+    wish: ClientWish
+    before: int
+    after: int
+    began: float
+    """When the sources fell silent, on the monotonic clock."""
+
+
+@dataclass(slots=True)
 class JobContext:
     """The job as its states see it."""
 
@@ -86,8 +110,12 @@ class JobContext:
     strategy: RestartStrategy
     log: JobLog | None
     store: CheckpointStore | None
-    checkpoints: CheckpointDriver | None
+    checkpoints: CheckpointDriver
+    open_at: AddressOpener
     generation: int
+    plan: PhysicalPlan
+    """What the current attempt runs: that of the spec, until the job is rescaled."""
+    parallelism: int
     plan_blob: bytes
     subscribers: list[Callable[[Event], None]] = field(default_factory=list)
     metrics_url: str = ""
@@ -99,16 +127,38 @@ class JobContext:
     restarts: int = 0
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
-    splits: dict[int, list[bytes]] = field(default_factory=dict)
-    """Fresh splits of each source vertex, made once."""
-    restored_checkpoint: int = 0
+    splits: dict[str, list[bytes]] = field(default_factory=dict)
+    """Fresh splits of each source, by its name, made once."""
+    restored: Restored | None = None
+    """What the current attempt began with."""
+    located: Located | None = None
+    """What the run was told to restore."""
+    unreadable: set[int] = field(default_factory=set)
+    """Checkpoints that could not be restored, where the user allows an older one instead."""
+    restoring: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By worker: bytes of state read, and to read, while an attempt is deployed."""
+    rescale: Rescale | None = None
+    rescaled_ms: int = 0
+    """How long the last rescale kept the job from working."""
     restored_at_ms: int = 0
     end: End | None = None
 
-    @staticmethod
-    def pickle_plan(spec: JobSpec) -> bytes:
-        """The plan as workers get it: user functions by value."""
-        return ship(spec.plan)
+    @property
+    def restored_checkpoint(self) -> int:
+        """Id of the checkpoint or savepoint that the attempt began with; 0: none."""
+        return self.restored.manifest.checkpoint_id if self.restored is not None else 0
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """False for a job without checkpoint storage: savepoints are all it can take."""
+        return self.log is not None
+
+    def adopt(self, plan: PhysicalPlan, parallelism: int) -> None:
+        """Run another plan from the next attempt on."""
+        if plan is not self.plan:
+            self.plan = plan
+            self.parallelism = parallelism
+            self.plan_blob = ship(plan)
 
     def next_attempt(self) -> int:
         """A number no attempt of this job ever had, in any generation."""
@@ -161,22 +211,27 @@ class JobContext:
         return {
             "name": self.spec.name,
             "status": self.status,
-            "parallelism": self.spec.parallelism,
+            "parallelism": self.parallelism,
+            "max_parallelism": self.plan.max_parallelism,
             "generation": self.generation,
             "attempt": self.attempt,
             "restarts": self.restarts,
             "restored_checkpoint": self.restored_checkpoint,
-            "last_checkpoint": checkpoints.last_completed if checkpoints else 0,
-            "checkpoints_completed": checkpoints.completed if checkpoints else 0,
-            "checkpoints_failed": checkpoints.failed if checkpoints else 0,
-            "last_checkpoint_ms": checkpoints.last_duration_ms if checkpoints else 0,
-            "last_checkpoint_at_ms": checkpoints.last_completed_at_ms if checkpoints else 0,
+            "restored_from": self.restored.text if self.restored is not None else "",
+            "restored_bytes": sum(done for done, _ in self.restoring.values()),
+            "restore_bytes": sum(total for _, total in self.restoring.values()),
+            "last_rescale_ms": self.rescaled_ms,
+            "last_checkpoint": checkpoints.last_completed,
+            "checkpoints_completed": checkpoints.completed,
+            "checkpoints_failed": checkpoints.failed,
+            "last_checkpoint_ms": checkpoints.last_duration_ms,
+            "last_checkpoint_at_ms": checkpoints.last_completed_at_ms,
             "workers": [
                 {"worker": worker.worker_id, "pid": worker.pid}
                 for worker in sorted(self.pool.live.values(), key=lambda w: w.worker_id)
             ],
             "metrics": self._metrics_endpoints(),
-            "vertices": [self._describe_vertex(vertex) for vertex in self.spec.plan.vertices],
+            "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
             "exceptions": self.exceptions,
         }
 

@@ -9,25 +9,37 @@ import traceback
 import msgspec
 
 from ...errors import HeadgateError, InternalError, UserCodeError
-from ..control.messages import Deploy, Deployed, SubtaskAssignment, SubtaskFailed
+from ..control.messages import Deploy, Deployed, RestoreProgress, SubtaskAssignment, SubtaskFailed
+from ..options import RESTORE_FALLBACK
+from ..plan import Vertex
 from ..protocol.failures import FailureKind
-from ..protocol.joblog import LoggedCheckpoint
+from ..savepoint.store import opened
+from ..storage.base import CheckpointStore
 from .context import ClientWish, Failure, JobContext, Prepared
+from .manifests import size_of
 from .placement import place, workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
-from .states import State, ended_by_wish, failing, running
+from .restored import Restored, find_restored, plan_for, reader_of
+from .states import State, deploying, ended_by_wish, ends_at_once, failing, running
 from .workers import SILENT, FromWorker, Worker, WorkerLost
 
+PROGRESS_S = 1.0
+"""The progress of a restore is announced this often; never, if the restore takes less."""
 FAILURE_KINDS = {kind.value: kind for kind in FailureKind}
 
 
 class Deploying(State):
     """One attempt, from nothing to all subtasks ready."""
 
+    def __init__(self) -> None:
+        self._next_progress = 0.0
+
     async def run(self, job: JobContext) -> State:
-        job.set_status("RESTARTING" if job.restarts else "INITIALIZING")
+        job.set_status("RESTARTING" if job.restarts or job.rescale else "INITIALIZING")
         job.next_attempt()
         job.statistics.clear()
+        job.restoring.clear()
+        job.restored = None
         preparing = asyncio.get_running_loop().create_task(self._prepare(job), name="deploy")
         # Its end is an event like others, so that wishes and deaths are not kept waiting for it.
         prepared = Prepared(job.attempt)
@@ -39,27 +51,28 @@ class Deploying(State):
             await asyncio.gather(preparing, return_exceptions=True)
 
     async def _prepare(self, job: JobContext) -> list[Worker]:
-        count = workers_needed(job.spec.plan, job.spec.slots_per_worker)
-        workers = await job.pool.ensure(count)
-        restored = await _newest_checkpoint(job)
+        restored = await find_restored(job)
+        plan, parallelism = plan_for(job, restored)
+        if restored is not None:
+            check_restorable(
+                restored.manifest, plan, allow_non_restored=job.spec.allow_non_restored_state
+            )
+        job.adopt(plan, parallelism)
+        workers = await job.pool.ensure(workers_needed(plan, job.spec.slots_per_worker))
+        job.pool.retire(workers)
+        await job.checkpoints.swept()
         await self._deploy(job, workers, restored)
         return workers
 
     async def _deploy(
-        self, job: JobContext, workers: list[Worker], restored: LoggedCheckpoint | None
+        self, job: JobContext, workers: list[Worker], restored: Restored | None
     ) -> None:
-        plan = job.spec.plan
         ids = [worker.worker_id for worker in workers]
-        placement = place(plan, ids, job.spec.slots_per_worker)
-        if restored is not None:
-            check_restorable(
-                restored.manifest,
-                plan,
-                allow_non_restored=job.spec.allow_non_restored_state,
-            )
+        placement = place(job.plan, ids, job.spec.slots_per_worker)
+        job.restored = restored
         assignments = await _assignments(job, restored)
-        job.restored_checkpoint = restored.checkpoint_id if restored else 0
         checkpoint = job.spec.checkpoint
+        self._next_progress = job.clock.monotonic() + PROGRESS_S
         for worker in workers:
             mine = tuple(
                 msgspec.msgpack.encode(assignments[subtask])
@@ -77,6 +90,7 @@ class Deploying(State):
                     settings=job.spec.options,
                     storage=checkpoint.storage if checkpoint else "",
                     restored_checkpoint=job.restored_checkpoint,
+                    state_root=restored.root if restored is not None else "",
                 )
             )
 
@@ -93,14 +107,16 @@ class Deploying(State):
                     try:
                         workers = preparing.result()
                     except HeadgateError as error:
-                        return failing(failure_from(error, "deployment"))
+                        return self._failed(job, failure_from(error, "deployment"))
                 case FromWorker(worker_id, Deployed(attempt=attempt)) if attempt == job.attempt:
                     deployed.add(worker_id)
+                case FromWorker(worker_id, RestoreProgress() as progress):
+                    self._progressed(job, worker_id, progress)
                 case FromWorker(_, SubtaskFailed() as message) if message.attempt == job.attempt:
-                    return failing(failure_of_subtask(message))
+                    return self._failed(job, failure_of_subtask(message))
                 case WorkerLost(worker_id, reason):
                     lost[worker_id] = reason
-                case ClientWish("cancel" | "stop") as wish:
+                case ClientWish() as wish if ends_at_once(wish):
                     return ended_by_wish(wish)
                 case ClientWish() as wish:
                     wish.refuse(HeadgateError("the job is starting", fix="try again in a moment"))
@@ -110,39 +126,88 @@ class Deploying(State):
         self._publish_restored(job)
         return running(workers)
 
+    def _progressed(self, job: JobContext, worker_id: str, progress: RestoreProgress) -> None:
+        """Show how far the restore is, now and then."""
+        if progress.attempt != job.attempt:
+            return
+        job.restoring[worker_id] = (progress.done_bytes, progress.total_bytes)
+        now = job.clock.monotonic()
+        if now < self._next_progress:
+            return
+        self._next_progress = now + PROGRESS_S
+        done = sum(done for done, _ in job.restoring.values())
+        total = sum(total for _, total in job.restoring.values())
+        percent = 100 * done // total if total else 100
+        job.publish(
+            "restoring",
+            f"restoring: {percent}% ({done:,} of {total:,} bytes)",
+            done_bytes=done,
+            total_bytes=total,
+            percent=percent,
+        )
+
+    def _failed(self, job: JobContext, failure: Failure) -> State:
+        """Restore the checkpoint before, if state of this one cannot be read and the user allows it.
+
+        Some state is read here, some by workers. What the job cannot take from any checkpoint is found
+        before `job.restored` is set.
+        """
+        restored, allowed = job.restored, job.options.get(RESTORE_FALLBACK)
+        if failure.kind is not FailureKind.STATE or restored is None or not allowed:
+            return failing(failure)
+        if job.log is None or not restored.own:
+            return failing(failure)
+        job.unreadable.add(restored.manifest.checkpoint_id)
+        left = [logged.checkpoint_id for logged in job.log.view.restorable]
+        older = [id_ for id_ in left if id_ not in job.unreadable]
+        if not older:
+            return failing(failure)
+        job.record(failure)
+        job.publish(
+            "fallback",
+            f"{restored.text} cannot be restored; trying checkpoint {older[-1]}, "
+            f"as {RESTORE_FALLBACK.key} allows",
+            checkpoint=older[-1],
+        )
+        return deploying()
+
     def _publish_restored(self, job: JobContext) -> None:
-        if job.restored_checkpoint:
+        if job.restored is not None:
             job.restored_at_ms = job.clock.now_ms()
+            size = size_of(job.restored.manifest)
             job.publish(
                 "restored",
-                f"restored checkpoint {job.restored_checkpoint}",
+                f"restored {job.restored.text} ({size:,} bytes)",
                 checkpoint=job.restored_checkpoint,
+                size_bytes=size,
                 attempt=job.attempt,
             )
 
 
-async def _newest_checkpoint(job: JobContext) -> LoggedCheckpoint | None:
-    """What this attempt starts from. A checkpoint whose publication is in doubt is settled first."""
-    if job.log is None:
-        return None
-    await job.log.settle()
-    return job.log.view.newest
-
-
 async def _assignments(
-    job: JobContext, restored: LoggedCheckpoint | None
+    job: JobContext, restored: Restored | None
 ) -> dict[tuple[int, int], SubtaskAssignment]:
     """What each subtask gets: restored state, or fresh splits."""
-    plan = job.spec.plan
-    manifest = restored.manifest if restored else None
+    if restored is None or restored.own:
+        return await _assignments_from(job, restored, job.store)
+    options = job.spec.options
+    async with opened(job.open_at, restored.root, options, writable=False) as store:
+        return await _assignments_from(job, restored, store)
+
+
+async def _assignments_from(
+    job: JobContext, restored: Restored | None, store: CheckpointStore | None
+) -> dict[tuple[int, int], SubtaskAssignment]:
+    plan, read = job.plan, reader_of(store)
+    manifest = restored.manifest if restored is not None else None
     known = {operator.name for operator in manifest.operators} if manifest else set()
     assignments: dict[tuple[int, int], SubtaskAssignment] = {}
     for vertex in plan.vertices:
-        states = assign_state(manifest, plan, vertex) if manifest else None
+        states = await assign_state(manifest, plan, vertex, read) if manifest else None
         finished = finished_subtasks(manifest, vertex) if manifest else frozenset()
         splits = None
         if vertex.head.source is not None and vertex.head.name not in known:
-            splits = await _fresh_splits(job, vertex.id)
+            splits = await _fresh_splits(job, vertex)
         for index in range(vertex.parallelism):
             own = None if splits is None else tuple(splits[index :: vertex.parallelism])
             assignments[vertex.id, index] = SubtaskAssignment(
@@ -155,26 +220,25 @@ async def _assignments(
     return assignments
 
 
-async def _fresh_splits(job: JobContext, vertex_id: int) -> list[bytes]:
+async def _fresh_splits(job: JobContext, vertex: Vertex) -> list[bytes]:
     """Cut a source into splits, once in the coordinator's life."""
-    if vertex_id not in job.splits:
-        vertex = job.spec.plan.vertices[vertex_id]
+    name = vertex.head.name
+    if name not in job.splits:
         source = vertex.head.source
         if source is None:
             raise InternalError(f"vertex has no source vertex=`{vertex.name}`")
         try:
             configured = source.configure(job.options.effective())
-            job.splits[vertex_id] = await asyncio.to_thread(configured.splits, vertex.parallelism)
+            job.splits[name] = await asyncio.to_thread(configured.splits, vertex.parallelism)
         except HeadgateError:
             raise
         except Exception as error:
             raise UserCodeError(
-                f"source `{vertex.head.name}` cannot be cut into splits: "
-                f"{type(error).__name__}: {error}",
+                f"source `{name}` cannot be cut into splits: {type(error).__name__}: {error}",
                 where=str(vertex.head.origin),
                 detail="".join(traceback.format_exception(error)),
             ) from error
-    return job.splits[vertex_id]
+    return job.splits[name]
 
 
 def failure_from(error: HeadgateError, where: str) -> Failure:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from ...errors import HeadgateError
+from ...errors import HeadgateError, JobError
 from ..options import CHECKPOINT_RETENTION
 from ..protocol.joblog import JobStatus
+from ..storage.sweep import sweep_orphans
 from .context import JobContext
 from .states import End, State
 
@@ -22,26 +23,40 @@ class Ended(State):
 
     async def run(self, job: JobContext) -> None:
         end = self.end
-        if job.checkpoints is not None:
-            job.checkpoints.job_failed()
-            await job.checkpoints.close()
+        job.checkpoints.job_failed()
+        await job.checkpoints.close()
+        if job.rescale is not None:
+            job.rescale.wish.refuse(JobError(f"the job ended: {end.reason or end.status.value}"))
         await job.pool.close()
-        if job.log is not None and job.checkpoints is not None:
+        if job.log is not None:
             await job.log.end_job(end.status, end.reason)
-            if _drops_checkpoints(job, end.status):
-                try:
-                    await job.checkpoints.trimmer.trim(0)
-                except HeadgateError as error:
-                    _log.warning("checkpoints were not all deleted: %s", error)
+            try:
+                await _clean_up(job, end.status)
+            except HeadgateError as error:
+                _log.warning("checkpoints were not all deleted: %s", error)
         job.end = end
         job.publish("progress", "", **job.describe())  # the final counts
         job.set_status(_SHOWN.get(end.status, end.status.value))
         if end.wish is not None:
-            last = job.checkpoints.last_completed if job.checkpoints else 0
-            took_ms = job.checkpoints.last_duration_ms if job.checkpoints else 0
             end.wish.done(
-                status=job.status, reason=end.reason, checkpoint=last, duration_ms=took_ms
+                status=job.status,
+                reason=end.reason,
+                checkpoint=job.checkpoints.last_completed,
+                duration_ms=job.checkpoints.last_duration_ms,
+                savepoint=end.savepoint,
             )
+
+
+async def _clean_up(job: JobContext, status: JobStatus) -> None:
+    """Leave nothing that no retained checkpoint needs: perhaps nobody ever starts this job again.
+
+    Only behind the end in the log: an append in doubt is settled then, and no worker of ours writes.
+    """
+    if job.log is None or job.store is None:
+        return
+    if _drops_checkpoints(job, status) and job.checkpoints.trimmer is not None:
+        await job.checkpoints.trimmer.trim(0)
+    await sweep_orphans(job.store, job.log.view.files, job.generation + 1)
 
 
 def _drops_checkpoints(job: JobContext, status: JobStatus) -> bool:

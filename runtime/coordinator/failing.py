@@ -11,7 +11,7 @@ from ..protocol.restart import GiveUp
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext, JobEvent
 from .deploying import failure_of_worker
-from .states import End, State, deploying, ended, ended_by_wish
+from .states import End, State, deploying, ended, ended_by_wish, ends_at_once
 from .workers import FromWorker, WorkerLost
 
 ROOT_CAUSE_S = 0.2
@@ -29,8 +29,7 @@ class Failing(State):
 
     async def run(self, job: JobContext) -> State:
         job.set_status("FAILING")
-        if job.checkpoints is not None:
-            job.checkpoints.job_failed()
+        job.checkpoints.job_failed()
         if isinstance(self._failure.error, ExchangeError):
             await self._find_root_cause(job)
         job.record(self._failure)
@@ -92,18 +91,18 @@ class Failing(State):
 
     async def _settle_publications(self, job: JobContext) -> None:
         """A checkpoint being published may complete yet: wait, for it decides what is restored."""
-        while job.checkpoints is not None and job.checkpoints.publishing:
+        while job.checkpoints.publishing:
             self._aside(job, await job.events.get())
 
     def _aside(self, job: JobContext, event: JobEvent) -> None:
         match event:
-            case PublishResult() if job.checkpoints is not None:
+            case PublishResult():
                 job.checkpoints.publish_result(event)
             case FromWorker(_, CheckpointAcked(attempt=attempt) as late):
                 # Its files belong to nothing any more.
-                if job.checkpoints is not None and attempt == job.attempt:
+                if attempt == job.attempt:
                     job.checkpoints.acked(late)
-            case ClientWish("cancel" | "stop") as wish if self._wish is None:
+            case ClientWish() as wish if self._wish is None and ends_at_once(wish):
                 self._wish = wish
             case ClientWish() as wish:
                 wish.refuse(HeadgateError("the job is restarting", fix="try again in a moment"))

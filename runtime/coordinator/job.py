@@ -12,28 +12,44 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ...errors import FencedError, HeadgateError, InternalError
+from ...errors import FencedError, HeadgateError, InternalError, JobError, UsageError
 from ...operators.clock import Clock
+from ...operators.durations import format_duration
 from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry
-from ..options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, Options
+from ..options import (
+    CHECKPOINT_INCREMENTAL,
+    CHECKPOINT_TIMEOUT,
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
+    TAKEOVERS_MAX,
+    TAKEOVERS_WINDOW,
+    Options,
+)
 from ..protocol.checkpoint_settings import CheckpointSettings
 from ..protocol.checkpoints import CheckpointCoordinator
-from ..protocol.joblog import JobStatus, LogView
+from ..protocol.failures import FailureKind
+from ..protocol.joblog import JobEnded, JobStatus, LogView
 from ..protocol.restart import FixedDelayRestart
+from ..savepoint.store import AddressOpener
+from ..shipping import ship
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
+from ..storage.open_store import open_store_at
+from ..storage.sweep import sweep_orphans
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
-from .context import JobContext, JobEvent, Tick
+from .context import Failure, JobContext, JobEvent, Tick
 from .job_metrics import register_job
+from .restored import dispose_claimed
 from .server import ControlServer
-from .states import State, deploying
+from .states import End, State, deploying, ended
 from .workers import WorkerPool
 
 PROGRESS_S = 1.0
@@ -59,6 +75,7 @@ class JobCoordinator:
         cluster: Cluster,
         clock: Clock,
         open_store: StoreOpener,
+        open_at: AddressOpener = open_store_at,
         token: str | None = None,
         metrics: MetricsRegistry | None = None,
         metrics_url: str = "",
@@ -66,6 +83,7 @@ class JobCoordinator:
         self.spec = spec
         self._clock = clock
         self._open_store = open_store
+        self._open_at = open_at
         self._options = Options(spec.options)
         self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
         self._metrics_url = metrics_url
@@ -116,7 +134,7 @@ class JobCoordinator:
             loop = asyncio.get_running_loop()
             beat = loop.create_task(self._pool.beat(), name="heartbeats")
             progress = loop.create_task(self._progress(context), name="progress")
-            state: State | None = deploying()
+            state: State | None = _first_state(context, view)
             while state is not None:
                 state = await state.run(context)
             outcome = _outcome(context)
@@ -161,18 +179,31 @@ class JobCoordinator:
         if checkpoint is None:
             return None, None, None
         store = self._open_store(checkpoint.storage, self.spec.name, self.spec.options)
-        await store.open()
-        log = JobLog(store, secrets.token_hex(16), self._clock)
+        try:
+            await store.open()
+            log = JobLog(store, secrets.token_hex(16), self._clock)
+            before = await self._take_over(log)
+        except BaseException:
+            await store.close()
+            raise
+        return store, log, before
+
+    async def _take_over(self, log: JobLog) -> LogView:
+        """Start our generation; returns what the log said before."""
         before = await log.load()
+        taken_over = before.run == self.spec.run
+        _check_begins_with_something(self.spec, before)
         await log.start_generation(
             run=self.spec.run,
             fresh=_starts_fresh(self.spec, before),
-            parallelism=self.spec.parallelism,
+            restore_from=self.spec.restore_from,
+            # Within a run the log knows better: the job may have been rescaled.
+            parallelism=(before.parallelism if taken_over else 0) or self.spec.parallelism,
             max_parallelism=self.spec.plan.max_parallelism,
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        return store, log, before
+        return before
 
     def _make_context(
         self, store: CheckpointStore | None, log: JobLog | None, before: LogView | None
@@ -188,35 +219,35 @@ class JobCoordinator:
             strategy=FixedDelayRestart(spec.restart.attempts, spec.restart.delay_ms),
             log=log,
             store=store,
-            checkpoints=None,
+            checkpoints=self._make_driver(log, store, generation),
+            open_at=self._open_at,
             generation=generation,
-            plan_blob=JobContext.pickle_plan(spec),
+            plan=spec.plan,
+            parallelism=spec.parallelism,
+            plan_blob=ship(spec.plan),
             metrics_url=self._metrics_url,
             status_since_ms=self._clock.now_ms(),
         )
         context.subscribers.append(self._clients.publish)
         if self.on_event is not None:
             context.subscribers.append(self.on_event)
+        context.checkpoints.announce = context.publish
+        if spec.claim:
+            context.checkpoints.on_completed = partial(_dispose_claimed, context)
         if log is not None and store is not None:
-            context.checkpoints = self._make_driver(context, log, store)
             _announce_start(context, log, before)
+            context.checkpoints.sweep(_sweep(store, log))
+            if spec.claim and log.view.newest is not None:
+                _dispose_claimed(context)
         return context
 
     def _make_driver(
-        self, context: JobContext, log: JobLog, store: CheckpointStore
+        self, log: JobLog | None, store: CheckpointStore | None, generation: int
     ) -> CheckpointDriver:
-        settings = self.spec.checkpoint
-        if settings is None:
-            raise HeadgateError("a checkpoint driver without checkpoint settings")
         protocol: CheckpointCoordinator[CheckpointAcked] = CheckpointCoordinator(
-            CheckpointSettings(
-                interval_ms=settings.every_ms,
-                timeout_ms=settings.timeout_ms,
-                min_pause_ms=settings.min_pause_ms,
-                max_concurrent=settings.max_concurrent,
-                tolerable_failures=settings.tolerable_failures,
-            )
+            _checkpoint_settings(self.spec, self._options)
         )
+        checkpoint = self.spec.checkpoint
 
         def broadcast(message: Any) -> None:
             for worker in self._pool.live.values():
@@ -224,16 +255,16 @@ class JobCoordinator:
 
         return CheckpointDriver(
             protocol,
-            plan=self.spec.plan,
             log=log,
             store=store,
+            open_at=self._open_at,
+            options=self.spec.options,
             clock=self._clock,
-            generation=context.generation,
-            retain=settings.retain,
+            generation=generation,
+            retain=checkpoint.retain if checkpoint is not None else 1,
             broadcast=broadcast,
             put_event=self._events.put_nowait,
             wake_at=self._wake_at,
-            announce=context.publish,
         )
 
     def _wake_at(self, at_ms: int) -> None:
@@ -249,11 +280,85 @@ class JobCoordinator:
                 context.publish("progress", "", **context.describe())
 
 
+def _first_state(context: JobContext, before: LogView | None) -> State:
+    """Deploying; or the end again, if a coordinator of this run wrote it to the log and then died.
+
+    And the end also if one coordinator after the other dies: something in the job kills them.
+    """
+    end = _end_of(context.spec, before)
+    if end is not None:
+        return ended(End(end.status, end.reason))
+    allowed, window_ms = context.options.get(TAKEOVERS_MAX), context.options.get(TAKEOVERS_WINDOW)
+    since_ms = context.clock.now_ms() - window_ms
+    if context.log is None or context.log.view.takeovers_since(since_ms) <= allowed:
+        return deploying()
+    reason = (
+        f"the coordinator died {allowed + 1} times within {format_duration(window_ms)}, "
+        f"without a checkpoint in between"
+    )
+    error = JobError(
+        reason,
+        fix="look into the logs of the cluster: is there too little memory? then run the job again",
+    )
+    failure = Failure(reason, "coordinator", FailureKind.TAKEOVERS, error)
+    context.record(failure)
+    return ended(End(JobStatus.FAILED, reason, failure))
+
+
+def _end_of(spec: JobSpec, before: LogView | None) -> JobEnded | None:
+    """How this very run ended: nothing of it is to run again; None if it did not."""
+    # Also if it is not the last entry: another coordinator may have taken over there, and died too.
+    end = before.last_end if before is not None else None
+    return end if end is not None and end.run == spec.run else None
+
+
+def _check_begins_with_something(spec: JobSpec, before: LogView) -> None:
+    """Raise UsageError if a new run would start empty only because the one before got nowhere.
+
+    That one was to begin with a savepoint, and ended without a checkpoint of its own.
+    """
+    new = not before.empty and before.run != spec.run
+    if new and before.restore_from and not (spec.fresh or spec.restore_from or _finished(before)):
+        raise UsageError(
+            f"the last run began with {before.restore_from} and completed no checkpoint",
+            fix=f"say again what to begin with: --from {before.restore_from}, or --fresh",
+        )
+
+
 def _starts_fresh(spec: JobSpec, before: LogView) -> bool:
     """True for a new run that is not to restore anything: as asked, or since the last one finished."""
     if before.empty or before.run == spec.run:
         return False  # nothing to leave behind, or a takeover within the run
-    return spec.fresh or _finished(before)
+    return spec.fresh or bool(spec.restore_from) or _finished(before)
+
+
+def _checkpoint_settings(spec: JobSpec, options: Options) -> CheckpointSettings:
+    """When this job takes checkpoints; without storage only savepoints, on request."""
+    incremental = options.get(CHECKPOINT_INCREMENTAL)
+    settings = spec.checkpoint
+    if settings is None:
+        return CheckpointSettings(
+            None, timeout_ms=options.get(CHECKPOINT_TIMEOUT), incremental=incremental
+        )
+    return CheckpointSettings(
+        interval_ms=settings.every_ms,
+        timeout_ms=settings.timeout_ms,
+        min_pause_ms=settings.min_pause_ms,
+        max_concurrent=settings.max_concurrent,
+        tolerable_failures=settings.tolerable_failures,
+        incremental=incremental,
+    )
+
+
+async def _sweep(store: CheckpointStore, log: JobLog) -> None:
+    """Delete what older coordinators wrote and no retained checkpoint needs."""
+    await sweep_orphans(store, log.view.files, log.generation)
+
+
+def _dispose_claimed(context: JobContext) -> None:
+    """A checkpoint of this run is durable: what it began with is needed no more, if it may go."""
+    context.checkpoints.on_completed = None
+    context.checkpoints.tidy(dispose_claimed(context))
 
 
 def _finished(before: LogView) -> bool:
@@ -265,9 +370,15 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
     name = context.spec.name
     newest = log.view.newest
     left = before.newest if before is not None else None
-    if newest is not None:
+    if _end_of(context.spec, before) is not None:
+        context.publish(
+            "start", f"job {name} had ended, but its coordinator died before it said so"
+        )
+    elif newest is not None:
         text = f"job {name} resumes from checkpoint {newest.checkpoint_id}"
         context.publish("start", text, checkpoint=newest.checkpoint_id)
+    elif context.spec.restore_from:
+        context.publish("start", f"job {name} is a new run from {context.spec.restore_from}")
     elif before is not None and _finished(before):
         context.publish("start", f"job {name} had finished; this is a new run")
     elif left is not None:
@@ -282,5 +393,4 @@ def _outcome(context: JobContext) -> JobOutcome:
     if end is None:
         raise HeadgateError("the job ended without an end")
     error = end.failure.error if end.failure is not None else None
-    last = context.checkpoints.last_completed if context.checkpoints else 0
-    return JobOutcome(context.status, end.reason, error, last)
+    return JobOutcome(context.status, end.reason, error, context.checkpoints.last_completed)

@@ -24,7 +24,7 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
     scope.gauge("taskSlotsTotal", lambda: len(job.pool.live) * job.spec.slots_per_worker)
     for status in STATUSES:
         _register_status(scope, job, status)
-    if job.checkpoints is not None:
+    if job.keeps_checkpoints:
         _register_checkpoints(scope, job.checkpoints)
 
 

@@ -1,18 +1,30 @@
-"""Which state of a checkpoint goes to which subtask of the new plan (features.md 3.6, 3.7)."""
+"""Which state of a checkpoint goes to which subtask of a plan (features.md 3.6, 3.7).
+
+Keyed state goes by key groups: each subtask gets what overlaps its own range, and reads only that.
+Operator state goes by its items: *split* items each to one subtask, *union* items all to everyone,
+*broadcast* items as one copy each. Handles of different old subtasks are never mixed in one snapshot:
+their deltas, and their local files, belong together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
+import xxhash
 
 from ...errors import StateError
 from ...state.keygroups import KeyGroupRange, key_group_range
-from ...state.snapshot import OperatorSnapshot, StateHandle
+from ...state.snapshot import OperatorSnapshot, Redistribution, StateHandle, StateInfo
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.manifest import Manifest, ManifestOperator
+from ..protocol.redistribution import broadcast, spread_splits
+from ..savepoint.compare import declared_states, unclaimed_states
 
-INLINE_ITEMS = "items"
+ITEMS = "items"
+ReadHandle: TypeAlias = Callable[[str, StateHandle], Coroutine[Any, Any, bytes]]
+"""(operator, handle) -> its verified bytes."""
 
 
 def check_restorable(manifest: Manifest, plan: PhysicalPlan, *, allow_non_restored: bool) -> None:
@@ -21,30 +33,34 @@ def check_restorable(manifest: Manifest, plan: PhysicalPlan, *, allow_non_restor
         raise StateError(
             f"the number of key groups is frozen with the first checkpoint "
             f"checkpoint=`{manifest.max_parallelism}` job=`{plan.max_parallelism}`",
-            fix=f"set pipeline.max-parallelism to {manifest.max_parallelism}, or start fresh",
+            fix=f"set pipeline.max-parallelism to {manifest.max_parallelism}, or to nothing: it is then "
+            f"taken from the checkpoint; or start fresh",
         )
-    names = {node.name for vertex in plan.vertices for node in vertex.nodes}
-    orphans = sorted(
-        operator.name
-        for operator in manifest.operators
-        if operator.name not in names and any(s.snapshots for s in operator.subtasks)
-    )
-    if orphans and not allow_non_restored:
+    unclaimed = unclaimed_states(manifest, declared_states(plan))
+    if unclaimed and not allow_non_restored:
+        operators = sorted({text.rpartition(".")[0] for text in unclaimed})
         raise StateError(
             f"checkpoint {manifest.checkpoint_id} holds state that no operator of the job claims "
-            f"operators=`{', '.join(orphans)}`",
+            f"operators=`{', '.join(operators)}` states=`{', '.join(unclaimed)}`",
             fix="give the operator its old name back, or drop the state with "
             "--allow-non-restored-state, or start with --fresh",
         )
 
 
-def assign_state(
-    manifest: Manifest, plan: PhysicalPlan, vertex: Vertex
-) -> list[tuple[OperatorSnapshot, ...]]:
-    """For each subtask of `vertex`, the snapshots it is restored from.
+def continues(manifest: Manifest, plan: PhysicalPlan) -> bool:
+    """True if each operator runs as it did: then the next checkpoint may build on this one."""
+    before = {operator.name: operator.parallelism for operator in manifest.operators}
+    now = {node.name: vertex.parallelism for vertex in plan.vertices for node in vertex.nodes}
+    return all(now.get(name, width) == width for name, width in before.items())
 
-    Keyed tables go to every subtask whose key groups they overlap (the reader filters rows); items
-    are spread round robin, in the order of the old subtasks.
+
+async def assign_state(
+    manifest: Manifest, plan: PhysicalPlan, vertex: Vertex, read: ReadHandle
+) -> list[tuple[OperatorSnapshot, ...]]:
+    """For each subtask of `vertex`, the snapshots it is restored from: one per old subtask.
+
+    Raises:
+        StateError: items that must be redistributed cannot be read.
     """
     by_name = {operator.name: operator for operator in manifest.operators}
     assigned: list[list[OperatorSnapshot]] = [[] for _ in range(vertex.parallelism)]
@@ -52,8 +68,12 @@ def assign_state(
         operator = by_name.get(node.name)
         if operator is None:
             continue
-        for index, handles in enumerate(_assign_operator(operator, plan, vertex.parallelism)):
-            assigned[index].append(OperatorSnapshot(operator=node.name, handles=tuple(handles)))
+        if operator.parallelism == vertex.parallelism:
+            shares = await _unchanged(operator, read)
+        else:
+            shares = await _rescaled(operator, vertex.parallelism, plan.max_parallelism, read)
+        for index, snapshots in enumerate(shares):
+            assigned[index].extend(snapshots)
     return [tuple(snapshots) for snapshots in assigned]
 
 
@@ -72,70 +92,118 @@ def finished_subtasks(manifest: Manifest, vertex: Vertex) -> frozenset[int]:
     return frozenset(range(vertex.parallelism)) if everyone else frozenset()
 
 
-def _assign_operator(
-    operator: ManifestOperator, plan: PhysicalPlan, parallelism: int
-) -> list[list[StateHandle]]:
-    if operator.parallelism == parallelism:
-        same: list[list[StateHandle]] = [[] for _ in range(parallelism)]
-        for subtask in operator.subtasks:
-            for snapshot in subtask.snapshots:
-                same[subtask.subtask].extend(snapshot.handles)
-        return same
-    handles = [
+async def _unchanged(operator: ManifestOperator, read: ReadHandle) -> list[list[OperatorSnapshot]]:
+    """Everything stays where it is; union items are collected and given to all."""
+    united = await _items(operator, "union", read)
+    shares: list[list[OperatorSnapshot]] = [[] for _ in range(operator.parallelism)]
+    for subtask in operator.subtasks:
+        for snapshot in subtask.snapshots:
+            kept = tuple(handle for handle in snapshot.handles if not _is_union(handle))
+            shares[subtask.subtask].append(msgspec.structs.replace(snapshot, handles=kept))
+    handles = tuple(_inline(state, _flat(lists), "union") for state, lists in united.items())
+    if handles:
+        for share in shares:
+            share.append(OperatorSnapshot(operator=operator.name, handles=handles))
+    return shares
+
+
+async def _rescaled(
+    operator: ManifestOperator, parallelism: int, max_parallelism: int, read: ReadHandle
+) -> list[list[OperatorSnapshot]]:
+    ranges = [key_group_range(index, parallelism, max_parallelism) for index in range(parallelism)]
+    shares: list[list[OperatorSnapshot]] = [[] for _ in range(parallelism)]
+    for subtask in sorted(operator.subtasks, key=lambda s: s.subtask):
+        old = key_group_range(subtask.subtask, operator.parallelism, max_parallelism)
+        for snapshot in subtask.snapshots:
+            for share, own in zip(shares, ranges, strict=True):
+                keyed = _overlapping(snapshot.handles, own) if old.overlaps(own) else ()
+                if keyed:
+                    share.append(msgspec.structs.replace(snapshot, handles=keyed))
+    for share, handles in zip(
+        shares, await _redistributed(operator, parallelism, read), strict=True
+    ):
+        if handles:
+            states = _infos(operator)
+            share.append(OperatorSnapshot(operator=operator.name, handles=handles, states=states))
+    return shares
+
+
+def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[StateHandle, ...]:
+    """What a subtask with the key groups `own` needs of an old subtask's keyed state.
+
+    The meta of files has the key groups of the subtask, and goes along even without a file: it may hold
+    rows itself. A delta may say that rows of the base are gone, so a chain is cut by the key groups of
+    each of its parts alone.
+    """
+    return tuple(
         handle
-        for subtask in sorted(operator.subtasks, key=lambda s: s.subtask)
-        for snapshot in subtask.snapshots
-        for handle in snapshot.handles
-    ]
-    tables = [handle for handle in handles if handle.kind == "table"]
-    ranges = [key_group_range(i, parallelism, plan.max_parallelism) for i in range(parallelism)]
-    result = [
-        [h for h in tables if KeyGroupRange(h.first_key_group, h.last_key_group).overlaps(own)]
-        for own in ranges
-    ]
-    for index, spread in enumerate(_spread_items(operator.name, handles, parallelism)):
-        result[index].extend(spread)
-    return result
+        for handle in handles
+        if handle.kind != ITEMS
+        and KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(own)
+    )
 
 
-def _spread_items(
-    operator: str, handles: Sequence[StateHandle], parallelism: int
-) -> list[list[StateHandle]]:
-    """Redistribute items of all states round robin; they must lie inline to be cut apart."""
-    spread: list[list[StateHandle]] = [[] for _ in range(parallelism)]
-    start = 0
-    states = sorted({handle.state for handle in handles if handle.kind == INLINE_ITEMS})
-    for state in states:
-        items: list[bytes] = []
-        for handle in handles:
-            if handle.kind != INLINE_ITEMS or handle.state != state:
-                continue
-            if handle.inline is None:
-                raise StateError(
-                    f"operator state too large to be redistributed operator=`{operator}` "
-                    f"state=`{state}` bytes=`{handle.size_bytes}`",
-                    fix="restore at the old parallelism",
-                )
-            items.extend(msgspec.msgpack.decode(handle.inline, type=list[bytes]))
-        shares: list[list[bytes]] = [[] for _ in range(parallelism)]
-        for position, item in enumerate(items):
-            shares[(start + position) % parallelism].append(item)
-        start = (start + len(items)) % parallelism
-        for index, share in enumerate(shares):
+async def _redistributed(
+    operator: ManifestOperator, parallelism: int, read: ReadHandle
+) -> list[tuple[StateHandle, ...]]:
+    """The items of all states, for each new subtask."""
+    found: list[list[StateHandle]] = [[] for _ in range(parallelism)]
+    split = await _items(operator, "split", read)
+    flat = {state: _flat(lists) for state, lists in split.items()}
+    for state, shares in spread_splits(flat, parallelism).items():
+        for handles, share in zip(found, shares, strict=True):
             if share:
-                spread[index].append(_inline_items(state, share))
-    return spread
+                handles.append(_inline(state, share, "split"))
+    for state, lists in (await _items(operator, "union", read)).items():
+        for handles in found:
+            handles.append(_inline(state, _flat(lists), "union"))
+    for state, lists in (await _items(operator, "broadcast", read)).items():
+        copies = broadcast(list(lists.values()), parallelism)
+        for handles, copy in zip(found, copies, strict=True):
+            handles.append(_inline(state, copy, "broadcast"))
+    return [tuple(handles) for handles in found]
 
 
-def _inline_items(state: str, items: list[bytes]) -> StateHandle:
-    import xxhash
+async def _items(
+    operator: ManifestOperator, redistribution: Redistribution, read: ReadHandle
+) -> dict[str, dict[int, list[bytes]]]:
+    """Items by state (in order of name) and old subtask; only subtasks that reported any."""
+    found: dict[str, dict[int, list[bytes]]] = {}
+    for subtask in sorted(operator.subtasks, key=lambda s: s.subtask):
+        for snapshot in subtask.snapshots:
+            for handle in snapshot.handles:
+                if handle.kind == ITEMS and handle.redistribution == redistribution:
+                    data = await read(operator.name, handle)
+                    items = msgspec.msgpack.decode(data, type=list[bytes])
+                    found.setdefault(handle.state, {})[subtask.subtask] = items
+    return dict(sorted(found.items()))
 
+
+def _flat(lists: dict[int, list[bytes]]) -> list[bytes]:
+    return [item for items in lists.values() for item in items]
+
+
+def _infos(operator: ManifestOperator) -> tuple[StateInfo, ...]:
+    """What the operator's states are: all subtasks say the same."""
+    for subtask in operator.subtasks:
+        for snapshot in subtask.snapshots:
+            if snapshot.states:
+                return snapshot.states
+    return ()
+
+
+def _is_union(handle: StateHandle) -> bool:
+    return handle.kind == ITEMS and handle.redistribution == "union"
+
+
+def _inline(state: str, items: list[bytes], redistribution: Redistribution) -> StateHandle:
     data = msgspec.msgpack.encode(items)
     return StateHandle(
         state=state,
-        kind=INLINE_ITEMS,
+        kind=ITEMS,
         size_bytes=len(data),
         checksum=xxhash.xxh3_64_hexdigest(data),
         rows=len(items),
         inline=data,
+        redistribution=redistribution,
     )

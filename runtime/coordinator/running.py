@@ -9,6 +9,7 @@ from ...errors import JobError, UsageError
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
+    FinishSources,
     Start,
     Statistics,
     SubtaskFailed,
@@ -16,16 +17,22 @@ from ..control.messages import (
     SubtaskTerminated,
     Terminate,
 )
+from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import JobStatus
 from .checkpointing import Outcome, PublishResult
-from .context import ClientWish, Failure, JobContext, Tick
+from .context import ClientWish, Failure, JobContext, Rescale, RoomMade, Tick
 from .deploying import failure_of_subtask, failure_of_worker
-from .states import End, State, ended, failing
+from .manifests import size_of
+from .placement import workers_needed
+from .restore import continues
+from .states import End, State, ended, failing, rescaling
+from .wishes import check_keeps_checkpoints, check_rescale, savepoint_target
 from .workers import FromWorker, Worker, WorkerLost
 
 FINAL = "final"
 STOP = "stop"
+RESCALE = "rescale"
 FINAL_RETRY_S = 0.1
 """A final checkpoint that failed without harm is asked for again after this pause."""
 
@@ -39,31 +46,53 @@ class Running(State):
         self._unfinished: set[tuple[int, int]] = set()
         self._unterminated: set[tuple[int, int]] = set()
         self._wishes: dict[str, ClientWish] = {}
+        self._addresses: dict[str, str] = {}
+        """Of the savepoints that wishes are about."""
         self._tokens = 0
-        self._ending: End | None = None
+        self._draining = False
+        self._room: asyncio.Task[list[Worker]] | None = None
+        """Gets the workers for a higher parallelism, before anything stops."""
+        self._rescale_to = 0
+        self._ending: End | Rescale | None = None
+        """What follows when all subtasks have left in good order."""
 
     async def run(self, job: JobContext) -> State:
         everyone = {
             (vertex.id, index)
-            for vertex in job.spec.plan.vertices
+            for vertex in job.plan.vertices
             for index in range(vertex.parallelism)
         }
         self._unfinished, self._unterminated = set(everyone), set(everyone)
         for worker in self._workers:
             worker.send(Start(attempt=job.attempt))
         job.set_status("RUNNING")
+        job.unreadable.clear()
+        self._answer_rescale(job)
+        restored = job.restored
+        builds_on = restored is not None and restored.own and continues(restored.manifest, job.plan)
         try:
-            if job.checkpoints is not None:
-                self._settle(job, job.checkpoints.start(job.attempt))
+            started = job.checkpoints.start(
+                job.attempt,
+                job.plan,
+                restored=job.restored_checkpoint,
+                base=job.restored_checkpoint if builds_on else 0,
+            )
+            self._settle(job, started)
             while True:
                 state = self._handle(job, await job.events.get())
                 if state is not None:
                     return state
         finally:
-            if self._ending is not None and self._ending.wish is not None:
+            if self._room is not None:
+                self._room.cancel()
+                await asyncio.gather(self._room, return_exceptions=True)
+            if isinstance(self._ending, End) and self._ending.wish is not None:
                 self._wishes[STOP] = self._ending.wish  # stopped, but not in good order
-            for wish in self._wishes.values():
-                wish.refuse(JobError("the job failed before the checkpoint was complete"))
+            if RESCALE in self._wishes:
+                job.rescale = None
+            for token, wish in self._wishes.items():
+                what = "savepoint" if token in self._addresses else "checkpoint"
+                wish.refuse(JobError(f"the job failed before the {what} was complete"))
 
     def _handle(self, job: JobContext, event: Any) -> State | None:
         match event:
@@ -73,10 +102,12 @@ class Running(State):
             case WorkerLost(worker_id, reason):
                 if worker_id in self._ids:
                     return failing(failure_of_worker(worker_id, reason))
-            case PublishResult() if job.checkpoints is not None:
+            case PublishResult():
                 return self._settle(job, job.checkpoints.publish_result(event))
-            case Tick() if job.checkpoints is not None:
+            case Tick():
                 return self._settle(job, job.checkpoints.tick())
+            case RoomMade(attempt) if attempt == job.attempt:
+                return self._room_made(job)
             case ClientWish():
                 return self._handle_wish(job, event)
         return None
@@ -87,9 +118,9 @@ class Running(State):
             case Statistics(subtasks=subtasks):
                 for subtask in subtasks:
                     job.statistics[subtask.vertex, subtask.index] = subtask
-            case CheckpointAcked() if checkpoints is not None:
+            case CheckpointAcked():
                 return self._settle(job, checkpoints.acked(message))
-            case CheckpointDeclined() if checkpoints is not None:
+            case CheckpointDeclined():
                 return self._settle(job, checkpoints.declined(message))
             case SubtaskFailed():
                 return failing(failure_of_subtask(message))
@@ -101,23 +132,29 @@ class Running(State):
                 self._unterminated.discard((vertex, index))
                 if not self._unterminated and self._ending is not None:
                     ending, self._ending = self._ending, None
-                    return ended(ending)
+                    return ended(ending) if isinstance(ending, End) else rescaling()
         return None
 
     # -- ends ---------------------------------------------------------------------------------------
 
     def _all_finished(self, job: JobContext) -> State | None:
         """All data is through: one more checkpoint commits the sinks' tail (CKP-17)."""
-        if self._ending is not None or STOP in self._wishes:
+        if self._draining and STOP in self._wishes:
+            return self._request_stop(job, self._wishes[STOP])
+        if self._ending is not None or self._stopping:
             return None
-        if job.checkpoints is None:
+        if not job.keeps_checkpoints:
             self._terminate(job, End(JobStatus.FINISHED))
             return None
         return self._settle(job, job.checkpoints.request(FINAL, final=True))
 
-    def _terminate(self, job: JobContext, end: End) -> None:
+    @property
+    def _stopping(self) -> bool:
+        return STOP in self._wishes or RESCALE in self._wishes
+
+    def _terminate(self, job: JobContext, ending: End | Rescale) -> None:
         """Everything is durable and the commit notices are out: let the subtasks leave."""
-        self._ending = end
+        self._ending = ending
         for worker in self._workers:
             worker.send(Terminate(attempt=job.attempt))
 
@@ -126,59 +163,180 @@ class Running(State):
     def _settle(self, job: JobContext, outcome: Outcome) -> State | None:
         """Draw the consequences of what the checkpoint protocol decided."""
         for done in outcome.done:
-            wish = self._wishes.pop(done.token, None)
-            if done.token == FINAL:
-                self._terminate(job, End(JobStatus.FINISHED))
-            elif done.token == STOP:
-                reason = f"stopped with checkpoint {done.checkpoint_id}"
-                self._terminate(job, End(JobStatus.STOPPED, reason, wish=wish))
-            elif wish is not None:
-                took_ms = job.checkpoints.last_duration_ms if job.checkpoints else 0
-                wish.done(checkpoint=done.checkpoint_id, duration_ms=took_ms)
+            self._done(job, done)
         for refused in outcome.refused:
-            wish = self._wishes.pop(refused.token, None)
-            if wish is not None:
-                wish.refuse(JobError(f"no checkpoint was taken: {refused.reason.sentence}"))
-            elif refused.token == FINAL and outcome.fail is None:
-                loop = asyncio.get_running_loop()
-                again = ClientWish(FINAL, loop.create_future())
-                loop.call_later(FINAL_RETRY_S, job.events.put_nowait, again)
+            self._refused(job, refused, failed=outcome.fail is not None)
         if outcome.fail is None:
             return None
         message = outcome.fail.message
-        kind = FailureKind.CHECKPOINTS
+        kind = FailureKind.STOP if outcome.fail.stopping else FailureKind.CHECKPOINTS
         error = JobError(message, fix="see the log for the subtasks that declined")
         return failing(Failure(message, "checkpoint coordinator", kind, error))
+
+    def _done(self, job: JobContext, done: RequestDone) -> None:
+        wish = self._wishes.pop(done.token, None)
+        address = self._addresses.pop(done.token, "")
+        manifest = job.checkpoints.savepoints.pop(address, None)
+        if done.token == FINAL:
+            self._terminate(job, End(JobStatus.FINISHED))
+        elif done.token == STOP:
+            with_savepoint = f"savepoint {address} and " if address else ""
+            reason = f"stopped with {with_savepoint}checkpoint {done.checkpoint_id}"
+            self._terminate(job, End(JobStatus.STOPPED, reason, wish=wish, savepoint=address))
+        elif done.token == RESCALE and job.rescale is not None:
+            self._terminate(job, job.rescale)
+        elif wish is not None and manifest is not None:
+            wish.done(
+                savepoint=address,
+                checkpoint=done.checkpoint_id,
+                duration_ms=manifest.duration_ms,
+                size_bytes=size_of(manifest),
+            )
+        elif wish is not None:
+            wish.done(checkpoint=done.checkpoint_id, duration_ms=job.checkpoints.last_duration_ms)
+
+    def _refused(self, job: JobContext, refused: RequestFailed, *, failed: bool) -> None:
+        wish = self._wishes.pop(refused.token, None)
+        address = self._addresses.pop(refused.token, "")
+        if refused.token == RESCALE:
+            job.rescale = None
+            job.pool.retire(self._workers)
+        if wish is not None:
+            what = "savepoint" if address else "checkpoint"
+            text = f"no {what} was taken: {refused.reason.sentence}"
+            if refused.savepoint_done:
+                text = (
+                    f"the job did not stop: its last checkpoint failed: {refused.reason.sentence}; "
+                    f"the savepoint is complete path=`{address}`"
+                )
+            wish.refuse(JobError(text))
+        elif refused.token == FINAL and not failed:
+            loop = asyncio.get_running_loop()
+            again = ClientWish(FINAL, loop.create_future())
+            loop.call_later(FINAL_RETRY_S, job.events.put_nowait, again)
 
     # -- clients ------------------------------------------------------------------------------------
 
     def _handle_wish(self, job: JobContext, wish: ClientWish) -> State | None:
-        if wish.verb == "cancel":
-            return ended(End(JobStatus.CANCELED, "cancelled by a client", wish=wish))
-        if job.checkpoints is None:
-            return self._without_checkpoints(wish)
-        if wish.verb == STOP:
-            if self._ending is not None or STOP in self._wishes:
-                wish.refuse(UsageError("the job is stopping already"))
-                return None
-            job.publish("stopping", "stopping with a final checkpoint")
-            self._wishes[STOP] = wish
-            return self._settle(job, job.checkpoints.request(STOP, stop=True))
-        if wish.verb == FINAL:
-            return self._settle(job, job.checkpoints.request(FINAL, final=True))
+        try:
+            match wish.verb:
+                case "cancel":
+                    return ended(End(JobStatus.CANCELED, "cancelled by a client", wish=wish))
+                case "stop":
+                    return self._stop(job, wish)
+                case "savepoint":
+                    return self._savepoint(job, wish)
+                case "rescale":
+                    return self._rescale(job, wish)
+                case "final":
+                    return self._settle(job, job.checkpoints.request(FINAL, final=True))
+                case _:
+                    return self._checkpoint(job, wish)
+        except UsageError as error:
+            wish.refuse(error)
+            return None
+
+    def _new_token(self, wish: ClientWish, address: str = "") -> str:
         self._tokens += 1
         token = f"request-{self._tokens}"
         self._wishes[token] = wish
-        return self._settle(job, job.checkpoints.request(token))
+        if address:
+            self._addresses[token] = address
+        return token
 
-    def _without_checkpoints(self, wish: ClientWish) -> State | None:
-        if wish.verb == STOP:
+    def _checkpoint(self, job: JobContext, wish: ClientWish) -> State | None:
+        check_keeps_checkpoints(job)
+        return self._settle(job, job.checkpoints.request(self._new_token(wish)))
+
+    def _savepoint(self, job: JobContext, wish: ClientWish) -> State | None:
+        address = savepoint_target(job, wish)
+        token = self._new_token(wish, address)
+        native = bool(wish.arguments.get("native"))
+        return self._settle(job, job.checkpoints.request(token, savepoint=address, native=native))
+
+    def _stop(self, job: JobContext, wish: ClientWish) -> State | None:
+        if self._ending is not None or self._stopping:
+            raise UsageError("the job is stopping already")
+        drain = bool(wish.arguments.get("drain"))
+        address = savepoint_target(job, wish) if "savepoint" in wish.arguments else ""
+        if not (job.keeps_checkpoints or address or drain):
             reason = "stopped; the job keeps no checkpoints"
             return ended(End(JobStatus.STOPPED, reason, wish=wish))
+        if drain and not self._unfinished:
+            raise UsageError("the job's data has ended; it is finishing")
+        self._wishes[STOP] = wish
+        if address:
+            self._addresses[STOP] = address
+        behind = f"a savepoint in {address}" if address else "a final checkpoint"
+        job.publish("stopping", f"{'draining, then ' * drain}stopping with {behind}")
+        if not drain:
+            return self._request_stop(job, wish)
+        self._draining = True
+        for worker in self._workers:
+            worker.send(FinishSources(attempt=job.attempt))
+        return None
+
+    def _request_stop(self, job: JobContext, wish: ClientWish) -> State | None:
+        native = bool(wish.arguments.get("native"))
+        address = self._addresses.get(STOP, "")
+        return self._settle(
+            job, job.checkpoints.request(STOP, stop=True, savepoint=address, native=native)
+        )
+
+    def _rescale(self, job: JobContext, wish: ClientWish) -> State | None:
+        check_keeps_checkpoints(job)
+        if self._ending is not None or self._stopping:
+            raise UsageError("the job is stopping already")
+        after, plan = check_rescale(job, wish.arguments.get("parallelism"))
+        job.publish("rescaling", f"rescaling from parallelism {job.parallelism} to {after}")
+        self._wishes[RESCALE] = wish
+        self._rescale_to = after
+        # The job works on until all workers are there: it may turn out that there is no room for them.
+        self._room = asyncio.get_running_loop().create_task(
+            job.pool.ensure(workers_needed(plan, job.spec.slots_per_worker)), name="make room"
+        )
+        made = RoomMade(job.attempt)
+        self._room.add_done_callback(lambda _: job.events.put_nowait(made))
+        return None
+
+    def _room_made(self, job: JobContext) -> State | None:
+        """Stop the sources, to go on with all workers; or go on as before without new ones."""
+        room, self._room = self._room, None
+        wish = self._wishes.get(RESCALE)
+        if room is None or wish is None:
+            return None
+        after, error = self._rescale_to, room.exception()
+        if error is None:
+            job.rescale = Rescale(wish, job.parallelism, after, job.clock.monotonic())
+            return self._settle(
+                job, job.checkpoints.request(RESCALE, stop=True, next_parallelism=after)
+            )
+        del self._wishes[RESCALE]
+        job.pool.retire(self._workers)
         wish.refuse(
-            UsageError(
-                "the job takes no checkpoints",
-                fix="say where to keep them: job.checkpoint(every=..., storage=...)",
+            JobError(
+                f"the cluster gives no workers for parallelism {after}: {error}",
+                fix=f"the job goes on at {job.parallelism}; add machines, or choose fewer",
             )
         )
-        return None
+        return None if self._unfinished else self._all_finished(job)
+
+    def _answer_rescale(self, job: JobContext) -> None:
+        """All subtasks of the first attempt at the new parallelism run."""
+        rescale, job.rescale = job.rescale, None
+        if rescale is None:
+            return
+        job.rescaled_ms = int(1000 * (job.clock.monotonic() - rescale.began))
+        job.publish(
+            "rescaled",
+            f"rescaled from parallelism {rescale.before} to {job.parallelism}; "
+            f"the job paused for {job.rescaled_ms} ms",
+            before=rescale.before,
+            after=job.parallelism,
+            pause_ms=job.rescaled_ms,
+        )
+        rescale.wish.done(
+            parallelism=job.parallelism,
+            pause_ms=job.rescaled_ms,
+            checkpoint=job.restored_checkpoint,
+        )

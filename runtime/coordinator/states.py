@@ -1,8 +1,9 @@
 """The states of a job, one file each; `run` does the state's work and returns the next state.
 
 Deploying ──> Running ──> Ended
-    ^           │
-    └─ Failing <┘   (also from Deploying; Failing may give up: Ended)
+    ^          │   │
+    ├─ Failing <┘   │   (also from Deploying; Failing may give up: Ended)
+    └─ Rescaling <──┘
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class End:
     reason: str = ""
     failure: Failure | None = None
     wish: ClientWish | None = None
+    savepoint: str = ""
+    """Address of the savepoint that the client wanted with the end."""
 
 
 def deploying() -> State:
@@ -57,11 +60,24 @@ def failing(failure: Failure) -> State:
     return Failing(failure)
 
 
+def rescaling() -> State:
+    """The job stopped with a checkpoint, to go on at another parallelism."""
+    from .rescaling import Rescaling
+
+    return Rescaling()
+
+
 def ended(end: End) -> State:
     """The job is over."""
     from .ended import Ended
 
     return Ended(end)
+
+
+def ends_at_once(wish: ClientWish) -> bool:
+    """True for a wish that can be granted while no attempt runs."""
+    wants_more = "savepoint" in wish.arguments or wish.arguments.get("drain")
+    return wish.verb == "cancel" or (wish.verb == "stop" and not wants_more)
 
 
 def ended_by_wish(wish: ClientWish) -> State:

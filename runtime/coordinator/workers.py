@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,7 @@ class WorkerPool:
         """Why workers were lost before they were live."""
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.live: dict[str, Worker] = {}
+        self._retired: list[Worker] = []
 
     async def ensure(self, count: int) -> list[Worker]:
         """Start workers until `count` are live; returns exactly `count`, oldest first.
@@ -181,6 +182,16 @@ class WorkerPool:
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
 
+    def retire(self, keep: Collection[Worker]) -> None:
+        """Let all other workers go: the job runs at a lower parallelism."""
+        kept = {worker.worker_id for worker in keep}
+        for worker_id, worker in list(self.live.items()):
+            if worker_id not in kept:
+                del self.live[worker_id]
+                self._monitor.forget(WorkerId(worker_id))
+                worker.send(Shutdown())
+                self._retired.append(worker)
+
     def _now_ms(self) -> int:
         """Heartbeats are a matter of durations: a step of the wall clock must not count."""
         return int(1000 * self._clock.monotonic())
@@ -201,7 +212,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Ask all workers to exit, then kill what has not."""
-        workers, self.live = list(self.live.values()), {}
+        workers, self.live = [*self.live.values(), *self._retired], {}
         for worker in workers:
             worker.send(Shutdown())
         watchers = [self._watchers[w.worker_id] for w in workers if w.worker_id in self._watchers]

@@ -17,7 +17,6 @@ from .settings import ExchangeSettings
 
 ChannelId: TypeAlias = int
 """Names a channel within one attempt; given by the planner, fits in 32 bits."""
-CHANNEL_ID_MAX = 2**32 - 1
 
 
 class ChannelListener(Protocol):

@@ -18,7 +18,6 @@ from ...operators.elements import Batch, Control, Element
 from .channel import ChannelId
 from .controls import BATCHES, append_control
 from .settings import ExchangeSettings
-from .waiter import Waiter
 
 
 class CreditReceiver(Protocol):
@@ -35,22 +34,6 @@ class InputChannelSpec:
 
     channel_id: ChannelId
     input_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class GateStats:
-    """What waits in a gate right now."""
-
-    queued_buffers: int
-    queued_bytes: int
-    queued_controls: int
-    buffers_lent: int
-    buffers_total: int
-
-    @property
-    def pool_usage(self) -> float:
-        """Queued buffers as a share of all buffers the gate may hold."""
-        return self.queued_buffers / self.buffers_total
 
 
 class _InputChannel:
@@ -91,7 +74,7 @@ class InputGate:
         self._buffers_total = len(channels) * self._exclusive + self._floating
         self._error: HeadgateError | None = None
         self._lending = False
-        self._waiter = Waiter()
+        self._wake: Callable[[], None] = lambda: None
 
     # -- the subtask's side -------------------------------------------------------------------------
 
@@ -106,11 +89,6 @@ class InputGate:
     def input_index_of(self, position: int) -> int:
         """The number of the operator input that channel `position` belongs to."""
         return self._channels[position].spec.input_index
-
-    @property
-    def available(self) -> bool:
-        """True if `poll` would return an element, or raise."""
-        return bool(self._ready) or self._error is not None
 
     def poll(self) -> tuple[int, Element] | None:
         """Take the next element: round robin over the channels that have one and are not blocked.
@@ -133,14 +111,9 @@ class InputGate:
             self._recycle(channel)
         return position, element
 
-    async def wait(self) -> None:
-        """Return once `available`. One waiter; cancelling loses nothing."""
-        while not self.available:
-            await self._waiter.wait()
-
     def set_listener(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever the gate becomes available, instead of using `wait`."""
-        self._waiter.listener = wake
+        """Call `wake` whenever a channel gets its turn, or the gate fails: `poll` has something then."""
+        self._wake = wake
 
     def block(self, position: int) -> None:
         """Take nothing from channel `position` until `unblock_all`; its credits run out upstream."""
@@ -158,14 +131,14 @@ class InputGate:
                 if channel.queue:
                     self._ready.append(position)
         if self._ready:
-            self._waiter.wake()
+            self._wake()
 
     def fail(self, error: HeadgateError) -> None:
         """A channel broke: `poll` raises `error` from now on. The first error stays."""
         if self._error is None:
             self._error = error
             self._drop()
-            self._waiter.wake()
+            self._wake()
 
     def close(self) -> None:
         """Give up all that is queued; what still arrives is ignored. Safe to call twice."""
@@ -188,17 +161,6 @@ class InputGate:
     def buffers_total(self) -> int:
         """How many batches may wait here at most."""
         return self._buffers_total
-
-    def stats(self) -> GateStats:
-        """Measure the queues; costs a walk over them."""
-        batches = [e for c in self._channels for e in c.queue if isinstance(e, BATCHES)]
-        return GateStats(
-            queued_buffers=len(batches),
-            queued_bytes=sum(batch.nbytes for batch in batches),
-            queued_controls=sum(len(c.queue) for c in self._channels) - len(batches),
-            buffers_lent=self._floating - self._pool,
-            buffers_total=self._buffers_total,
-        )
 
     # -- the senders' side --------------------------------------------------------------------------
 
@@ -254,7 +216,7 @@ class InputGate:
 
     def _give_turn(self, position: int) -> None:
         self._ready.append(position)
-        self._waiter.wake()
+        self._wake()
 
     # -- credits ------------------------------------------------------------------------------------
 

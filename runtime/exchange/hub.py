@@ -187,15 +187,16 @@ class ExchangeHub:
             end.gate_registered(gate)
 
     def output_channel(
-        self, channel_id: ChannelId, peer: WorkerAddress, attempt: int
+        self, channel_id: ChannelId, peer: WorkerAddress, attempt: int, sender: str = ""
     ) -> OutputChannel:
         """The sending end of a channel to `peer`: by reference if that is this worker, else a socket.
 
-        It may be used at once; elements wait until the peer is connected and has the gate.
+        It may be used at once; elements wait until the peer is connected and has the gate. `sender` is
+        the name of the step that sends, for errors.
         """
         self._use(attempt)
         if peer.worker_id != self.worker_id:
-            channel = SocketOutputChannel(channel_id, self._settings)
+            channel = SocketOutputChannel(channel_id, self._settings, sender)
             self._end_for(peer.worker_id, attempt).add(channel)
             return channel
         if channel_id in self._local:

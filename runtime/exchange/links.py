@@ -56,10 +56,10 @@ _ANSWER = msgspec.msgpack.Decoder(Answer)
 class SocketOutputChannel(OutputChannel):
     """Sends to a gate of another worker. Elements are encoded only once there is credit for them."""
 
-    def __init__(self, channel_id: ChannelId, settings: ExchangeSettings) -> None:
+    def __init__(self, channel_id: ChannelId, settings: ExchangeSettings, sender: str = "") -> None:
         super().__init__(channel_id, settings)
         self._connection: FrameConnection | None = None
-        self._encoder = ElementEncoder(channel_id)
+        self._encoder = ElementEncoder(channel_id, sender, settings.frame_size_max_bytes)
         self._parts: Parts = []
 
     def bind(self, connection: FrameConnection) -> None:

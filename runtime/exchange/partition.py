@@ -16,7 +16,6 @@ from .channel import OutputChannel
 from .partitioners import Partitioner
 from .settings import ExchangeSettings
 from .slicing import BatchSizer, Coalescer, cut
-from .waiter import Waiter
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class ResultPartition:
         self._stats = PartitionStats()
         self._backlogged_channels = 0
         self._error: HeadgateError | None = None
-        self._waiter = Waiter()
+        self._wake: Callable[[], None] = lambda: None
         for channel in channels:
             channel.listener = self
             if channel.queued_buffers:
@@ -138,14 +137,9 @@ class ResultPartition:
 
     # -- time ---------------------------------------------------------------------------------------
 
-    @property
-    def oldest_buffered_at(self) -> float | None:
-        """Monotonic time at which the oldest unsent record was emitted; None: nothing is unsent."""
-        return next(iter(self._buffered_since.values()), None)
-
     def next_flush(self) -> float | None:
         """Monotonic time at which `flush` is due; None: nothing to flush, or no timeout."""
-        oldest = self.oldest_buffered_at
+        oldest = next(iter(self._buffered_since.values()), None)
         if oldest is None or self._timeout_s is None:
             return None
         return oldest + self._timeout_s
@@ -168,30 +162,21 @@ class ResultPartition:
             raise self._error
         return self._backlogged_channels > 0
 
-    async def until_writable(self) -> None:
-        """Return once no channel is backlogged. One waiter; cancelling loses nothing.
-
-        Raises:
-            ExchangeError: a channel broke, or the partition was closed.
-        """
-        while self.backlogged:
-            await self._waiter.wait()
-
     def set_listener(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the backlog ends or a channel breaks, instead of using `until_writable`."""
-        self._waiter.listener = wake
+        """Call `wake` when the backlog ends or a channel breaks."""
+        self._wake = wake
 
     def backlog_changed(self, change: int) -> None:
         """From a channel: it began (+1) or ceased (-1) to be backlogged."""
         self._backlogged_channels += change
         if self._backlogged_channels == 0:
-            self._waiter.wake()
+            self._wake()
 
     def channel_failed(self, error: HeadgateError) -> None:
         """From a channel: it is broken. The first error stays."""
         if self._error is None:
             self._error = error
-            self._waiter.wake()
+            self._wake()
 
     # -- the rest -----------------------------------------------------------------------------------
 

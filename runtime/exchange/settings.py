@@ -6,6 +6,10 @@ from dataclasses import dataclass, fields
 
 from ...errors import OptionError
 
+FRAME_SIZE_MAX_BYTES = 1 << 30
+FRAME_SIZE_LIMIT_BYTES = 2**32 - 1
+"""A frame's header has 32 bits for its length."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSettings:
@@ -27,14 +31,19 @@ class ExchangeSettings:
     """A partly filled buffer waits at most this long; 0: not at all; None: until it is full."""
     queued_controls_max: int = 10_000
     """Control elements one channel may hold at either end; above it the channel fails."""
-    frame_size_max_bytes: int = 1 << 30
-    """A frame above this is taken for a corrupt header."""
+    frame_size_max_bytes: int = FRAME_SIZE_MAX_BYTES
+    """Larger frames are not sent, and taken for a corrupt header where one seems to arrive."""
     write_buffer_high_bytes: int = 1 << 20
     """Above this much unsent data in a socket, frames wait in their channels' queues."""
     connect_timeout_ms: int = 10_000
     """A connection must be made, and its handshake be over, in this time."""
 
     def __post_init__(self) -> None:
+        if self.frame_size_max_bytes > FRAME_SIZE_LIMIT_BYTES:
+            raise OptionError(
+                f"exchange setting is too large frame_size_max_bytes=`{self.frame_size_max_bytes}`",
+                fix=f"at most {FRAME_SIZE_LIMIT_BYTES}",
+            )
         may_be_zero = ("floating_buffers", "buffer_timeout_ms")
         for field in fields(self):
             value = getattr(self, field.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,7 +24,7 @@ class BatchSizer:
     def nbytes(self, batch: Batch) -> int:
         """Like `batch.nbytes`, exact enough to choose buffer sizes by."""
         if isinstance(batch, ObjectBatch):
-            return batch.nbytes
+            return len(batch) * _record_bytes(batch)
         schema = batch.data.schema
         if self._schema is None or not schema.equals(self._schema):
             self._schema = schema
@@ -32,6 +33,16 @@ class BatchSizer:
             return batch.nbytes
         times = 0 if batch.timestamps is None else 8
         return int(len(batch) * (self._row_bytes + times))
+
+
+def _record_bytes(batch: ObjectBatch) -> int:
+    """Bytes of one record as it would travel, by the one in the middle; at least 64."""
+    if not batch.records:
+        return 64
+    try:
+        return max(64, len(pickle.dumps(batch.records[len(batch) // 2], 5)))
+    except Exception:  # the encoder has other ways, and says what is wrong if it has none
+        return 64
 
 
 def _fixed_row_bytes(schema: pa.Schema) -> float | None:
@@ -95,7 +106,11 @@ class Coalescer:
         if (first.timestamps is None) != (batch.timestamps is None):
             return False
         if isinstance(first, ColumnBatch) and isinstance(batch, ColumnBatch):
-            return bool(first.data.schema.equals(batch.data.schema, check_metadata=True))
+            schema = first.data.schema
+            # Dictionaries of several batches together may be too many for a narrow index.
+            return bool(schema.equals(batch.data.schema, check_metadata=True)) and not any(
+                _narrow_index(each) for each in schema.types
+            )
         return type(first) is type(batch)
 
     def add(self, batch: Batch, size_bytes: float) -> None:
@@ -109,6 +124,12 @@ class Coalescer:
         pieces = self.pieces
         self.pieces, self.rows, self.size_bytes = [], 0, 0.0
         return pieces[0] if len(pieces) == 1 else _concatenate(pieces)
+
+
+def _narrow_index(type_: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type_):
+        return bool(type_.index_type.bit_width < 32) or _narrow_index(type_.value_type)
+    return any(_narrow_index(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def _concatenate(pieces: list[Batch]) -> Batch:

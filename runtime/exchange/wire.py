@@ -36,6 +36,7 @@ from ...operators.elements import (
     WatermarkStatus,
 )
 from .channel import ChannelId
+from .settings import FRAME_SIZE_MAX_BYTES
 
 WIRE_VERSION = 1
 HEADER = struct.Struct("<IBBHII")
@@ -116,11 +117,6 @@ def frame(
 ) -> Parts:
     """A frame as parts to write. `payload` is bytes or an Arrow buffer."""
     length = len(payload)
-    if length > SEQUENCE_MASK:
-        raise ExchangeError(
-            f"a buffer does not fit a frame bytes=`{length}`",
-            fix="records must be smaller than 4 GiB",
-        )
     backlog = min(backlog, BACKLOG_MAX)
     header = HEADER.pack(length, kind, flags, backlog, channel, sequence & SEQUENCE_MASK)
     return [header, memoryview(payload)] if length else [header]
@@ -160,10 +156,23 @@ def decode_control(payload: bytes | bytearray) -> Control:
 
 
 class ElementEncoder:
-    """The frames of one channel, sender's side: numbers them and remembers the schema it sent."""
+    """The frames of one channel, sender's side: numbers them and remembers the schema it sent.
 
-    def __init__(self, channel: ChannelId) -> None:
+    Args:
+        channel: its number.
+        sender: name of the step that sends, for errors.
+        payload_bytes_max: larger frames would be refused by the receiver, so they are not sent.
+    """
+
+    def __init__(
+        self,
+        channel: ChannelId,
+        sender: str = "",
+        payload_bytes_max: int = FRAME_SIZE_MAX_BYTES,
+    ) -> None:
         self._channel = channel
+        self._sender = sender
+        self._payload_bytes_max = payload_bytes_max
         self._sequence = 0
         self._schema: pa.Schema | None = None
         self._has_dictionaries = False
@@ -192,10 +201,12 @@ class ElementEncoder:
         """A batch; its schema goes first if the receiver does not have it.
 
         Raises:
-            ExchangeError: a record cannot be pickled.
+            ExchangeError: a record cannot be pickled, or is too large.
         """
         if isinstance(batch, ObjectBatch):
-            return self._frame(Kind.OBJECTS, self._pickle(batch), backlog)
+            content = self._pickle(batch)
+            self._check_size(content, len(batch))
+            return self._frame(Kind.OBJECTS, content, backlog)
         data, flags, parts = batch.data, 0, []
         if batch.timestamps is not None:
             data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
@@ -206,8 +217,20 @@ class ElementEncoder:
             if not self._has_dictionaries:
                 parts = self._frame(Kind.SCHEMA, data.schema.serialize(), backlog)
         if self._has_dictionaries:
-            return self._frame(Kind.COLUMNS, _to_stream(data), backlog, flags | Flags.DICTIONARIES)
-        return parts + self._frame(Kind.COLUMNS, data.serialize(), backlog, flags)
+            flags |= Flags.DICTIONARIES
+        payload = _to_stream(data) if self._has_dictionaries else data.serialize()
+        self._check_size(payload, len(batch))
+        return parts + self._frame(Kind.COLUMNS, payload, backlog, flags)
+
+    def _check_size(self, payload: Any, records: int) -> None:
+        size, limit = len(payload), self._payload_bytes_max
+        if size > limit:
+            raise ExchangeError(
+                f"records are too large to be sent to another worker operator=`{self._sender}` "
+                f"records=`{records}` bytes=`{size}` limit=`{limit}`",
+                fix="keep large contents in files and send their addresses, or make the records "
+                "smaller before this step sends them",
+            )
 
     def _pickle(self, batch: ObjectBatch) -> bytes:
         content = (batch.records, batch.timestamps)
@@ -222,7 +245,8 @@ class ElementEncoder:
                 return bytes(self._dumps(content, protocol=5))
         except Exception as error:
             raise ExchangeError(
-                f"a record cannot be sent to another worker error=`{error!r}`",
+                f"a record cannot be sent to another worker operator=`{self._sender}` "
+                f"error=`{error!r}`",
                 fix="records must be picklable: no open files, locks or sockets in them",
             ) from error
 
@@ -298,5 +322,8 @@ def _compact(column: pa.Array) -> pa.Array:
     type_ = column.type
     if not pa.types.is_dictionary(type_) or type_.ordered or len(column.dictionary) <= len(column):
         return column
-    fresh = column.dictionary_decode().dictionary_encode()
+    try:
+        fresh = column.dictionary_decode().dictionary_encode()
+    except pa.ArrowNotImplementedError:  # of nested values
+        return column
     return pa.DictionaryArray.from_arrays(fresh.indices.cast(type_.index_type), fresh.dictionary)

@@ -88,15 +88,6 @@ class AlignedBarrierHandler:
         self._blocked: set[ChannelPosition] = set()
         self._first_barrier_ms = 0
 
-    @property
-    def aligning(self) -> CheckpointId | None:
-        """The checkpoint whose barriers are being collected."""
-        return None if self._pending is None else self._current
-
-    def is_blocked(self, position: ChannelPosition) -> bool:
-        """True if nothing may be read from the channel right now."""
-        return position in self._blocked
-
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:

@@ -30,8 +30,8 @@ class Trigger:
 @final
 @dataclass(frozen=True, slots=True)
 class Publish(Generic[Payload]):
-    """All subtasks acknowledged: write the checkpoint's entry, then answer `published` or
-    `publish_failed`. Exactly one answer is due, also after the job failed or was shut down.
+    """All subtasks acknowledged: write the checkpoint's entry, or the metadata of the savepoint, then
+    answer `published` or `publish_failed`. Exactly one answer is due, also after the job failed.
 
     Attributes:
         acks: what each subtask handed over, in order of the subtasks.
@@ -65,16 +65,23 @@ class NotifyAborted:
 @final
 @dataclass(frozen=True, slots=True)
 class Discard(Generic[Payload]):
-    """Delete the files that were written for this checkpoint only: nothing will ever refer to them."""
+    """Delete the files that were written for this checkpoint only: nothing will ever refer to them.
+
+    What it shares with its base stays. A savepoint shares nothing; its metadata goes first.
+    """
 
     checkpoint_id: CheckpointId
+    options: CheckpointOptions
     payloads: tuple[Payload, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """The requested checkpoint is complete."""
+    """The requested checkpoint is complete.
+
+    Of a stop with savepoint the id is that of the last checkpoint, taken behind the savepoint.
+    """
 
     token: RequestToken
     checkpoint_id: CheckpointId
@@ -85,11 +92,17 @@ class RequestDone:
 class RequestFailed:
     """The requested checkpoint will not be taken, or failed.
 
-    If the job failed while it was being published, it may exist all the same.
+    If the job failed while it was being published, a checkpoint may exist all the same; a savepoint
+    does not.
+
+    Attributes:
+        savepoint_done: of a stop with savepoint: the savepoint is complete, only the last checkpoint
+            behind it failed.
     """
 
     token: RequestToken
     reason: CheckpointFailure
+    savepoint_done: bool = False
 
 
 @final
@@ -102,6 +115,8 @@ class FailJob:
 
     reason: CheckpointFailure
     message: str
+    stopping: bool = False
+    """Its last checkpoint, or the savepoint before it, failed: its sources are silent already."""
 
 
 @final

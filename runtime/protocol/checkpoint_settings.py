@@ -22,6 +22,7 @@ class CheckpointSettings:
             checkpoints are taken one at a time.
         max_concurrent: how many may be under way at once (a stop or final checkpoint goes on top).
         tolerable_failures: how many may fail in a row without failing the job.
+        incremental: whether a checkpoint may build on the files of the one before.
     """
 
     interval_ms: int | None
@@ -29,6 +30,7 @@ class CheckpointSettings:
     min_pause_ms: int = 0
     max_concurrent: int = 1
     tolerable_failures: int = 0
+    incremental: bool = True
 
     def __post_init__(self) -> None:
         at_least = {

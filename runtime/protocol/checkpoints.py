@@ -1,21 +1,22 @@
 """The checkpoint coordinator as a state machine: events in, decisions out (features.md 3.10).
 
-    IDLE ──start──> RUNNING ──stop or final checkpoint triggered──> ENDING ──published──> ENDED
-      ^                │  ^────────── final checkpoint failed ────────│                     │
-      └──job failed────┴───────────────────┴────────────────────────────────────────────────┘
-    and from anywhere ──shutdown──> CLOSED
-
 A checkpoint is *collecting* until all subtasks acknowledged, then *ready*, then *publishing*: one at a
 time, so that entries are written in order of their ids. Only once it is published is it complete, and
 only then is anybody told. While it is being published nothing can abort it: its entry may be there.
+
+A checkpoint may build on the files of an older one, its *base*: the newest that had completed when it
+was triggered, in the lineage of this attempt. Whoever deletes old checkpoints asks `oldest_base` first.
+
+A *savepoint* goes through the same phases but belongs to the user: it is written in full, it subsumes
+nothing and is no base, its failure counts for nothing, and nobody is told that it completed except who
+asked. A job that stops with a savepoint takes its last checkpoint behind it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from enum import Enum, unique
+from dataclasses import replace
 from typing import Generic, final
 
 from ...errors import check
@@ -34,45 +35,17 @@ from .checkpoint_decisions import (
     Trigger,
     WakeAt,
 )
+from .checkpoint_phase import Phase
 from .checkpoint_settings import CheckpointSettings
 from .failures import CheckpointFailure
 from .ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from .pending_checkpoint import PendingCheckpoint
 
 REQUESTS_WAITING_MAX = 1000
 ABORTED_REMEMBERED_MAX = 16
 """Aborted checkpoints whose late acknowledgements are still recognised, and their files deleted."""
 STORY_EVENTS_MAX = 64
 _PLAIN = CheckpointOptions()
-
-
-@unique
-class Phase(Enum):
-    """Where the coordinator stands; see the drawing at the top."""
-
-    IDLE = "idle"
-    RUNNING = "running"
-    ENDING = "ending"
-    ENDED = "ended"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class _Pending(Generic[Payload]):
-    checkpoint_id: CheckpointId
-    trigger_ms: int
-    missing: set[SubtaskId]
-    token: RequestToken | None = None
-    options: CheckpointOptions = _PLAIN
-    final: bool = False
-    publishing: bool = False
-    deletable: bool = True
-    """False once its entry may exist: then its files may be in use, whatever we believe."""
-    acks: dict[SubtaskId, Payload] = field(default_factory=dict)
-
-    @property
-    def ending(self) -> bool:
-        """It is the last one of the job, or of this run of it."""
-        return self.final or self.options.stop
 
 
 @final
@@ -90,9 +63,11 @@ class CheckpointCoordinator(Generic[Payload]):
         self._now_ms = 0
         self._subtasks: frozenset[SubtaskId] = frozenset()
         self._next_id = CheckpointId(1)
-        self._pending: dict[CheckpointId, _Pending[Payload]] = {}
+        self._pending: dict[CheckpointId, PendingCheckpoint[Payload]] = {}
         self._requests: deque[RequestToken] = deque()
-        self._aborted: deque[CheckpointId] = deque(maxlen=ABORTED_REMEMBERED_MAX)
+        self._savepoint_requests: deque[tuple[RequestToken, CheckpointOptions]] = deque()
+        self._aborted: dict[CheckpointId, CheckpointOptions] = {}
+        self._base = NO_CHECKPOINT
         self._last_completed = NO_CHECKPOINT
         self._last_failed = NO_CHECKPOINT
         self._last_completion_ms: int | None = None
@@ -112,9 +87,11 @@ class CheckpointCoordinator(Generic[Payload]):
         """The checkpoints under way, oldest first."""
         return tuple(sorted(self._pending))
 
-    def missing(self, checkpoint_id: CheckpointId) -> tuple[SubtaskId, ...]:
-        """The subtasks a pending checkpoint still waits for."""
-        return tuple(sorted(self._pending[checkpoint_id].missing))
+    @property
+    def oldest_base(self) -> CheckpointId | None:
+        """No checkpoint from this one on may be deleted: one under way builds on it; None: none does."""
+        bases = [p.options.base for p in self._pending.values() if p.options.base]
+        return CheckpointId(min(bases)) if bases else None
 
     # -- events: the job ----------------------------------------------------------------------------
 
@@ -124,7 +101,7 @@ class CheckpointCoordinator(Generic[Payload]):
         next_checkpoint_id: CheckpointId,
         now_ms: int,
         *,
-        first_delay_ms: int | None = None,
+        base: CheckpointId = NO_CHECKPOINT,
     ) -> list[CheckpointDecision[Payload]]:
         """All subtasks of an attempt run. Every `Publish` of the one before must have been answered.
 
@@ -132,7 +109,7 @@ class CheckpointCoordinator(Generic[Payload]):
             subtasks: all of them; each takes part in every checkpoint, finished or not.
             next_checkpoint_id: above every id the job log or an earlier attempt has used.
             now_ms: the time.
-            first_delay_ms: when to trigger first, if not after one interval (for jitter).
+            base: the checkpoint this attempt was restored from, if new ones may build on its files.
         """
         self._event("start", now_ms, next_checkpoint_id, len(subtasks))
         self._check(self._phase is Phase.IDLE and not self._pending, "start of a job that runs")
@@ -141,28 +118,17 @@ class CheckpointCoordinator(Generic[Payload]):
         self._phase = Phase.RUNNING
         self._subtasks = frozenset(subtasks)
         self._next_id = next_checkpoint_id
+        self._base = base
         self._last_completion_ms = None
         interval_ms = self._settings.effective_interval_ms
         if interval_ms is not None:
-            delay_ms = interval_ms if first_delay_ms is None else first_delay_ms
-            self._next_periodic_ms = self._now_ms + delay_ms
+            self._next_periodic_ms = self._now_ms + interval_ms
         return self._decisions()
 
     def job_failed(self, now_ms: int) -> list[CheckpointDecision[Payload]]:
         """The attempt is over. Whatever is not being published is aborted."""
         self._event("job_failed", now_ms)
         self._end_attempt(CheckpointFailure.JOB_FAILED)
-        return self._decisions()
-
-    def shutdown(self, now_ms: int, *, superseded: bool) -> list[CheckpointDecision[Payload]]:
-        """The coordinator stops for good. If it is superseded it must not delete anything either."""
-        self._event("shutdown", now_ms, superseded)
-        reason = CheckpointFailure.SUPERSEDED if superseded else CheckpointFailure.SHUTDOWN
-        self._end_attempt(reason)
-        self._phase = Phase.CLOSED
-        if superseded:
-            self._aborted.clear()
-            self._out = [item for item in self._out if not isinstance(item, Discard)]
         return self._decisions()
 
     # -- events: time and requests ------------------------------------------------------------------
@@ -179,7 +145,14 @@ class CheckpointCoordinator(Generic[Payload]):
         return self._decisions()
 
     def request(
-        self, now_ms: int, *, token: RequestToken, stop: bool = False, final: bool = False
+        self,
+        now_ms: int,
+        *,
+        token: RequestToken,
+        stop: bool = False,
+        final: bool = False,
+        savepoint: str = "",
+        native: bool = False,
     ) -> list[CheckpointDecision[Payload]]:
         """A checkpoint is asked for; exactly one `RequestDone` or `RequestFailed` answers it.
 
@@ -188,17 +161,23 @@ class CheckpointCoordinator(Generic[Payload]):
             token: comes back with the answer.
             stop: sources emit nothing behind the barrier; if it fails the job fails over.
             final: all subtasks have reached the end of their data. If it fails, ask again.
+            savepoint: address of the directory to write a savepoint to. With `stop` it is followed by
+                the job's last checkpoint, and both must succeed.
+            native: the savepoint is to consist of the backend's own files.
         """
-        self._event("request", now_ms, token, *["stop"] * stop, *["final"] * final)
+        self._event("request", now_ms, token, *["stop"] * stop, *["final"] * final, savepoint)
+        options = CheckpointOptions(stop=stop, savepoint=savepoint, native=native)
         if self._phase in (Phase.ENDING, Phase.ENDED):
             self._out.append(RequestFailed(token, CheckpointFailure.STOPPING))
         elif self._phase is not Phase.RUNNING:
             self._out.append(RequestFailed(token, CheckpointFailure.NOT_ALL_RUNNING))
         elif stop or final:
             self._refuse_requests(CheckpointFailure.STOPPING)
-            self._trigger(token, stop=stop, final=final)
-        elif len(self._requests) >= REQUESTS_WAITING_MAX:
+            self._trigger(token, options, final=final)
+        elif len(self._requests) + len(self._savepoint_requests) >= REQUESTS_WAITING_MAX:
             self._out.append(RequestFailed(token, CheckpointFailure.TOO_MANY_REQUESTS))
+        elif savepoint:
+            self._savepoint_requests.append((token, options))
         else:
             self._requests.append(token)
         return self._decisions()
@@ -214,7 +193,8 @@ class CheckpointCoordinator(Generic[Payload]):
         if pending is None:
             # Not if the id is merely unknown: it may be complete, and the files in use.
             if checkpoint_id in self._aborted:
-                self._out.append(Discard(checkpoint_id, (payload,)))
+                options = self._aborted[checkpoint_id]
+                self._out.append(Discard(checkpoint_id, options, (payload,)))
         elif subtask in pending.missing:
             pending.missing.remove(subtask)
             pending.acks[subtask] = payload
@@ -242,40 +222,53 @@ class CheckpointCoordinator(Generic[Payload]):
     def published(
         self, checkpoint_id: CheckpointId, now_ms: int
     ) -> list[CheckpointDecision[Payload]]:
-        """The checkpoint's entry is durable: it is complete, and subsumes all older ones."""
+        """What `Publish` asked for is durable: a checkpoint is complete, and subsumes all older ones."""
         self._event("published", now_ms, checkpoint_id)
         pending = self._publishing(checkpoint_id)
         del self._pending[checkpoint_id]
+        if pending.savepoint:
+            self._savepoint_published(pending)
+        else:
+            self._checkpoint_published(pending)
+        return self._decisions()
+
+    def _checkpoint_published(self, pending: PendingCheckpoint[Payload]) -> None:
+        checkpoint_id = pending.checkpoint_id
         self._last_completed = checkpoint_id
         if checkpoint_id > self._last_failed:
             self._failures_in_a_row = 0
-        if self._phase in (Phase.RUNNING, Phase.ENDING):
-            self._last_completion_ms = self._now_ms
-            self._out.append(NotifyComplete(checkpoint_id))
-            if pending.token is not None:
-                self._out.append(RequestDone(pending.token, checkpoint_id))
-            for older in self._by_age():
-                if older.checkpoint_id < checkpoint_id:
-                    self._abort(older, CheckpointFailure.SUBSUMED)
-            if pending.ending:
-                self._phase = Phase.ENDED
-        return self._decisions()
+        if self._phase not in (Phase.RUNNING, Phase.ENDING):
+            return
+        self._base = checkpoint_id
+        self._last_completion_ms = self._now_ms
+        self._out.append(NotifyComplete(checkpoint_id))
+        if pending.token is not None:
+            self._out.append(RequestDone(pending.token, checkpoint_id))
+        for older in self._by_age():
+            if older.checkpoint_id < checkpoint_id and not older.savepoint:
+                self._abort(older, CheckpointFailure.SUBSUMED)
+        if pending.ending:
+            self._phase = Phase.ENDED
+
+    def _savepoint_published(self, pending: PendingCheckpoint[Payload]) -> None:
+        if pending.token is None:
+            # Whoever asked has been told that it failed: it must not be found some day.
+            self._discard(pending)
+        elif pending.options.stop:
+            self._trigger(pending.token, CheckpointOptions(stop=True), after_savepoint=True)
+        else:
+            self._out.append(RequestDone(pending.token, pending.checkpoint_id))
 
     def publish_failed(
-        self, checkpoint_id: CheckpointId, now_ms: int, *, certain: bool
+        self, checkpoint_id: CheckpointId, now_ms: int
     ) -> list[CheckpointDecision[Payload]]:
-        """The entry could not be written.
+        """What `Publish` asked for could not be done.
 
-        Args:
-            checkpoint_id: of the `Publish` decision.
-            now_ms: the time.
-            certain: False if the entry may be there after all (a lost answer). Then no file of it is
-                deleted, since a restore may find it.
+        The log entry of a checkpoint may be there after all (a lost answer). So no file of it is ever
+        deleted, since a restore may find it. A savepoint is deleted, its metadata first.
         """
-        self._event("publish_failed", now_ms, checkpoint_id, certain)
+        self._event("publish_failed", now_ms, checkpoint_id)
         pending = self._publishing(checkpoint_id)
-        pending.publishing = False
-        pending.deletable = certain
         if self._phase in (Phase.RUNNING, Phase.ENDING):
             self._fail(pending, CheckpointFailure.FINALIZE_FAILURE)
         else:
@@ -285,50 +278,58 @@ class CheckpointCoordinator(Generic[Payload]):
     # -- transitions --------------------------------------------------------------------------------
 
     def _trigger(
-        self, token: RequestToken | None, *, stop: bool = False, final: bool = False
+        self,
+        token: RequestToken | None,
+        options: CheckpointOptions = _PLAIN,
+        *,
+        final: bool = False,
+        after_savepoint: bool = False,
     ) -> None:
         checkpoint_id = self._next_id
         self._next_id = CheckpointId(checkpoint_id + 1)
-        pending: _Pending[Payload] = _Pending(
+        if self._settings.incremental and not options.savepoint:
+            options = replace(options, base=self._base)
+        pending: PendingCheckpoint[Payload] = PendingCheckpoint(
             checkpoint_id,
             self._now_ms,
             set(self._subtasks),
             token=token,
-            options=CheckpointOptions(stop=stop),
+            options=options,
             final=final,
+            after_savepoint=after_savepoint,
         )
         self._pending[checkpoint_id] = pending
         if pending.ending:
             self._phase = Phase.ENDING
         self._out.append(Trigger(checkpoint_id, self._now_ms, pending.options))
 
-    def _fail(self, pending: _Pending[Payload], reason: CheckpointFailure) -> None:
+    def _fail(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         """Abort a checkpoint by its own fault, and draw the consequences for the job."""
         self._abort(pending, reason)
         what = f"{reason.sentence} checkpoint_id=`{pending.checkpoint_id}`"
         if pending.options.stop:
             # Its sources stay silent behind the barrier: only a restart brings them back.
-            self._fail_job(reason, f"the last checkpoint of a stopping job failed: {what}")
+            what = f"the last checkpoint of a stopping job failed: {what}"
+            self._fail_job(FailJob(reason, what, stopping=True))
             return
         if pending.final:
             self._phase = Phase.RUNNING
-        if not reason.counts:
+        if not reason.counts or pending.savepoint:
             return
         self._failures_in_a_row += 1
         self._last_failed = max(self._last_failed, pending.checkpoint_id)
         tolerable = self._settings.tolerable_failures
         if self._failures_in_a_row > tolerable:
-            self._fail_job(reason, f"too many checkpoints failed: {what} tolerable=`{tolerable}`")
+            what = f"too many checkpoints failed: {what} tolerable=`{tolerable}`"
+            self._fail_job(FailJob(reason, what))
 
-    def _fail_job(self, reason: CheckpointFailure, message: str) -> None:
+    def _fail_job(self, decision: FailJob) -> None:
         self._failures_in_a_row = 0
-        self._out.append(FailJob(reason, message))
+        self._out.append(decision)
         self._end_attempt(CheckpointFailure.JOB_FAILED)
 
     def _end_attempt(self, reason: CheckpointFailure) -> None:
         """Abort everything but what is being published: its entry may be there by now."""
-        if self._phase is Phase.CLOSED:
-            return
         for pending in self._by_age():
             if not pending.publishing:
                 self._abort(pending, reason)
@@ -338,24 +339,33 @@ class CheckpointCoordinator(Generic[Payload]):
         self._next_periodic_ms = None
         self._phase = Phase.IDLE
 
-    def _abort(self, pending: _Pending[Payload], reason: CheckpointFailure) -> None:
+    def _abort(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         del self._pending[pending.checkpoint_id]
-        if pending.deletable:
-            self._aborted.append(pending.checkpoint_id)
-            if pending.acks:
-                payloads = tuple(pending.acks[subtask] for subtask in sorted(pending.acks))
-                self._out.append(Discard(pending.checkpoint_id, payloads))
+        # Once the entry of a checkpoint may exist its files may be in use, whatever we believe.
+        if pending.savepoint or not pending.publishing:
+            self._discard(pending)
         self._out.append(NotifyAborted(pending.checkpoint_id, reason))
         self._refuse(pending, reason)
 
-    def _refuse(self, pending: _Pending[Payload], reason: CheckpointFailure) -> None:
+    def _discard(self, pending: PendingCheckpoint[Payload]) -> None:
+        self._aborted[pending.checkpoint_id] = pending.options
+        if len(self._aborted) > ABORTED_REMEMBERED_MAX:
+            del self._aborted[next(iter(self._aborted))]
+        if pending.acks:
+            payloads = tuple(pending.acks[subtask] for subtask in sorted(pending.acks))
+            self._out.append(Discard(pending.checkpoint_id, pending.options, payloads))
+
+    def _refuse(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         if pending.token is not None:
-            self._out.append(RequestFailed(pending.token, reason))
+            refused = RequestFailed(pending.token, reason, savepoint_done=pending.after_savepoint)
+            self._out.append(refused)
             pending.token = None
 
     def _refuse_requests(self, reason: CheckpointFailure) -> None:
-        self._out.extend(RequestFailed(token, reason) for token in self._requests)
+        waiting = [*self._requests, *(token for token, _ in self._savepoint_requests)]
+        self._out.extend(RequestFailed(token, reason) for token in waiting)
         self._requests.clear()
+        self._savepoint_requests.clear()
 
     # -- after every event --------------------------------------------------------------------------
 
@@ -372,24 +382,22 @@ class CheckpointCoordinator(Generic[Payload]):
 
     def _publish_next(self) -> None:
         by_age = self._by_age()
-        if any(pending.publishing for pending in by_age):
-            return
+        busy = any(pending.publishing and not pending.savepoint for pending in by_age)
         for pending in by_age:
-            if not pending.missing:
-                pending.publishing = True
-                acks = {subtask: pending.acks[subtask] for subtask in sorted(pending.acks)}
-                self._out.append(
-                    Publish(
-                        pending.checkpoint_id,
-                        pending.trigger_ms,
-                        pending.options,
-                        pending.final,
-                        acks,
-                    )
+            if pending.missing or pending.publishing or (busy and not pending.savepoint):
+                continue
+            busy = busy or not pending.savepoint
+            pending.publishing = True
+            acks = {subtask: pending.acks[subtask] for subtask in sorted(pending.acks)}
+            self._out.append(
+                Publish(
+                    pending.checkpoint_id, pending.trigger_ms, pending.options, pending.final, acks
                 )
-                return
+            )
 
     def _trigger_due(self) -> None:
+        if self._savepoint_requests and not any(p.savepoint for p in self._pending.values()):
+            self._trigger(*self._savepoint_requests.popleft())
         while self._may_trigger() and self._requests:
             self._trigger(self._requests.popleft())
         due_ms = self._periodic_due_ms()
@@ -399,8 +407,9 @@ class CheckpointCoordinator(Generic[Payload]):
             self._trigger(None)
 
     def _may_trigger(self) -> bool:
+        under_way = sum(not pending.savepoint for pending in self._pending.values())
         concurrent = self._settings.effective_max_concurrent
-        return self._phase is Phase.RUNNING and len(self._pending) < concurrent
+        return self._phase is Phase.RUNNING and under_way < concurrent
 
     def _periodic_due_ms(self) -> int | None:
         """When the next periodic trigger may happen; None while another event must come first."""
@@ -424,13 +433,13 @@ class CheckpointCoordinator(Generic[Payload]):
 
     # -- helpers ------------------------------------------------------------------------------------
 
-    def _by_age(self) -> list[_Pending[Payload]]:
+    def _by_age(self) -> list[PendingCheckpoint[Payload]]:
         return [self._pending[checkpoint_id] for checkpoint_id in sorted(self._pending)]
 
-    def _is_pending(self, pending: _Pending[Payload]) -> bool:
+    def _is_pending(self, pending: PendingCheckpoint[Payload]) -> bool:
         return self._pending.get(pending.checkpoint_id) is pending
 
-    def _publishing(self, checkpoint_id: CheckpointId) -> _Pending[Payload]:
+    def _publishing(self, checkpoint_id: CheckpointId) -> PendingCheckpoint[Payload]:
         pending = self._pending.get(checkpoint_id)
         known = pending is not None and pending.publishing
         self._check(known, "an answer to no Publish decision", checkpoint_id=checkpoint_id)
@@ -449,28 +458,41 @@ class CheckpointCoordinator(Generic[Payload]):
         """Check all invariants; for tests, after every event."""
         for pending in self._pending.values():
             id_ = pending.checkpoint_id
-            self._check(self._last_completed < id_ < self._next_id, "pending id", checkpoint_id=id_)
+            oldest = NO_CHECKPOINT if pending.savepoint else self._last_completed
+            self._check(oldest < id_ < self._next_id, "pending id", checkpoint_id=id_)
             self._check(not pending.missing & pending.acks.keys(), "acked and missing", id=id_)
             everyone = pending.missing | pending.acks.keys()
             self._check(everyone == self._subtasks, "a subtask is unaccounted for", id=id_)
             self._check(not (pending.publishing and pending.missing), "published early", id=id_)
             self._check(id_ not in self._aborted, "both pending and aborted", id=id_)
-        publishing = [p for p in self._pending.values() if p.publishing]
-        ready = [p for p in self._pending.values() if not p.missing]
+            base = pending.options.base
+            self._check(base <= self._base and base < id_, "a base that is not complete", id=id_)
+        checkpoints = [p for p in self._pending.values() if not p.savepoint]
+        savepoints = [p for p in self._pending.values() if p.savepoint]
+        publishing = [p for p in checkpoints if p.publishing]
+        ready = [p for p in checkpoints if not p.missing]
         ending = [p.checkpoint_id for p in self._pending.values() if p.ending]
         self._check(len(publishing) == min(1, len(ready)), "not exactly one ready one publishing")
+        self._check(
+            all(p.publishing != bool(p.missing) for p in savepoints),
+            "a savepoint waits for nothing",
+        )
         self._check(self._last_completed not in self._aborted, "both completed and aborted")
-        if self._phase in (Phase.IDLE, Phase.CLOSED):
-            self._check(len(publishing) == len(self._pending), "pending without a running job")
+        if self._phase is Phase.IDLE:
+            self._check(
+                all(p.publishing for p in self._pending.values()), "pending without a running job"
+            )
         else:
             self._check((self._phase is Phase.ENDING) == bool(ending), "ending without its reason")
             self._check(
                 ending in ([], [self._next_id - 1]), "the last checkpoint is not the newest"
             )
             limit = self._settings.effective_max_concurrent + len(ending)
-            self._check(len(self._pending) <= limit, "too many checkpoints at once")
+            self._check(len(checkpoints) <= limit, "too many checkpoints at once")
+            self._check(len(savepoints) <= 1 + len(ending), "too many savepoints at once")
         if self._phase is not Phase.RUNNING:
-            self._check(not self._requests, "requests wait for nothing")
+            waiting = self._requests or self._savepoint_requests
+            self._check(not waiting, "requests wait for nothing")
         tolerable = self._settings.tolerable_failures
         self._check(self._failures_in_a_row <= tolerable, "failures beyond what is tolerable")
         self._check(not self._out, "decisions were left behind")

@@ -28,7 +28,6 @@ class CheckpointFailure(Enum):
     sentence: str
     counts: bool
 
-    DECLINED = "declined", "a subtask declined the checkpoint", True
     EXPIRED = "expired", "not every subtask acknowledged before the timeout", True
     IO = "io", "the checkpoint store refused or broke", True
     ASYNC_EXCEPTION = "async_exception", "writing the snapshot of a subtask failed", True
@@ -36,14 +35,10 @@ class CheckpointFailure(Enum):
 
     SUBSUMED = "subsumed", "a newer checkpoint took its place", False
     CANCEL_MARKER = "cancel_marker", "a subtask upstream gave the checkpoint up", False
-    NOT_READY = "not_ready", "a subtask was not ready, or was closing", False
     NOT_ALL_RUNNING = "not_all_running", "not all subtasks of the job are running", False
-    MIN_PAUSE = "min_pause", "the minimum pause after the last checkpoint is not over", False
     TOO_MANY_REQUESTS = "too_many_requests", "too many checkpoint requests are waiting", False
     STOPPING = "stopping", "the job is already taking its last checkpoint", False
     JOB_FAILED = "job_failed", "the job failed while the checkpoint was under way", False
-    SUPERSEDED = "superseded", "a newer coordinator owns the job", False
-    SHUTDOWN = "shutdown", "the coordinator was shut down", False
 
     def __new__(cls, name: str, sentence: str, counts: bool) -> CheckpointFailure:
         member = object.__new__(cls)
@@ -73,6 +68,7 @@ class FailureKind(Enum):
     HEARTBEAT_TIMEOUT = "heartbeat_timeout", "a worker stopped answering", True
     CHECKPOINTS = "checkpoints", "too many checkpoints in a row failed", True
     STOP = "stop", "the last checkpoint of a stopping job failed", True
+    TAKEOVERS = "takeovers", "one coordinator after the other died", False
     SUPERSEDED = "superseded", "a newer coordinator owns the job", False
     INTERNAL = "internal", "a promise of headgate itself was broken", True
 

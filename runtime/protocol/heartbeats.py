@@ -60,10 +60,3 @@ class HeartbeatMonitor:
         for worker in lost:
             del self._heard_ms[worker]
         return lost
-
-    def next_deadline_ms(self) -> int | None:
-        """When to call `tick` next; None while nobody is watched."""
-        if not self._heard_ms or self._ticked_ms is None:
-            return None
-        earliest_loss_ms = min(self._heard_ms.values()) + self._timeout_ms
-        return min(self._ticked_ms + self._interval_ms, earliest_loss_ms)

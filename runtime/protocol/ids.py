@@ -10,10 +10,6 @@ from typing import NewType, final
 
 CheckpointId = NewType("CheckpointId", int)
 """Number of a checkpoint: 1, 2, ...; strictly increasing over the whole life of a job."""
-Generation = NewType("Generation", int)
-"""Number of a coordinator's reign over a job: the fencing token."""
-Attempt = NewType("Attempt", int)
-"""Number of an execution of a job's subtasks, counted over all generations."""
 WorkerId = NewType("WorkerId", str)
 """Name of a worker process."""
 ChannelPosition = NewType("ChannelPosition", int)

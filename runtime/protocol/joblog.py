@@ -21,7 +21,6 @@ Trimming must not bring slots back to life. Three rules see to it:
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
@@ -55,6 +54,8 @@ class GenerationStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="en
     """Names the run: a coordinator that takes over goes on with the run of the one before."""
     fresh: bool = False
     """Checkpoints before this entry are not restored: a new run that starts without them."""
+    restore_from: str = ""
+    """Address of the savepoint, or checkpoint, that the run begins with."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -68,6 +69,9 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="
     is_final: bool = False
     """The job takes no records behind it: stop with savepoint, or the end of all data."""
     run: str = ""
+    parallelism: int = 0
+    """The run goes on at this one: with the last checkpoint before a rescale, the new one. 0 in entries
+    of before there was rescaling: as before."""
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -79,7 +83,9 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag
     reason: str
     ended_ms: int
     last_checkpoint_id: int = 0
-    """Highest checkpoint id ever used; keeps ids unique when all checkpoints are dropped."""
+    """Highest id of a completed checkpoint: ids go on from there when all checkpoints are dropped."""
+    run: str = ""
+    """The run that ended; in entries of before it was told: that of the newest start in view."""
 
 
 LogEntry: TypeAlias = GenerationStarted | CheckpointCompleted | JobEnded
@@ -170,8 +176,14 @@ class LogView:
     end_sequence: int = 0
     run: str = ""
     """The run of the newest start or checkpoint."""
+    parallelism: int = 0
+    """At which that run goes on: whoever continues it takes this, not what the job once said."""
     fresh_from: int = 0
     """Sequence of the newest fresh start in view: nothing before it is restored."""
+    restore_from: str = ""
+    """What the newest run began with, until it has a checkpoint of its own."""
+    takeovers_ms: tuple[int, ...] = ()
+    """When coordinators took this run over since it last completed a checkpoint, or began."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
@@ -184,11 +196,20 @@ class LogView:
         return self.tail == 0
 
     @property
+    def restorable(self) -> tuple[LoggedCheckpoint, ...]:
+        """The retained checkpoints since the last fresh start, newest last."""
+        return tuple(c for c in self.checkpoints if c.sequence >= self.fresh_from)
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the state files that retained checkpoints need."""
+        return {file for logged in self.checkpoints for file in logged.manifest.files()}
+
+    @property
     def newest(self) -> LoggedCheckpoint | None:
         """The newest completed checkpoint since the last fresh start: what a restart restores."""
-        if not self.checkpoints or self.checkpoints[-1].sequence < self.fresh_from:
-            return None
-        return self.checkpoints[-1]
+        restorable = self.restorable
+        return restorable[-1] if restorable else None
 
     @property
     def next_checkpoint_id(self) -> int:
@@ -208,6 +229,10 @@ class LogView:
         newest = self.checkpoints[-1].sequence if self.checkpoints else 0
         return max(newest, self.end_sequence)
 
+    def takeovers_since(self, since_ms: int) -> int:
+        """How often this run was taken over since then without a checkpoint in between."""
+        return sum(at_ms >= since_ms for at_ms in self.takeovers_ms)
+
     def owned_by(self, writer: str, generation: int) -> bool:
         """True if `writer` started the current generation, and it is `generation`."""
         return self.generation == generation and self.writer == writer
@@ -226,11 +251,15 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
     base = replace(view, tail=sequence, generation=entry.generation, writer=entry.writer)
     if isinstance(entry, GenerationStarted):
         fresh_from = sequence if entry.fresh else view.fresh_from
+        takeover = known and entry.run == view.run
         return replace(
             base,
+            restore_from=view.restore_from if takeover else entry.restore_from,
+            takeovers_ms=(*view.takeovers_ms, entry.started_ms) if takeover else (),
             started=entry,
             starts=(*view.starts, sequence),
             run=entry.run,
+            parallelism=entry.parallelism,
             fresh_from=fresh_from,
         )
     if isinstance(entry, CheckpointCompleted):
@@ -239,21 +268,18 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             base,
             checkpoints=(*view.checkpoints, logged),
             last_checkpoint_id=entry.checkpoint_id,
+            restore_from="",
+            takeovers_ms=(),
             run=entry.run,
+            parallelism=entry.parallelism or view.parallelism,
         )
     return replace(
         base,
         last_end=entry,
         end_sequence=sequence,
+        run=entry.run or view.run,
         last_checkpoint_id=max(view.last_checkpoint_id, entry.last_checkpoint_id),
     )
-
-
-def fold_all(view: LogView, entries: Iterable[LogEntry]) -> LogView:
-    """`fold` over several entries."""
-    for entry in entries:
-        view = fold(view, entry)
-    return view
 
 
 def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
@@ -389,12 +415,16 @@ class TrimPlan:
     doomed: tuple[Doomed, ...]
 
 
-def plan_trim(view: LogView, retain: int) -> TrimPlan:
+def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimPlan:
     """Keep the newest `retain` checkpoints; 0 only for a job that has ended.
 
+    Those with ids of `keep_from` on stay too: a checkpoint under way builds on the files of that one.
     The start entries stay for ever: they hold the slots of fenced coordinators.
     """
     check(retain >= 1 or view.ended is not None, "a running job keeps its newest checkpoint")
+    if keep_from is not None:
+        needed = sum(logged.checkpoint_id >= keep_from for logged in view.checkpoints)
+        retain = max(retain, needed)
     if retain == 0:
         head = view.end_sequence
     elif len(view.checkpoints) > retain:

@@ -6,11 +6,13 @@ Unknown fields are ignored on reading, so that a newer minor version may add som
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
-from ...state.snapshot import OperatorSnapshot
+from ...state.snapshot import OperatorSnapshot, StateHandle
+from . import names
 
 
 class ManifestSubtask(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,19 +42,71 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     operators: tuple[ManifestOperator, ...] = ()
 
+    def handles(self) -> Iterator[StateHandle]:
+        """Every piece of state of this checkpoint."""
+        for operator in self.operators:
+            for subtask in operator.subtasks:
+                for snapshot in subtask.snapshots:
+                    yield from snapshot.handles
+
     def files(self) -> frozenset[str]:
         """Names of all state files this checkpoint needs; shared ones occur in several manifests."""
-        return frozenset(
-            handle.file
-            for operator in self.operators
-            for subtask in operator.subtasks
-            for snapshot in subtask.snapshots
-            for handle in snapshot.handles
-            if handle.file is not None
-        )
+        return frozenset(handle.file for handle in self.handles() if handle.file is not None)
 
 
 def unshared_files(subsumed: Iterable[Manifest], kept: Iterable[Manifest]) -> list[str]:
     """Files of `subsumed` checkpoints that no `kept` one needs, sorted."""
     needed = frozenset[str]().union(*(manifest.files() for manifest in kept))
     return sorted(frozenset[str]().union(*(manifest.files() for manifest in subsumed)) - needed)
+
+
+def files_written_by(
+    snapshots: Iterable[OperatorSnapshot], generation: int, checkpoint_id: int
+) -> list[str]:
+    """Files of `snapshots` that this checkpoint wrote, sorted: not those it shares with older ones."""
+    mine = (generation, checkpoint_id)
+    return sorted(
+        {
+            handle.file
+            for snapshot in snapshots
+            for handle in snapshot.handles
+            if handle.file is not None and names.checkpoint_of(handle.file) == mine
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A file that a checkpoint needs and that is not as it should be; `found_bytes` None: missing."""
+
+    file: str
+    expected_bytes: int
+    found_bytes: int | None
+
+
+def verify(manifest: Manifest, present: Mapping[str, int]) -> list[FileProblem]:
+    """What is wrong with the files of `manifest`, given the sizes of those in the store; by name."""
+    problems = {
+        handle.file: FileProblem(handle.file, handle.size_bytes, present.get(handle.file))
+        for handle in manifest.handles()
+        if handle.file is not None and present.get(handle.file) != handle.size_bytes
+    }
+    return [problems[name] for name in sorted(problems)]
+
+
+def orphans(present: Iterable[str], needed: Iterable[str], generation: int) -> list[str]:
+    """State files that no checkpoint needs and that nobody can finish any more, sorted.
+
+    Args:
+        present: names of files in the store.
+        needed: files of all retained checkpoints.
+        generation: of the current coordinator: its own files may belong to a checkpoint under way.
+    """
+    kept = frozenset(needed)
+    return sorted(
+        name
+        for name in present
+        if name not in kept
+        and (written := names.checkpoint_of(name)) is not None
+        and written[0] < generation
+    )

@@ -7,6 +7,11 @@ Names are relative to one job's root and `/`-separated:
     probe/<token>.json                written and deleted while a store is opened
     chk/<generation>-<checkpoint>/<operator>-<subtask>-<state>-<hash>.parquet    state files
 
+and those of a savepoint to its directory:
+
+    <operator>-<hash>/<state>/<subtask>.parquet    a table; all subtasks of a state side by side
+    _metadata                                      what makes it a savepoint
+
 Text of the user (job, operator, state names) is made safe for file systems and URLs by a readable slug
 and a hash of the whole text, so that two different texts never share a name.
 """
@@ -22,9 +27,24 @@ from ...errors import check
 SLUG_CHARACTERS_MAX = 40
 """Readable part of a name; the hash keeps longer texts apart."""
 
+CHECKPOINTS = "chk"
+"""The directory of all state files of checkpoints."""
+
 _UNSAFE = re.compile(r"[^a-z0-9_]+")
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-_FILE_SUFFIX = {"table": ".parquet", "items": ".msgpack"}
+_CHECKPOINT_DIR = re.compile(rf"{CHECKPOINTS}/(\d+)-(\d+)/")
+_SAVEPOINT_DIR = re.compile(r"savepoint-[a-z0-9][a-z0-9_-]*-[0-9a-f]{12}")
+_SAVEPOINT_FILE = re.compile(
+    r"[a-z0-9_-]+-[0-9a-f]{16}/[a-z0-9_-]+/\d+(-[0-9a-f]{16})?"
+    r"(\.parquet|\.delta\.parquet|\.msgpack|\.bin|\.meta)|probe/[0-9a-f]{32}\.json"
+)
+_FILE_SUFFIX = {
+    "table": ".parquet",
+    "delta": ".delta.parquet",
+    "items": ".msgpack",
+    "file": ".bin",
+    "meta": ".meta",
+}
 
 
 def log_entry(sequence: int) -> str:
@@ -46,7 +66,7 @@ def probe(token: str) -> str:
 
 def checkpoint_dir(generation: int, checkpoint_id: int) -> str:
     """The common part of the names of all state files of one checkpoint."""
-    return f"chk/{generation}-{checkpoint_id}"
+    return f"{CHECKPOINTS}/{generation}-{checkpoint_id}"
 
 
 def checkpoint_file(
@@ -56,24 +76,69 @@ def checkpoint_file(
     subtask: int,
     state: str,
     kind: str = "table",
+    file_id: str = "",
 ) -> str:
-    """A state file of one subtask; `kind` is that of its StateHandle (`table` or `items`)."""
+    """A state file of one subtask; `kind` and `file_id` are those of its StateHandle."""
     check(kind in _FILE_SUFFIX, "unknown kind of state", kind=kind)
-    digest = _hash(f"{operator}\0{state}\0{kind}")
+    digest = _hash("\0".join((operator, state, kind, *filter(None, (file_id,)))))
     stem = f"{_slug(operator)}-{subtask}-{_slug(state)}-{digest}"
     return f"{checkpoint_dir(generation, checkpoint_id)}/{stem}{_FILE_SUFFIX[kind]}"
 
 
+def checkpoint_of(file: str) -> tuple[int, int] | None:
+    """Generation and checkpoint that wrote the state file `file`; None if it is not one of ours."""
+    match = _CHECKPOINT_DIR.match(file)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def savepoint_file(
+    operator: str, subtask: int, state: str, kind: str = "table", file_id: str = ""
+) -> str:
+    """A state file in a savepoint; `kind` and `file_id` are those of its StateHandle."""
+    check(kind in _FILE_SUFFIX, "unknown kind of state", kind=kind)
+    stem = f"{subtask}-{_hash(file_id)}" if file_id else f"{subtask}"
+    directory = f"{_slug(operator)}-{_hash(operator)}/{_plain(state)}"
+    return f"{directory}/{stem}{_FILE_SUFFIX[kind]}"
+
+
+def local_dir(text: str) -> str:
+    """A directory on a worker's own disk for the operator, or the worker, called `text`."""
+    return f"{_slug(text)}-{_hash(text)}"
+
+
+def restored_file(subtask: int, state: str, file_id: str) -> str:
+    """A downloaded file in an operator's own directory; `subtask` keeps those of old subtasks apart."""
+    return f"{subtask}-{_slug(state)}-{_hash(state + chr(0) + file_id)}"
+
+
 def job_dir(job_name: str) -> str:
     """The job's directory below the storage address: its name if that is plain, else slug and hash."""
-    if _PLAIN.fullmatch(job_name):
-        return job_name
-    return f"{_slug(job_name)}-{_hash(job_name)}"
+    return _plain(job_name)
 
 
-def savepoint_dir(job_name: str, checkpoint_id: int) -> str:
-    """The directory of a savepoint below the address the user gave for it."""
-    return f"savepoint-{job_dir(job_name)}-{checkpoint_id}"
+def is_savepoint_dir(directory: str) -> bool:
+    """True if `savepoint_dir` may have made this name."""
+    return _SAVEPOINT_DIR.fullmatch(directory) is not None
+
+
+def is_savepoint_file(name: str) -> bool:
+    """True if a savepoint under way may have made this name in its directory, its metadata excepted."""
+    return _SAVEPOINT_FILE.fullmatch(name) is not None
+
+
+SAVEPOINT_METADATA = "_metadata"
+"""In the directory of a savepoint: written last; with it the savepoint exists."""
+
+
+def savepoint_dir(job_name: str, token: str) -> str:
+    """The directory of a savepoint below the address the user gave for it; `token` is random."""
+    return f"savepoint-{job_dir(job_name)}-{token}"
+
+
+def _plain(text: str) -> str:
+    if _PLAIN.fullmatch(text):
+        return text
+    return f"{_slug(text)}-{_hash(text)}"
 
 
 def _slug(text: str) -> str:

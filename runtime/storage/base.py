@@ -1,19 +1,27 @@
-"""The checkpoint store: four calls for truth, and four more for bulk files.
+"""The checkpoint store: four calls for truth, and a few more for bulk files.
 
 Names are relative, `/`-separated, and made only by `runtime/protocol/names.py`. A store is bound to one
 job's root (a directory, or a bucket and prefix). Two kinds of objects live in it:
 
 * **records**: small, the truth. `read`, `put`, `create_if_absent`, `delete`.
 * **files**: state files, up to many GB, written once under a name nobody else uses, invisible until
-  complete. `write_file`, `read_file`, `delete_files`; nothing is true about them until a record says so.
+  complete. `write_file`, `read_file`, `read_range`, `download`, `list_files`, `delete_files`; nothing is
+  true about them until a record says so.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from pathlib import Path
+from typing import Final, TypeAlias, final
+
+CLEAN_UP_S: Final = 2.5
+"""A cancelled or failed call spends at most about this long on removing what it had begun."""
+
+FileContent: TypeAlias = bytes | memoryview | Path
+"""What a state file gets: bytes, or those of a local file."""
 
 
 @final
@@ -34,8 +42,11 @@ class CheckpointStore(ABC):
     """One job's part of durable storage. All calls may raise StorageError after their retries."""
 
     @abstractmethod
-    async def open(self) -> None:
+    async def open(self, *, writable: bool = True) -> None:
         """Connect, and probe the guarantees below.
+
+        Args:
+            writable: False for one who only reads: then nothing is probed, and nothing written.
 
         Raises:
             StorageError: unreachable, or the store ignores conditional writes.
@@ -65,16 +76,41 @@ class CheckpointStore(ABC):
         """Delete a record. That it is absent already counts as success."""
 
     @abstractmethod
-    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+    async def write_file(self, name: str, data: FileContent) -> None:
         """Write a state file; durable when it returns, never visible in part (multipart if large)."""
 
     @abstractmethod
     async def read_file(self, name: str) -> bytes:
-        """The whole file. Raises StorageError naming the object if it is missing."""
+        """The whole file. Raises MissingFileError naming the object if it is missing."""
+
+    @abstractmethod
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        """Bytes [start, start + length) of a file; fewer if it ends before. Else like `read_file`."""
+
+    @abstractmethod
+    async def download(self, name: str, path: Path) -> None:
+        """Copy a file to the local `path`, whose directory exists; an error leaves nothing there.
+
+        Raises:
+            MissingFileError: there is no such file.
+        """
+
+    @abstractmethod
+    def list_files(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        """Name and size in bytes of every object whose name begins with `prefix`, in no order."""
 
     @abstractmethod
     async def delete_files(self, names: Sequence[str]) -> None:
         """Delete files; absent ones are fine."""
+
+    @abstractmethod
+    async def delete_incomplete(self, prefix: str) -> int:
+        """Remove what dead writers left of files below the directory `prefix/`; returns how many.
+
+        An empty `prefix` is the whole store.
+
+        Whoever is still writing one of them is interrupted: only for writers that must not write.
+        """
 
     @abstractmethod
     def describe(self) -> str:

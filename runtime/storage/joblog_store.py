@@ -50,7 +50,6 @@ class JobLog:
         self._fenced_by: FencedError | None = None
         self._in_doubt: CheckpointCompleted | JobEnded | None = None
         self._last_claimed = 0
-        self._last_allocated = 0
         self._settled = 0
         self._inherited: tuple[Doomed, ...] = ()
         self._reported: tuple[int, ...] = ()
@@ -76,12 +75,6 @@ class JobLog:
         async with self._lock:
             await self._settle()
 
-    @property
-    def in_doubt(self) -> Manifest | None:
-        """The checkpoint whose append had no answer: neither completed nor failed yet."""
-        entry = self._in_doubt
-        return entry.manifest if isinstance(entry, CheckpointCompleted) else None
-
     async def load(self) -> LogView:
         """Read the log to its tail. Not for a leader: its view is always current.
 
@@ -103,6 +96,7 @@ class JobLog:
         pid: int = 0,
         run: str = "",
         fresh: bool = False,
+        restore_from: str = "",
     ) -> int:
         """Become the leader, and fence all older ones; returns the new generation.
 
@@ -127,18 +121,21 @@ class JobLog:
                 pid=pid,
                 run=run,
                 fresh=fresh,
+                restore_from=restore_from,
             )
             head = await self._append_start(started)
             await self._take_over(generation, head)
             return generation
 
-    def allocate_checkpoint_id(self) -> int:
-        """A checkpoint id this generation never used, and no completed checkpoint ever had."""
-        self._last_allocated = max(self._last_allocated, self._view.last_checkpoint_id) + 1
-        return self._last_allocated
-
-    async def complete_checkpoint(self, manifest: Manifest, *, is_final: bool = False) -> None:
+    async def complete_checkpoint(
+        self, manifest: Manifest, *, is_final: bool = False, parallelism: int = 0
+    ) -> None:
         """Make a checkpoint durable. Only when this returns may its commits be permitted.
+
+        Args:
+            manifest: what it consists of.
+            is_final: the job takes no records behind it.
+            parallelism: the job goes on at this one; 0: as before.
 
         Raises:
             FencedError: a newer coordinator owns the job; the checkpoint is not, and never will be,
@@ -165,6 +162,7 @@ class JobLog:
                     completed_ms=self._clock.now_ms(),
                     is_final=is_final,
                     run=self._view.run,
+                    parallelism=parallelism or self._view.parallelism,
                 )
             )
 
@@ -186,12 +184,15 @@ class JobLog:
                     status=status,
                     reason=reason,
                     ended_ms=self._clock.now_ms(),
-                    last_checkpoint_id=max(self._last_allocated, self._view.last_checkpoint_id),
+                    last_checkpoint_id=self._view.last_checkpoint_id,
+                    run=self._view.run,
                 )
             )
 
-    async def trim(self, retain: int) -> list[Manifest]:
-        """Keep the newest `retain` checkpoints; returns those subsumed since the last call.
+    async def trim(self, retain: int, keep_from: int | None = None) -> list[Manifest]:
+        """Keep the newest `retain` checkpoints, and those of id `keep_from` on.
+
+        Returns those subsumed since the last call.
 
         The caller then deletes their files, except those that retained checkpoints or ones in progress
         share (`manifest.unshared_files`), and must have done so before it calls `trim` again: the log
@@ -200,7 +201,7 @@ class JobLog:
         """
         async with self._lock:
             self._check_leader()
-            plan = joblog.plan_trim(self._view, retain)
+            plan = joblog.plan_trim(self._view, retain, keep_from)
             for sequence in self._reported:
                 await self._store.delete(names.log_entry(sequence))
             doomed = (*self._inherited, *plan.doomed)

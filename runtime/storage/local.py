@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
+import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import StorageError, check
-from .base import CheckpointStore, Created, Existed
+from ...errors import MissingFileError, StorageError, check
+from .base import CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 
 T = TypeVar("T")
 
 IO_THREADS_MAX = 4
 """Threads of one store; more calls wait."""
+DIRECTORY_ATTEMPTS_MAX = 100
+"""How often a writer makes its directory anew because somebody else removed it while it was empty."""
 WRITE_CHUNK_BYTES = 4 << 20
 """A cancelled write stops after at most this much more."""
 TEMPORARY_PREFIX = ".tmp-"
@@ -34,7 +38,9 @@ class LocalStore(CheckpointStore):
         self._rng = rng if rng is not None else random.Random()
         self._threads = ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="headgate-storage")
 
-    async def open(self) -> None:
+    async def open(self, *, writable: bool = True) -> None:
+        if not writable:
+            return
         await self._run(self._check_writable, "use", self._root)
         await probe_conditional_create(self, self._rng)
 
@@ -55,9 +61,9 @@ class LocalStore(CheckpointStore):
 
     async def delete(self, name: str) -> None:
         path = self._path(name)
-        await self._run(lambda: path.unlink(missing_ok=True), "delete", path)
+        await self._run(lambda: self._delete(path), "delete", path)
 
-    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+    async def write_file(self, name: str, data: FileContent) -> None:
         """As in the base class. Cancellation leaves nothing, or at the very last moment the whole."""
         path = self._path(name)
         abandoned = threading.Event()
@@ -70,15 +76,40 @@ class LocalStore(CheckpointStore):
     async def read_file(self, name: str) -> bytes:
         data = await self.read(name)
         if data is None:
-            raise StorageError(f"a state file is missing name=`{name}`", where=self.describe())
+            raise self._missing(name)
         return data
+
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        path = self._path(name)
+        data = await self._run(lambda: _read_range(path, start, length), "read", path)
+        if data is None:
+            raise self._missing(name)
+        return data
+
+    async def download(self, name: str, path: Path) -> None:
+        source = self._path(name)
+        if not await self._run(lambda: _copy(source, path), "copy", source):
+            raise self._missing(name)
+
+    async def list_files(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        for name, size in await self._run(lambda: self._list(prefix), "list", self._root):
+            yield name, size
 
     async def delete_files(self, names: Sequence[str]) -> None:
         paths = [self._path(name) for name in names]
         await self._run(lambda: self._delete_all(paths), "delete files in", self._root)
 
+    async def delete_incomplete(self, prefix: str) -> int:
+        directory = self._path(prefix) if prefix else self._root
+        return await self._run(
+            lambda: self._delete_temporaries(directory), "delete temporary files in", directory
+        )
+
     def describe(self) -> str:
         return str(self._root)
+
+    def _missing(self, name: str) -> MissingFileError:
+        return MissingFileError(f"a state file is missing name=`{name}`", where=self.describe())
 
     def _path(self, name: str) -> Path:
         parts = name.split("/")
@@ -106,8 +137,18 @@ class LocalStore(CheckpointStore):
         _make_directory(self._root)
         os.unlink(self._write_temporary(self._root, b""))
 
+    def _list(self, prefix: str) -> list[tuple[str, int]]:
+        found = []
+        top = self._root.joinpath(*prefix.split("/")[:-1])
+        for path in _files_below(top):
+            name = path.relative_to(self._root).as_posix()
+            if name.startswith(prefix) and not path.name.startswith(TEMPORARY_PREFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((name, path.stat().st_size))
+        return found
+
     def _replace(
-        self, path: Path, data: bytes | memoryview, abandoned: threading.Event | None = None
+        self, path: Path, data: FileContent, abandoned: threading.Event | None = None
     ) -> None:
         temporary = self._write_temporary(path.parent, data, abandoned)
         try:
@@ -135,17 +176,17 @@ class LocalStore(CheckpointStore):
         return Created() if existing == data else Existed(existing)
 
     def _write_temporary(
-        self, directory: Path, data: bytes | memoryview, abandoned: threading.Event | None = None
+        self, directory: Path, data: FileContent, abandoned: threading.Event | None = None
     ) -> Path:
         """A complete, fsynced file beside its future place."""
         handle, temporary = self._open_temporary(directory)
         try:
             with os.fdopen(handle, "wb", buffering=0) as file:
-                view = memoryview(data).cast("B")
-                offset = 0
-                while offset < len(view):
-                    _check_wanted(abandoned)
-                    offset += file.write(view[offset : offset + WRITE_CHUNK_BYTES])
+                for chunk in _chunks(data):
+                    offset = 0
+                    while offset < len(chunk):
+                        _check_wanted(abandoned)
+                        offset += file.write(chunk[offset:])
                 os.fsync(file.fileno())
             _check_wanted(abandoned)
         except BaseException:
@@ -155,19 +196,47 @@ class LocalStore(CheckpointStore):
         return temporary
 
     def _open_temporary(self, directory: Path) -> tuple[int, Path]:
-        while True:
-            _make_directory(directory)
+        for _ in range(DIRECTORY_ATTEMPTS_MAX):
             path = directory / f"{TEMPORARY_PREFIX}{self._rng.getrandbits(64):016x}"
-            # Between the two calls `_delete_all` may remove the empty directory again.
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path
+            # Between any two calls `_prune` may remove the empty directory again.
+            with contextlib.suppress(FileNotFoundError):
+                _make_directory(directory)
+                with contextlib.suppress(FileExistsError):
+                    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path
+        raise FileNotFoundError(errno.ENOENT, "the directory does not stay", str(directory))
+
+    def _delete(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._prune({path.parent})
 
     def _delete_all(self, paths: Sequence[Path]) -> None:
         for path in paths:
             path.unlink(missing_ok=True)
-        for directory in sorted({path.parent for path in paths} - {self._root}):
+        self._prune({path.parent for path in paths})
+        with contextlib.suppress(OSError):  # the directory of a savepoint that is no more
+            self._root.rmdir()
+
+    def _delete_temporaries(self, top: Path) -> int:
+        count = 0
+        directories = {top}
+        for path in _files_below(top):
+            directories.add(path.parent)
+            if path.name.startswith(TEMPORARY_PREFIX):
+                path.unlink(missing_ok=True)
+                count += 1
+        self._prune(directories)
+        return count
+
+    def _prune(self, directories: set[Path]) -> None:
+        """Remove those that are empty, and what becomes empty above them, up to the root.
+
+        It needs no lock: only an empty directory can be removed, and writers make theirs again.
+        """
+        for directory in sorted(directories, reverse=True):  # what lies in another comes first
             with contextlib.suppress(OSError):
-                directory.rmdir()
+                while directory != self._root:
+                    directory.rmdir()
+                    directory = directory.parent
 
 
 class _AbandonedError(Exception):
@@ -186,6 +255,43 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
+def _read_range(path: Path, start: int, length: int) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except FileNotFoundError:
+        return None
+
+
+def _copy(source: Path, target: Path) -> bool:
+    if not source.exists():
+        return False
+    try:
+        shutil.copyfile(source, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _chunks(data: FileContent) -> Iterator[memoryview]:
+    if isinstance(data, Path):
+        with data.open("rb", buffering=0) as file:
+            while chunk := file.read(WRITE_CHUNK_BYTES):
+                yield memoryview(chunk)
+        return
+    view = memoryview(data).cast("B")
+    for offset in range(0, len(view), WRITE_CHUNK_BYTES):
+        yield view[offset : offset + WRITE_CHUNK_BYTES]
+
+
+def _files_below(top: Path) -> Iterator[Path]:
+    for directory, _, files in os.walk(top):
+        for name in files:
+            yield Path(directory, name)
+
+
 def _make_directory(directory: Path) -> None:
     """Create it and its parents, each durable in its own parent."""
     missing = []
@@ -198,7 +304,10 @@ def _make_directory(directory: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return  # somebody deleted what was in it, and then it
     try:
         os.fsync(handle)
     finally:

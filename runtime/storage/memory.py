@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import ClassVar
 
-from ...errors import StorageError
-from .base import CheckpointStore, Created, Existed
+from ...errors import MissingFileError
+from .base import CheckpointStore, Created, Existed, FileContent
 
 
 class MemoryStore(CheckpointStore):
@@ -24,7 +26,7 @@ class MemoryStore(CheckpointStore):
         """Drop all objects of `root`; open stores keep theirs."""
         cls._shared.pop(root, None)
 
-    async def open(self) -> None:
+    async def open(self, *, writable: bool = True) -> None:
         """Nothing to connect; a dict honours every condition."""
 
     async def close(self) -> None:
@@ -43,18 +45,35 @@ class MemoryStore(CheckpointStore):
     async def delete(self, name: str) -> None:
         self._objects.pop(name, None)
 
-    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+    async def write_file(self, name: str, data: FileContent) -> None:
+        if isinstance(data, Path):
+            data = await asyncio.to_thread(data.read_bytes)
         self._objects[name] = bytes(data)
 
     async def read_file(self, name: str) -> bytes:
         data = self._objects.get(name)
         if data is None:
-            raise StorageError(f"a state file is missing name=`{name}`", where=self.describe())
+            raise MissingFileError(f"a state file is missing name=`{name}`", where=self.describe())
         return data
+
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        return (await self.read_file(name))[start : start + length]
+
+    async def download(self, name: str, path: Path) -> None:
+        await asyncio.to_thread(path.write_bytes, await self.read_file(name))
+
+    async def list_files(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        for name, data in list(self._objects.items()):
+            if name.startswith(prefix):
+                yield name, len(data)
 
     async def delete_files(self, names: Sequence[str]) -> None:
         for name in names:
             self._objects.pop(name, None)
+
+    async def delete_incomplete(self, prefix: str) -> int:
+        """Nothing is ever incomplete here."""
+        return 0
 
     def describe(self) -> str:
         return f"memory://{self._root}"

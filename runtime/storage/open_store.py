@@ -28,19 +28,33 @@ def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> Checkpoin
     Raises:
         UsageError: the address is not understood, or the extra it needs is not installed.
     """
-    directory = names.job_dir(job_name)
+    return open_store_at(join_address(uri, names.job_dir(job_name)), options)
+
+
+def join_address(uri: str, directory: str) -> str:
+    """The address of `directory` below the address `uri`."""
+    scheme, separator, rest = uri.rpartition("://")
+    if not rest.strip() and scheme != "memory":
+        raise UsageError(f"the checkpoint storage address is empty address=`{uri}`", fix=_EXAMPLES)
+    return f"{scheme}{separator}{rest.rstrip('/')}/{directory}"
+
+
+def open_store_at(uri: str, options: Mapping[str, str]) -> CheckpointStore:
+    """The store whose root is the address `uri` itself, such as the directory of a savepoint.
+
+    Raises:
+        UsageError: the address is not understood, or the extra it needs is not installed.
+    """
     if "://" not in uri:
-        if not uri.strip():
-            raise UsageError("the checkpoint storage address is empty", fix=_EXAMPLES)
-        return LocalStore(Path(uri).expanduser() / directory)
+        return LocalStore(Path(uri).expanduser())
     # Not urlsplit: `?`, `#`, `%` and `[` are ordinary characters of a key.
     scheme, _, rest = uri.partition("://")
     if scheme == "file":
-        return LocalStore(_file_path(uri, rest) / directory)
+        return LocalStore(_file_path(uri, rest))
     if scheme == "memory":
-        return MemoryStore("/".join(filter(None, (rest.strip("/"), directory))))
+        return MemoryStore(rest.strip("/"))
     if scheme in ("s3", "s3a"):
-        return _s3(uri, rest, directory, options)
+        return _s3(uri, rest, options)
     raise UsageError(
         f"unknown kind of checkpoint storage scheme=`{scheme}` address=`{uri}`", fix=_EXAMPLES
     )
@@ -58,7 +72,7 @@ def _file_path(uri: str, rest: str) -> Path:
     return Path("/" + unquote(path))
 
 
-def _s3(uri: str, rest: str, directory: str, options: Mapping[str, str]) -> CheckpointStore:
+def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise UsageError(f"the bucket is missing address=`{uri}`", fix="write s3://bucket/prefix")
@@ -74,7 +88,7 @@ def _s3(uri: str, rest: str, directory: str, options: Mapping[str, str]) -> Chec
     return S3Store(
         S3Settings(
             bucket=bucket,
-            prefix="/".join(filter(None, (prefix.strip("/"), directory))),
+            prefix=prefix.strip("/"),
             endpoint=options.get(S3_ENDPOINT, ""),
             region=options.get(S3_REGION, ""),
             path_style_access=_boolean(S3_PATH_STYLE_ACCESS, options),

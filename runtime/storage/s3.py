@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -23,8 +25,9 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 
-from ...errors import StorageError
-from .base import CheckpointStore, Created, Existed
+from ...connectors.s3_config import compatibility
+from ...errors import MissingFileError, StorageError
+from .base import CLEAN_UP_S, CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 from .retry import Retrier, RetryPolicy, Sleep
 
@@ -37,6 +40,7 @@ MULTIPART_PART_BYTES = 8 << 20
 MULTIPART_PARTS_MAX = 10_000
 MULTIPART_CONCURRENCY_MAX = 4
 """Parts of one file in flight: bounds its copies in memory."""
+DOWNLOAD_CHUNK_BYTES = 1 << 20
 DELETE_BATCH_MAX = 1000
 """Keys of one DeleteObjects call (S3's limit)."""
 CONNECTIONS_MAX = 32
@@ -103,12 +107,7 @@ def aiobotocore_client(settings: S3Settings) -> Any:
         "connect_timeout": CONNECT_TIMEOUT_S,
         "read_timeout": READ_TIMEOUT_S,
     }
-    if settings.path_style_access:
-        config["s3"] = {"addressing_style": "path"}
-    if settings.endpoint:
-        # Many S3-compatible stores do not know the checksum trailers that botocore now sends to AWS.
-        config["request_checksum_calculation"] = "when_required"
-        config["response_checksum_validation"] = "when_required"
+    config |= compatibility(settings.endpoint, settings.path_style_access)
     return get_session().create_client(
         "s3",
         endpoint_url=settings.endpoint or None,
@@ -141,11 +140,13 @@ class S3Store(CheckpointStore):
         self._resources = contextlib.AsyncExitStack()
         self._client: Any = None
 
-    async def open(self) -> None:
+    async def open(self, *, writable: bool = True) -> None:
         try:
             self._client = await self._resources.enter_async_context(self._connect(self._settings))
         except BotoCoreError as error:
             raise self._failed("connect to", "", error) from error
+        if not writable:
+            return
         try:
             await probe_conditional_create(self, self._rng)
         except BaseException:
@@ -185,24 +186,66 @@ class S3Store(CheckpointStore):
             lambda: self._client.delete_object(Bucket=self._settings.bucket, Key=self._key(name)),
         )
 
-    async def write_file(self, name: str, data: bytes | memoryview) -> None:
+    async def write_file(self, name: str, data: FileContent) -> None:
         """As in the base class. Cancellation aborts a multipart upload; nothing becomes visible."""
-        view = memoryview(data).cast("B")
-        if len(view) <= MULTIPART_THRESHOLD_BYTES:
-            body = bytes(view)
+        size = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
+        if size <= MULTIPART_THRESHOLD_BYTES:
+            body = await _part(data, 0, size)
             await self._run("write", name, lambda: self._put(name, body))
         else:
-            await self._write_parts(name, view)
+            await self._write_parts(name, data, size)
 
     async def read_file(self, name: str) -> bytes:
         data = await self.read(name)
         if data is None:
-            raise StorageError(f"a state file is missing name=`{name}`", where=self.describe())
+            raise self._missing(name)
         return data
+
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        if not length:
+            return b""
+        wanted = f"bytes={start}-{start + length - 1}"
+
+        async def read() -> bytes | None:
+            try:
+                return await self._get(name, Range=wanted)
+            except ClientError as error:
+                if _status(error) != 416:  # the file ends before `start`
+                    raise
+                return b""
+
+        data = await self._run("read", name, read)
+        if data is None:
+            raise self._missing(name)
+        return data
+
+    async def download(self, name: str, path: Path) -> None:
+        """As in the base class. After a transient error it goes on where it stopped."""
+        with path.open("wb") as file:
+            try:
+                await self._run("read", name, lambda: self._download_rest(name, file))
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+
+    async def list_files(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        below = len(self._key(""))
+        async for item in self._pages("list_objects_v2", "Contents", prefix):
+            yield item["Key"][below:], item["Size"]
 
     async def delete_files(self, names: Sequence[str]) -> None:
         for first in range(0, len(names), DELETE_BATCH_MAX):
             await self._delete_batch(names[first : first + DELETE_BATCH_MAX])
+
+    async def delete_incomplete(self, prefix: str) -> int:
+        """As in the base class: multipart uploads that were neither completed nor aborted."""
+        count = 0
+        below = f"{prefix}/" if prefix else ""
+        async for item in self._pages("list_multipart_uploads", "Uploads", below):
+            upload = {"Key": item["Key"], "UploadId": item["UploadId"]}
+            await self._abort_upload(item["Key"], {"Bucket": self._settings.bucket, **upload})
+            count += 1
+        return count
 
     def describe(self) -> str:
         root = f"s3://{self._settings.bucket}/{self._settings.prefix}"
@@ -218,10 +261,13 @@ class S3Store(CheckpointStore):
             Bucket=self._settings.bucket, Key=self._key(name), Body=data, **condition
         )
 
-    async def _get(self, name: str) -> bytes | None:
+    def _missing(self, name: str) -> MissingFileError:
+        return MissingFileError(f"a state file is missing name=`{name}`", where=self.describe())
+
+    async def _get(self, name: str, **part: str) -> bytes | None:
         try:
             answer = await self._client.get_object(
-                Bucket=self._settings.bucket, Key=self._key(name)
+                Bucket=self._settings.bucket, Key=self._key(name), **part
             )
         except ClientError as error:
             if _code(error) == "NoSuchKey":
@@ -230,6 +276,35 @@ class S3Store(CheckpointStore):
         async with answer["Body"] as body:
             data: bytes = await body.read()
         return data
+
+    async def _download_rest(self, name: str, file: BinaryIO) -> None:
+        target = {"Bucket": self._settings.bucket, "Key": self._key(name)}
+        if file.tell():
+            target["Range"] = f"bytes={file.tell()}-"
+        try:
+            answer = await self._client.get_object(**target)
+        except ClientError as error:
+            if _code(error) == "NoSuchKey":
+                raise self._missing(name) from None
+            if _status(error) == 416:  # the last try had everything, and lost only the end
+                return
+            raise
+        async with answer["Body"] as body:
+            while chunk := await body.read(DOWNLOAD_CHUNK_BYTES):
+                await asyncio.to_thread(file.write, chunk)
+
+    async def _pages(self, call: str, field: str, prefix: str) -> AsyncIterator[dict[str, Any]]:
+        """All items of a listing of what begins with `prefix`."""
+        request = {"Bucket": self._settings.bucket, "Prefix": self._key(prefix)}
+        while True:
+            answer = await self._run("list", prefix, lambda: getattr(self._client, call)(**request))
+            for item in answer.get(field, ()):
+                yield item
+            if not answer.get("IsTruncated"):
+                return
+            for marker in ("ContinuationToken", "KeyMarker", "UploadIdMarker"):
+                if f"Next{marker}" in answer:
+                    request[marker] = answer[f"Next{marker}"]
 
     async def _delete_batch(self, names: Sequence[str]) -> None:
         keys = [{"Key": self._key(name)} for name in names]
@@ -251,28 +326,28 @@ class S3Store(CheckpointStore):
 
     # Multipart upload.
 
-    async def _write_parts(self, name: str, view: memoryview) -> None:
+    async def _write_parts(self, name: str, data: FileContent, size: int) -> None:
         target = {"Bucket": self._settings.bucket, "Key": self._key(name)}
         answer = await self._run(
             "write", name, lambda: self._client.create_multipart_upload(**target)
         )
         upload = {**target, "UploadId": answer["UploadId"]}
         try:
-            parts = await self._upload_parts(name, view, upload)
-            await self._run("write", name, lambda: self._complete_upload(upload, parts, len(view)))
+            parts = await self._upload_parts(name, data, size, upload)
+            await self._run("write", name, lambda: self._complete_upload(upload, parts, size))
         except BaseException:
             await self._abort_upload(name, upload)
             raise
 
     async def _upload_parts(
-        self, name: str, view: memoryview, upload: dict[str, str]
+        self, name: str, data: FileContent, size: int, upload: dict[str, str]
     ) -> list[dict[str, Any]]:
-        size = max(MULTIPART_PART_BYTES, -(-len(view) // MULTIPART_PARTS_MAX))
+        part_bytes = max(MULTIPART_PART_BYTES, -(-size // MULTIPART_PARTS_MAX))
         gate = asyncio.Semaphore(MULTIPART_CONCURRENCY_MAX)
 
         async def upload_part(number: int) -> dict[str, Any]:
             async with gate:
-                body = bytes(view[(number - 1) * size : number * size])
+                body = await _part(data, (number - 1) * part_bytes, part_bytes)
                 answer = await self._run(
                     "write",
                     name,
@@ -280,7 +355,7 @@ class S3Store(CheckpointStore):
                 )
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
-        count = -(-len(view) // size)
+        count = -(-size // part_bytes)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(upload_part(n)) for n in range(1, count + 1)]
@@ -302,12 +377,16 @@ class S3Store(CheckpointStore):
                 raise
 
     async def _abort_upload(self, name: str, upload: dict[str, str]) -> None:
-        """Best effort, also while being cancelled; a bucket rule should expire what remains."""
-        abort = asyncio.ensure_future(
-            self._run("abort", name, lambda: self._client.abort_multipart_upload(**upload))
-        )
-        with contextlib.suppress(StorageError):
-            await asyncio.shield(abort)
+        """Best effort, also while being cancelled; what remains, the next generation removes."""
+
+        async def abort() -> None:
+            with contextlib.suppress(StorageError, TimeoutError):
+                async with asyncio.timeout(CLEAN_UP_S):
+                    await self._run(
+                        "abort", name, lambda: self._client.abort_multipart_upload(**upload)
+                    )
+
+        await asyncio.shield(asyncio.ensure_future(abort()))
 
     # Errors.
 
@@ -324,6 +403,22 @@ class S3Store(CheckpointStore):
             where=self.describe(),
             fix=_advice(error),
         )
+
+
+async def _part(data: FileContent, start: int, length: int) -> bytes:
+    """A copy of bytes [start, start + length)."""
+    if isinstance(data, Path):
+        path = data
+        return await asyncio.to_thread(_read_part, path, start, length)
+    return bytes(memoryview(data).cast("B")[start : start + length])
+
+
+def _read_part(path: Path, start: int, length: int) -> bytes:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(handle, length, start)
+    finally:
+        os.close(handle)
 
 
 def _advice(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from ...operators.elements import Batch
 from ...operators.graph import Node
 from ...operators.sink import SinkOperator
 from ...state.keygroups import key_group_range
-from .chain import ChainedOperator, ChainOutput, OperatorChain, Partition, with_context
+from .chain import ChainedOperator, ChainOutput, OperatorChain, Partition, call_and_wait
 from .environment import TaskEnvironment
 
 
@@ -66,11 +66,11 @@ def _instantiate(node: Node) -> Operator:
     return node.factory()
 
 
-def open_chain(chain: OperatorChain, env: TaskEnvironment, timers: TimerService) -> None:
+async def open_chain(chain: OperatorChain, env: TaskEnvironment, timers: TimerService) -> None:
     """Open all operators, tail to head, so that each can already emit when its turn comes."""
     for chained in reversed(chain.operators):
         context = make_context(chained.name, env, timers)
-        with_context(chained, chained.operator.open, context)
+        await call_and_wait(chained, chained.operator.open, context)
 
 
 def make_context(name: str, env: TaskEnvironment, timers: TimerService) -> OperatorContext:
@@ -103,4 +103,5 @@ def make_context(name: str, env: TaskEnvironment, timers: TimerService) -> Opera
         run_in_thread=run_in_thread,
         options=env.options,
         restored_checkpoint=env.restored_checkpoint,
+        local_directory=lambda: env.directory.of_operator(name),
     )

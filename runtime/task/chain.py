@@ -6,13 +6,17 @@ the result partitions that leave the vertex. With a single next operator a hop i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...errors import HeadgateError, UserCodeError
 from ...operators.base import Operator
 from ...operators.elements import Batch, Control, Watermark, WatermarkStatus
+from ...operators.user_code import FAILURES
+from .threads import to_the_end
 
 
 class Partition(Protocol):
@@ -115,10 +119,10 @@ class OperatorChain:
         for partition in self.partitions:
             partition.broadcast(element)
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """Flush all operators, head to tail: what one emits the next still processes."""
         for chained in self.operators:
-            with_context(chained, chained.operator.finish)
+            await call_and_wait(chained, chained.operator.finish)
 
     def close(self) -> None:
         """Close all operators, tail to head; never raises."""
@@ -137,14 +141,27 @@ def with_context(chained: ChainedOperator, call: Any, *arguments: Any) -> Any:
         return call(*arguments)
     except HeadgateError:
         raise
+    except FAILURES as error:
+        raise wrap_error(chained.name, error) from error
+
+
+async def call_and_wait(
+    chained: ChainedOperator, call: Callable[..., Awaitable[None] | None], *arguments: Any
+) -> None:
+    """Call into an operator like `with_context`, and await what it returns, to the end."""
+    waiting = with_context(chained, call, *arguments)
+    if waiting is None:
+        return
+    try:
+        await to_the_end(waiting)
+    except (HeadgateError, asyncio.CancelledError):
+        raise
     except Exception as error:
         raise wrap_error(chained.name, error) from error
 
 
 def wrap_error(name: str, error: BaseException) -> UserCodeError:
     """An unexpected exception in operator `name` as an error of ours, with its traceback text."""
-    import traceback
-
     text = f"{type(error).__name__}: {error}"
     detail = "".join(traceback.format_exception(error))
     return UserCodeError(f"operator `{name}` failed: {text}", where=name, detail=detail)

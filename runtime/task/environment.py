@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +15,7 @@ from ...operators.clock import Clock
 from ...state.snapshot import OperatorSnapshot
 from ..plan import PhysicalPlan, Vertex
 from ..storage.base import CheckpointStore
+from .local_directory import SubtaskDirectory
 
 
 class SubtaskReports(Protocol):
@@ -49,6 +52,8 @@ class SnapshotTiming:
     async_ms: float
     alignment_ms: float
     finished: bool
+    written_bytes: int
+    """What is new in the store; the size of the snapshot includes what it shares with older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class TaskSettings:
 
     slice_ms: int = 50
     """User code runs at most about this long per mailbox step (`headgate.task.slice`)."""
+    inline_bytes_max: int = 20 * 1024
+    """Smaller state travels in the manifest (`execution.checkpointing.data-inline-threshold`)."""
+    delta_chain_max: int = 20
+    """Files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
 
 
 @dataclass(slots=True)
@@ -73,7 +82,12 @@ class TaskEnvironment:
     settings: TaskSettings
     clock: Clock
     store: CheckpointStore | None
+    store_at: Callable[[str], AbstractAsyncContextManager[CheckpointStore]]
+    """The open store at an address, such as a savepoint's."""
     io_threads: Executor
+    transfers: asyncio.Semaphore
+    """Bounds the state files that all subtasks of the worker read or write at once."""
+    directory: SubtaskDirectory
     reports: SubtaskReports
     metrics_of: MetricsFactory
 

@@ -58,6 +58,8 @@ class InputSubtask(Subtask):
         position, element = polled
         if isinstance(element, ColumnBatch | ObjectBatch):
             await self.process(element, self.gate.input_index_of(position))
+        elif isinstance(element, EndOfData):
+            await self._end_of_data(position)
         else:
             self._control(position, element)
         return True
@@ -74,16 +76,17 @@ class InputSubtask(Subtask):
                 self._align(self._alignment.on_barrier(channel, element, now_ms))
             case CancelCheckpointMarker(checkpoint_id):
                 self._align(self._alignment.on_cancel(channel, CheckpointId(checkpoint_id)))
-            case EndOfData():
-                self._with_data.discard(position)
-                if self._with_data:
-                    self._advance(self._valve.on_end(channel))
-                else:
-                    self.finish()
             case EndOfPartition():
                 self._align(self._alignment.on_end_of_partition(channel, now_ms))
             case LatencyMarker():
                 self.chain.broadcast(element)
+
+    async def _end_of_data(self, position: int) -> None:
+        self._with_data.discard(position)
+        if self._with_data:
+            self._advance(self._valve.on_end(ChannelPosition(position)))
+        else:
+            await self.finish()
 
     def _advance(self, output: ValveOutput) -> None:
         head = self.chain.head

@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...errors import HeadgateError
-from ...operators.elements import CheckpointBarrier
-from ...state.snapshot import OperatorSnapshot, StateSnapshot
+from ...operators.elements import CheckpointBarrier, CheckpointOptions
+from ...state.chain import (
+    Chain,
+    ChainBook,
+    ChainPlan,
+    Written,
+    may_continue,
+    plan,
+    restored_chain,
+)
+from ...state.keygroups import key_group_range
+from ...state.snapshot import ItemsCut, OperatorSnapshot, StateInfo, StateSnapshot
 from ..protocol import names
 from ..protocol.failures import CheckpointFailure
 from ..protocol.ids import CheckpointId
 from ..protocol.snapshot_guard import SnapshotGuard, SnapshotVerdict
+from ..storage.base import CLEAN_UP_S, CheckpointStore
 from .chain import OperatorChain, with_context
 from .environment import SnapshotTiming, TaskEnvironment
-from .state_files import encode_snapshot, store_pieces
-from .threads import to_the_end
+from .state_files import FilesWork, ItemsWork, OperatorWork, StateWriter, TableWork, Target
+
+_log = logging.getLogger("headgate.checkpoint")
+
+
+@dataclass(slots=True)
+class _Running:
+    """The asynchronous part of one snapshot. It is only cancelled once it has begun, so that it always
+    gets to discard what it does not make."""
+
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+    unwanted: bool = False
+
+    def cancel(self) -> None:
+        self.unwanted = True
+        if self.begun and self.task is not None:
+            self.task.cancel()
 
 
 class SnapshotRunner:
@@ -26,11 +55,39 @@ class SnapshotRunner:
         self._env = env
         self._chain = chain
         self._guard = SnapshotGuard()
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._book = ChainBook()
+        self._running: dict[int, _Running] = {}
+        self._key_groups = key_group_range(
+            env.index, env.vertex.parallelism, env.plan.max_parallelism
+        )
         self.start_delay_ms = 0.0
         """Of the last snapshot: from the trigger to the first barrier here."""
         self.alignment_ms = 0.0
         """Of the last snapshot: from the first barrier to the last."""
+
+    def restored(
+        self,
+        snapshots: Sequence[OperatorSnapshot],
+        states: Mapping[str, Sequence[StateInfo]],
+    ) -> None:
+        """The first checkpoint may build on the restored one, of which this subtask got its own part.
+
+        Args:
+            snapshots: what was restored, of this subtask alone.
+            states: by operator, what it says of its states now.
+        """
+        written = Written()
+        for snapshot in snapshots:
+            before = {info.name: info for info in snapshot.states}
+            now = {info.name: info for info in states.get(snapshot.operator, ())}
+            for state in {handle.state for handle in snapshot.handles}:
+                key = (snapshot.operator, state)
+                if not may_continue(before.get(state), now.get(state)):
+                    continue
+                handles = [handle for handle in snapshot.handles if handle.state == state]
+                written.chains[key] = restored_chain(handles)
+                written.files[key] = {h.file_id: h for h in handles if h.kind == "file"}
+        self._book.acknowledged(self._env.restored_checkpoint, written)
 
     def begin(self, checkpoint_id: int) -> SnapshotVerdict:
         """All barriers are here: take the snapshot, or cancel or ignore it."""
@@ -58,89 +115,183 @@ class SnapshotRunner:
         self.alignment_ms = alignment_ms
         since_trigger_ms = self._env.clock.now_ms() - barrier.trigger_ms
         self.start_delay_ms = max(0.0, since_trigger_ms - alignment_ms)
-        cuts: list[tuple[str, StateSnapshot]] = []
+        works: list[OperatorWork] = []
+        running = _Running()
+        try:
+            self._cut(barrier, works, extra_items)
+        except BaseException:
+            running.unwanted = True  # the attempt is over; what was cut so far is given up
+            raise
+        finally:
+            sync_ms = 1000 * (self._env.clock.monotonic() - started)
+            timing = SnapshotTiming(sync_ms, 0.0, alignment_ms, finished, 0)
+            self._start(running, barrier, works, timing)
+
+    def _cut(
+        self,
+        barrier: CheckpointBarrier,
+        works: list[OperatorWork],
+        extra_items: Callable[[], dict[str, list[bytes]]],
+    ) -> None:
+        options = barrier.options
+        base = Written() if options.savepoint else self._book.base(options.base)
         head = self._chain.head
         for chained in reversed(self._chain.operators):
             cut = with_context(chained, chained.operator.snapshot, barrier.checkpoint_id)
             if chained is head and (extra := extra_items()):
                 cut = cut or StateSnapshot()
-                cut.items.update(extra)
+                cut.items.update({state: ItemsCut(items) for state, items in extra.items()})
             if cut is not None:
-                cuts.append((chained.name, cut))
-        sync_ms = 1000 * (self._env.clock.monotonic() - started)
-        task = asyncio.get_running_loop().create_task(
-            self._complete(barrier.checkpoint_id, cuts, sync_ms, alignment_ms, finished),
-            name=f"snapshot {barrier.checkpoint_id} of {self._env.task_name}",
+                work = self._plan(chained.name, cut, base, options)
+                works.append(work)
+                work.states = tuple(with_context(chained, chained.operator.states))
+        if not options.savepoint:
+            confirmations = {
+                work.key: (work.cut.epoch, work.cut.confirm)
+                for operator in works
+                for work in operator.works
+                if isinstance(work, TableWork) and work.cut.confirm is not None
+            }
+            self._book.taken(barrier.checkpoint_id, confirmations)
+
+    def _plan(
+        self, name: str, cut: StateSnapshot, base: Written, options: CheckpointOptions
+    ) -> OperatorWork:
+        """How each state of an operator is written."""
+        work = OperatorWork(name, ())
+        files_max = self._env.settings.delta_chain_max
+        for state, table in cut.tables.items():
+            chain = base.chains.get((name, state), Chain())
+            planned = plan(chain, table.epoch, files_max) if table.keys else ChainPlan()
+            work.works.append(TableWork((name, state), table, chain, planned))
+        for state, files in cut.files.items():
+            canonical = bool(options.savepoint) and not options.native
+            known = base.files.get((name, state), {})
+            work.works.append(FilesWork((name, state), files, known, canonical))
+        for state, items in cut.items.items():
+            work.works.append(ItemsWork((name, state), items))
+        return work
+
+    # -- the asynchronous part ----------------------------------------------------------------------
+
+    def _start(
+        self,
+        running: _Running,
+        barrier: CheckpointBarrier,
+        works: list[OperatorWork],
+        timing: SnapshotTiming,
+    ) -> None:
+        checkpoint_id = barrier.checkpoint_id
+        running.task = asyncio.get_running_loop().create_task(
+            self._complete(running, barrier, works, timing),
+            name=f"snapshot {checkpoint_id} of {self._env.task_name}",
         )
-        self._running[barrier.checkpoint_id] = task
-        task.add_done_callback(lambda _: self._running.pop(barrier.checkpoint_id, None))
+        self._running[checkpoint_id] = running
+        running.task.add_done_callback(lambda _: self._running.pop(checkpoint_id, None))
 
     async def _complete(
         self,
-        checkpoint_id: int,
-        cuts: list[tuple[str, StateSnapshot]],
-        sync_ms: float,
-        alignment_ms: float,
-        finished: bool,
+        running: _Running,
+        barrier: CheckpointBarrier,
+        works: list[OperatorWork],
+        timing: SnapshotTiming,
     ) -> None:
-        started = self._env.clock.monotonic()
-        begun: list[str] = []
+        env, checkpoint_id = self._env, barrier.checkpoint_id
+        started = env.clock.monotonic()
+        running.begun = True
+        writer = StateWriter(
+            works,
+            threads=env.io_threads,
+            transfers=env.transfers,
+            directory=env.directory,
+            key_groups=self._key_groups,
+        )
         try:
-            snapshots = [await self._write(checkpoint_id, name, cut, begun) for name, cut in cuts]
-        except asyncio.CancelledError:
-            await self._discard(begun)
-            raise
+            async with self._target(barrier) as target:
+                try:
+                    if running.unwanted:
+                        return
+                    result = await writer.write(target, barrier.options.base)
+                    await writer.close()
+                except BaseException:
+                    await self._discard(target.store, writer.begun)
+                    raise
         except Exception as error:
-            await self._discard(begun)
+            self._book.forget(checkpoint_id)
             ours = isinstance(error, HeadgateError)
             reason = CheckpointFailure.IO if ours else CheckpointFailure.ASYNC_EXCEPTION
             text = f"{type(error).__name__}: {error}"
-            self._env.reports.declined(checkpoint_id, reason.value, text)
+            env.reports.declined(checkpoint_id, reason.value, text)
             return
-        async_ms = 1000 * (self._env.clock.monotonic() - started)
-        timing = SnapshotTiming(sync_ms, async_ms, alignment_ms, finished)
-        self._env.reports.acked(checkpoint_id, snapshots, timing)
+        finally:
+            await writer.close()
+        async_ms = 1000 * (env.clock.monotonic() - started)
+        if not barrier.options.savepoint:
+            self._book.acknowledged(checkpoint_id, result.written)
+        env.reports.acked(
+            checkpoint_id,
+            result.snapshots,
+            SnapshotTiming(
+                timing.sync_ms,
+                async_ms,
+                timing.alignment_ms,
+                timing.finished,
+                result.written_bytes,
+            ),
+        )
 
-    async def _write(
-        self, checkpoint_id: int, name: str, cut: StateSnapshot, begun: list[str]
-    ) -> OperatorSnapshot:
-        """Encode and store one operator's cut; names of files go to `begun` before they are written."""
+    @contextlib.asynccontextmanager
+    async def _target(self, barrier: CheckpointBarrier) -> AsyncIterator[Target]:
         env = self._env
-        loop = asyncio.get_running_loop()
-        pieces = await to_the_end(loop.run_in_executor(env.io_threads, encode_snapshot, cut))
+        if barrier.options.savepoint:
+            async with env.store_at(barrier.options.savepoint) as store:
+                yield Target(store, self._name_in_savepoint, inline_bytes_max=-1)
+            return
 
-        def name_of(state: str, kind: str) -> str:
-            file = names.checkpoint_file(
-                env.generation, checkpoint_id, name, env.index, state, kind
+        def name_of(operator: str, state: str, kind: str, file_id: str) -> str:
+            return names.checkpoint_file(
+                env.generation, barrier.checkpoint_id, operator, env.index, state, kind, file_id
             )
-            begun.append(file)
-            return file
 
-        if env.store is None:
-            return OperatorSnapshot(operator=name, handles=())
-        return await store_pieces(env.store, name, pieces, name_of)
+        yield Target(env.store, name_of, env.settings.inline_bytes_max)
 
-    async def _discard(self, begun: list[str]) -> None:
-        """Delete the files of a snapshot that nobody will ever hear of."""
-        if begun and self._env.store is not None:
-            # Whatever goes wrong here is only untidy.
-            with contextlib.suppress(HeadgateError):
-                await self._env.store.delete_files(begun)
+    def _name_in_savepoint(self, operator: str, state: str, kind: str, file_id: str) -> str:
+        return names.savepoint_file(operator, self._env.index, state, kind, file_id)
+
+    async def _discard(self, store: CheckpointStore | None, begun: list[str]) -> None:
+        """Delete the files of a snapshot that nobody will ever hear of; best effort, in bounded time."""
+        if not begun or store is None:
+            return
+        try:
+            async with asyncio.timeout(CLEAN_UP_S):
+                await store.delete_files(begun)
+        except (HeadgateError, TimeoutError) as error:
+            _log.info("files of a snapshot were left over first=`%s`: %s", begun[0], error)
+
+    # -- what becomes of checkpoints ----------------------------------------------------------------
+
+    def completed(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable: tables may forget what was gone before it."""
+        self._book.completed(checkpoint_id)
 
     def abort(self, checkpoint_id: int) -> None:
         """Give up the asynchronous part, or never start it if its barrier is still to come."""
-        task = self._running.get(checkpoint_id)
-        if task is not None:
-            task.cancel()
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.cancel()
+        self._book.forget(checkpoint_id)
         self._guard.on_abort_notice(CheckpointId(checkpoint_id))
 
     async def drain(self) -> None:
         """Wait until all running asynchronous parts are done."""
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     async def cancel(self) -> None:
         """Cancel all running asynchronous parts and wait for them to be gone."""
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
+        tasks = self._tasks()
+        for running in list(self._running.values()):
+            running.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [running.task for running in self._running.values() if running.task is not None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import check
 from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions
 from ...operators.source import REJECTED, SourceReader
-from ...state.snapshot import RestoredState
+from ...state.snapshot import OperatorSnapshot, RestoredState
 from .accounting import Activity
 from .build import make_context
 from .chain import with_context
@@ -37,9 +38,14 @@ class SourceSubtask(Subtask):
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
 
-    async def prepare(self, states: dict[str, RestoredState] | None, finished: bool) -> None:
+    async def prepare(
+        self,
+        states: dict[str, RestoredState] | None,
+        finished: bool,
+        own: Sequence[OperatorSnapshot] = (),
+    ) -> None:
         """Open the reader and give it its splits: fresh ones, or restored ones with positions."""
-        await super().prepare(states, finished)
+        await super().prepare(states, finished, own)
         head = self.chain.head
         self._opened = True
         with_context(
@@ -63,7 +69,7 @@ class SourceSubtask(Subtask):
             await self.process(batch, 0)
             return True
         if self._reader.finished:
-            self.finish()
+            await self.finish()
             return True
         return False
 
@@ -81,16 +87,21 @@ class SourceSubtask(Subtask):
             self.put_mail(lambda: _reraise(error))
         self.signal.set()
 
-    def trigger_checkpoint(self, checkpoint_id: int, trigger_ms: int, stop: bool) -> None:
-        """Mail: inject the barrier here; with `stop`, nothing is read behind it."""
+    def trigger_checkpoint(
+        self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions
+    ) -> None:
+        """Mail: inject the barrier here; with `options.stop`, nothing is read behind it."""
 
         def trigger() -> None:
-            if stop:
+            if options.stop:
                 self._stopping = True
-            barrier = CheckpointBarrier(checkpoint_id, trigger_ms, CheckpointOptions(stop))
-            self.take_snapshot(barrier, 0.0)
+            self.take_snapshot(CheckpointBarrier(checkpoint_id, trigger_ms, options), 0.0)
 
         self.put_mail(trigger)
+
+    def end_early(self) -> None:
+        """Mail: nothing more is read; go on as if the data had ended here."""
+        self.put_mail(self.finish)
 
     def extra_items(self) -> dict[str, list[bytes]]:
         return {SPLITS: self._reader.snapshot()}

@@ -1,141 +1,361 @@
-"""State as bytes: what the asynchronous part of a snapshot writes, and what a restore reads.
+"""The asynchronous part of a snapshot: carries out what the cuts of a subtask promise.
 
-Tables are Parquet (zstd 1), sorted by key group; items are a msgpack list. Small state travels inline in
-the checkpoint's manifest, larger state as a file of its own. Everything carries a checksum, verified on
-each read.
+Tables become Parquet, items a msgpack list, local files go up as they are. Small state travels inline in
+the checkpoint's manifest. All of it has a checksum, verified on each read. Whatever happens, each cut is
+either made or discarded, once, and each set of local files released.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
-from ...errors import StateError
+from ...state.chain import Chain, ChainPlan, StateKey, Written, extend
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import (
-    KEY_GROUP_COLUMN,
+    CollectedFiles,
+    FilesCut,
+    ItemsCut,
+    LocalFile,
     OperatorSnapshot,
-    RestoredState,
     StateHandle,
-    StateSnapshot,
+    StateInfo,
+    TableCut,
 )
 from ..storage.base import CheckpointStore
+from .local_directory import SubtaskDirectory
+from .parquet_files import EncodedTable, encode_tables
+from .tasks import all_of
+from .threads import to_the_end
 
-INLINE_BYTES_MAX = 20_000
-"""State up to this size lies in the manifest (Flink `execution.checkpointing.data-inline-threshold`)."""
-INLINE_ITEMS_BYTES_MAX = 1 << 20
-"""Items may be larger: the coordinator cuts them apart when the parallelism changes."""
-ROW_GROUP_ROWS = 65_536
+T = TypeVar("T")
 
-Piece = tuple[str, str, bytes, int, int, int]
-"""State name, kind, bytes, rows, first and last key group."""
-
-
-def encode_snapshot(snapshot: StateSnapshot) -> list[Piece]:
-    """Run the table and item makers and encode what they return. Blocking: call it in a thread."""
-    pieces: list[Piece] = []
-    for state, maker in snapshot.tables.items():
-        table = maker()
-        if table.num_rows:
-            groups = table.column(KEY_GROUP_COLUMN)
-            first, last = groups[0].as_py(), groups[-1].as_py()
-            pieces.append((state, "table", _parquet(table), table.num_rows, first, last))
-    for state, items in snapshot.items.items():
-        values = items() if callable(items) else items
-        if values:
-            pieces.append((state, "items", msgspec.msgpack.encode(values), len(values), 0, -1))
-    return pieces
+INLINE_ITEMS_BYTES_MAX: Final = 1 << 20
+"""Items travel inline up to here, so that a change of parallelism need not read them."""
+READ_CHUNK_BYTES: Final = 4 << 20
+_log = logging.getLogger("headgate.checkpoint")
 
 
-def _parquet(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(
-        table, sink, compression="zstd", compression_level=1, row_group_size=ROW_GROUP_ROWS
-    )
-    return sink.getvalue()
+@dataclass(slots=True)
+class TableWork:
+    """A cut of a table, and how it continues the table's chain."""
+
+    key: StateKey
+    cut: TableCut
+    chain: Chain
+    plan: ChainPlan
+    begun: bool = False
 
 
-async def store_pieces(
-    store: CheckpointStore,
-    operator: str,
-    pieces: Sequence[Piece],
-    name_of: Callable[[str, str], str],
-) -> OperatorSnapshot:
-    """Write the large pieces under `name_of(state, kind)`; return handles to all of them."""
-    handles: list[StateHandle] = []
-    for state, kind, data, rows, first, last in pieces:
-        inline = len(data) <= (INLINE_ITEMS_BYTES_MAX if kind == "items" else INLINE_BYTES_MAX)
-        name = None if inline else name_of(state, kind)
-        if name is not None:
-            await store.write_file(name, data)
-        handles.append(
-            StateHandle(
-                state=state,
-                kind=kind,
-                size_bytes=len(data),
-                checksum=xxhash.xxh3_64_hexdigest(data),
-                rows=rows,
-                inline=data if inline else None,
-                file=name,
-                first_key_group=first,
-                last_key_group=last,
-            )
-        )
-    return OperatorSnapshot(operator=operator, handles=tuple(handles))
+@dataclass(slots=True)
+class FilesWork:
+    """A cut that lies in local files, and the handles of those that are in the store already."""
+
+    key: StateKey
+    cut: FilesCut
+    known: dict[str, StateHandle]
+    canonical: bool
+    """The content is written as a table, instead of the files."""
 
 
-async def load_state(
-    store: CheckpointStore | None, snapshots: Sequence[OperatorSnapshot], key_groups: KeyGroupRange
-) -> RestoredState:
-    """Read the handles of one operator (possibly of several old subtasks): own key groups only.
+@dataclass(slots=True)
+class ItemsWork:
+    """A cut of operator state."""
 
-    Raises:
-        StateError: a file is missing, or its bytes are not the ones that were written.
+    key: StateKey
+    cut: ItemsCut
+
+
+Work = TableWork | FilesWork | ItemsWork
+
+
+@dataclass(slots=True)
+class OperatorWork:
+    """What is to be done for one operator."""
+
+    operator: str
+    states: tuple[StateInfo, ...]
+    works: list[Work] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is in the store now.
+
+    Attributes:
+        snapshots: one per operator.
+        written: what the next checkpoint may build on.
+        written_bytes: how much of it is new.
     """
-    tables: dict[str, list[pa.Table]] = {}
-    state = RestoredState()
-    for snapshot in snapshots:
-        for handle in snapshot.handles:
-            data = await _bytes_of(store, snapshot.operator, handle)
-            if handle.kind == "items":
-                items = msgspec.msgpack.decode(data, type=list[bytes])
-                state.items.setdefault(handle.state, []).extend(items)
-                continue
-            table = pq.read_table(io.BytesIO(data), use_threads=False)
-            tables.setdefault(handle.state, []).append(_own_rows(table, handle, key_groups))
-    for name, parts in tables.items():
-        table = pa.concat_tables(parts)
-        state.tables[name] = table.sort_by(KEY_GROUP_COLUMN) if len(parts) > 1 else table
-    return state
+
+    snapshots: list[OperatorSnapshot]
+    written: Written
+    written_bytes: int
 
 
-def _own_rows(table: pa.Table, handle: StateHandle, key_groups: KeyGroupRange) -> pa.Table:
-    if handle.first_key_group in key_groups and handle.last_key_group in key_groups:
-        return table
-    column = table.column(KEY_GROUP_COLUMN)
-    return table.filter(
-        pc.and_(pc.greater_equal(column, key_groups.first), pc.less_equal(column, key_groups.last))
-    )
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one checkpoint, or savepoint, goes.
+
+    Attributes:
+        store: None: nothing is kept, only pre-commits are made.
+        name_of: (operator, state, kind, file id) -> the name of a file.
+        inline_bytes_max: tables and metas up to this size travel in the manifest.
+    """
+
+    store: CheckpointStore | None
+    name_of: Callable[[str, str, str, str], str]
+    inline_bytes_max: int
 
 
-async def _bytes_of(store: CheckpointStore | None, operator: str, handle: StateHandle) -> bytes:
-    if handle.inline is not None:
-        data = handle.inline
-    elif store is None or handle.file is None:
-        raise StateError(f"state has no readable file operator=`{operator}` state=`{handle.state}`")
-    else:
-        data = await store.read_file(handle.file)
-    if len(data) != handle.size_bytes or xxhash.xxh3_64_hexdigest(data) != handle.checksum:
-        raise StateError(
-            f"state is corrupt operator=`{operator}` state=`{handle.state}` "
-            f"expected_bytes=`{handle.size_bytes}` bytes=`{len(data)}`",
-            where=handle.file or "the manifest of the checkpoint",
-            fix="restore an older checkpoint",
+class StateWriter:
+    """Writes all states of one subtask for one checkpoint or savepoint."""
+
+    def __init__(
+        self,
+        works: Sequence[OperatorWork],
+        *,
+        threads: Executor,
+        transfers: asyncio.Semaphore,
+        directory: SubtaskDirectory,
+        key_groups: KeyGroupRange,
+    ) -> None:
+        """No state is written yet.
+
+        Args:
+            works: what to write.
+            threads: for blocking work.
+            transfers: bounds what all subtasks of this worker encode and upload at once.
+            directory: for large tables on their way.
+            key_groups: of this subtask.
+        """
+        self._works = works
+        self._threads = threads
+        self._transfers = transfers
+        self._directory = directory
+        self._key_groups = key_groups
+        self._closed = False
+        self.begun: list[str] = []
+        """Names of the files that were, or may have been, written."""
+
+    async def write(self, target: Target, base: int) -> Result:
+        """Do it all; some things at once.
+
+        Raises:
+            HeadgateError: the store refused, or a sink's pre-commit failed.
+            Exception: whatever a cut raised.
+        """
+        written = Written(base)
+        new_bytes = [0]
+        jobs = [self._write(w, target, written, new_bytes) for o in self._works for w in o.works]
+        parts = iter(await all_of(jobs))
+        snapshots = [
+            OperatorSnapshot(
+                operator=work.operator,
+                handles=tuple(handle for _ in work.works for handle in next(parts)),
+                states=work.states,
+            )
+            for work in self._works
+        ]
+        return Result(snapshots, written, new_bytes[0])
+
+    async def close(self) -> None:
+        """Discard what was not made, release what was collected. Call it once, whatever happened."""
+        if self._closed:
+            return
+        self._closed = True
+        endings: list[Callable[[], None]] = []
+        for operator in self._works:
+            for work in operator.works:
+                if isinstance(work, FilesWork):
+                    endings.append(work.cut.release)
+                elif isinstance(work, TableWork) and not work.begun and work.cut.discard:
+                    endings.append(work.cut.discard)
+        if endings:
+            await self._in_thread(lambda: _call_all(endings))
+
+    # -- one state ----------------------------------------------------------------------------------
+
+    async def _write(
+        self, work: Work, target: Target, written: Written, new_bytes: list[int]
+    ) -> tuple[StateHandle, ...]:
+        """The handles of one state, old and new."""
+        match work:
+            case ItemsWork():
+                handles, new = await self._items(work, target)
+            case TableWork():
+                handles, new = await self._table(work, target, written)
+            case FilesWork() if work.canonical:
+                handles, new = await self._canonical(work, target)
+            case FilesWork():
+                handles, new = await self._files(work, target, written)
+        new_bytes[0] += sum(handle.size_bytes for handle in new)
+        return tuple(handles)
+
+    async def _items(
+        self, work: ItemsWork, target: Target
+    ) -> tuple[list[StateHandle], list[StateHandle]]:
+        made = work.cut.items
+        values = await self._in_thread(made) if callable(made) else made
+        if not values or target.store is None:
+            return [], []
+        data = msgspec.msgpack.encode(values)
+        handle = await self._store_bytes(
+            work.key, "items", data, target, INLINE_ITEMS_BYTES_MAX, rows=len(values)
         )
-    return data
+        handle = msgspec.structs.replace(handle, redistribution=work.cut.redistribution)
+        return [handle], [handle]
+
+    async def _table(
+        self, work: TableWork, target: Target, written: Written
+    ) -> tuple[list[StateHandle], list[StateHandle]]:
+        if target.store is None:
+            return [], []
+        cut, since = work.cut, work.plan.since
+        async with self._transfers:
+            work.begun = True
+            encoded = await self._in_thread(
+                lambda: encode_tables([cut.make(since)], self._directory.temporary_file)
+            )
+            kind = "table" if since is None else "delta"
+            handle = await self._store_table(work.key, kind, encoded, target, cut.keys)
+        chain = extend(work.chain, work.plan, handle, cut.epoch)
+        written.chains[work.key] = chain
+        return list(chain.handles), [handle] if handle is not None else []
+
+    async def _canonical(
+        self, work: FilesWork, target: Target
+    ) -> tuple[list[StateHandle], list[StateHandle]]:
+        cut = work.cut
+        async with self._transfers:
+            encoded = await self._in_thread(
+                lambda: encode_tables(cut.tables(), self._directory.temporary_file)
+            )
+            handle = await self._store_table(work.key, "table", encoded, target, cut.keys)
+        handles = [handle] if handle is not None else []
+        return handles, handles
+
+    async def _files(
+        self, work: FilesWork, target: Target, written: Written
+    ) -> tuple[list[StateHandle], list[StateHandle]]:
+        if target.store is None:
+            return [], []
+        collected: CollectedFiles = await self._in_thread(work.cut.collect)
+        missing = [file for file in collected.files if file.id not in work.known]
+        uploaded = await all_of([self._upload(work.key, file, target) for file in missing])
+        known = work.known | {handle.file_id: handle for handle in uploaded}
+        written.files[work.key] = {file.id: known[file.id] for file in collected.files}
+        meta = await self._store_bytes(
+            work.key, "meta", collected.meta, target, target.inline_bytes_max
+        )
+        own = self._key_groups
+        meta = msgspec.structs.replace(meta, first_key_group=own.first, last_key_group=own.last)
+        return [meta, *written.files[work.key].values()], [meta, *uploaded]
+
+    # -- into the store -----------------------------------------------------------------------------
+
+    async def _store_table(
+        self,
+        key: StateKey,
+        kind: str,
+        encoded: EncodedTable | None,
+        target: Target,
+        keys: tuple[str, ...],
+    ) -> StateHandle | None:
+        if encoded is None:
+            return None
+        handle = StateHandle(
+            state=key[1],
+            kind=kind,
+            size_bytes=encoded.size_bytes,
+            checksum=encoded.checksum,
+            rows=encoded.rows,
+            first_key_group=encoded.first_key_group,
+            last_key_group=encoded.last_key_group,
+            keys=keys,
+        )
+        try:
+            if isinstance(encoded.data, bytes) and encoded.size_bytes <= target.inline_bytes_max:
+                return msgspec.structs.replace(handle, inline=encoded.data)
+            name = await self._put(target, key, kind, "", encoded.data)
+            return msgspec.structs.replace(handle, file=name, footer=encoded.footer)
+        finally:
+            if isinstance(encoded.data, Path):
+                encoded.data.unlink(missing_ok=True)
+
+    async def _store_bytes(
+        self,
+        key: StateKey,
+        kind: str,
+        data: bytes,
+        target: Target,
+        inline_bytes_max: int,
+        rows: int = 0,
+    ) -> StateHandle:
+        handle = StateHandle(
+            state=key[1],
+            kind=kind,
+            size_bytes=len(data),
+            checksum=xxhash.xxh3_64_hexdigest(data),
+            rows=rows,
+        )
+        if len(data) <= inline_bytes_max:
+            return msgspec.structs.replace(handle, inline=data)
+        async with self._transfers:
+            name = await self._put(target, key, kind, "", data)
+        return msgspec.structs.replace(handle, file=name)
+
+    async def _upload(self, key: StateKey, file: LocalFile, target: Target) -> StateHandle:
+        async with self._transfers:
+            size, checksum = await self._in_thread(lambda: measure_file(file.path))
+            name = await self._put(target, key, "file", file.id, file.path)
+        return StateHandle(
+            state=key[1],
+            kind="file",
+            size_bytes=size,
+            checksum=checksum,
+            rows=file.rows,
+            file=name,
+            first_key_group=file.first_key_group,
+            last_key_group=file.last_key_group,
+            file_id=file.id,
+        )
+
+    async def _put(
+        self, target: Target, key: StateKey, kind: str, file_id: str, data: bytes | Path
+    ) -> str:
+        assert target.store is not None  # or nobody would have asked
+        name = target.name_of(*key, kind, file_id)
+        self.begun.append(name)
+        await target.store.write_file(name, data)
+        return name
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await to_the_end(loop.run_in_executor(self._threads, call))
+
+
+def measure_file(path: Path) -> tuple[int, str]:
+    """Size and checksum of a local file. Blocking."""
+    digest, size = xxhash.xxh3_64(), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(READ_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _call_all(endings: Iterable[Callable[[], None]]) -> None:
+    for ending in endings:
+        try:
+            ending()
+        except Exception as error:
+            _log.warning("a cut could not be given up: %s: %s", type(error).__name__, error)

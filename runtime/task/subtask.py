@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ...errors import HeadgateError
@@ -23,11 +23,11 @@ from ...operators.elements import (
     EndOfData,
     EndOfPartition,
 )
-from ...state.snapshot import CommitPermit, RestoredState
+from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from ..protocol.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, TimeAccounting
 from .build import build_chain, open_chain
-from .chain import ChainedOperator, with_context, wrap_error
+from .chain import ChainedOperator, call_and_wait, with_context, wrap_error
 from .environment import TaskEnvironment
 from .signal import Signal
 from .snapshots import SnapshotRunner
@@ -68,13 +68,29 @@ class Subtask:
 
     # -- life ---------------------------------------------------------------------------------------
 
-    async def prepare(self, states: dict[str, RestoredState] | None, finished: bool) -> None:
-        """Open all operators and give them their state back. Raising fails the attempt."""
-        open_chain(self.chain, self.env, self.timers)
+    async def prepare(
+        self,
+        states: dict[str, RestoredState] | None,
+        finished: bool,
+        own: Sequence[OperatorSnapshot] = (),
+    ) -> None:
+        """Open all operators and give them their state back. Raising fails the attempt.
+
+        Args:
+            states: by operator; None for a fresh start.
+            finished: the subtask had reached the end of its data.
+            own: what was restored, if it is all of one old subtask's: checkpoints may build on it.
+        """
+        await open_chain(self.chain, self.env, self.timers)
         if states is not None:
             for chained in reversed(self.chain.operators):
                 state = states.get(chained.name, RestoredState())
-                with_context(chained, chained.operator.restore, state)
+                await call_and_wait(chained, chained.operator.restore, state)
+            described = {
+                chained.name: with_context(chained, chained.operator.states)
+                for chained in self.chain.operators
+            }
+            self.snapshots.restored(own, described)
         self._was_finished = finished
 
     def start(self) -> None:
@@ -99,6 +115,8 @@ class Subtask:
         for partition in self._partitions:
             partition.close()
         self.chain.close()
+        loop = asyncio.get_running_loop()
+        await to_the_end(loop.run_in_executor(self.env.io_threads, self.env.directory.delete))
 
     async def _run(self) -> None:
         try:
@@ -240,6 +258,10 @@ class Subtask:
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Order of features.md 3.1: prepare, barrier out, synchronous part, asynchronous part."""
         verdict = self.snapshots.begin(barrier.checkpoint_id)
+        if barrier.options.stop:
+            # Behind a savepoint the last checkpoint is still to come: whatever timers would make until
+            # then, watermarks above all, it would commit, and a restore of the savepoint make again.
+            self.timers.stand_still()
         if verdict is SnapshotVerdict.TAKE:
             self.snapshots.prepare(barrier.checkpoint_id)
             self.chain.broadcast(barrier)
@@ -255,15 +277,9 @@ class Subtask:
         """Mail: the checkpoint is durable; operators commit, in order."""
 
         async def complete() -> None:
+            self.snapshots.completed(permit.checkpoint_id)
             for chained in self.chain.operators:
-                waiting = with_context(chained, chained.operator.on_checkpoint_complete, permit)
-                if waiting is not None:
-                    try:
-                        await to_the_end(waiting)
-                    except (HeadgateError, asyncio.CancelledError):
-                        raise
-                    except Exception as error:
-                        raise wrap_error(chained.name, error) from error
+                await call_and_wait(chained, chained.operator.on_checkpoint_complete, permit)
 
         self.put_mail(complete)
 
@@ -285,7 +301,7 @@ class Subtask:
 
         self.put_mail(stop)
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """All inputs ended: event time runs out, operators flush, and downstream is told."""
         if self.finished:
             return
@@ -293,7 +309,7 @@ class Subtask:
         if not self._was_finished:
             head.current_watermark = WATERMARK_MAX
             with_context(head, head.operator.on_watermark, WATERMARK_MAX)
-            self.chain.finish()
+            await self.chain.finish()
         self.finished = True
         self.chain.broadcast(EndOfData())
         self.env.reports.finished()

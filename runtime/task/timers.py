@@ -13,6 +13,7 @@ class MailboxTimers:
         self._put_mail = put_mail
         self._handles: dict[int, asyncio.TimerHandle] = {}
         self._next_id = 0
+        self._still = False
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Run `callback` once after `delay_ms`; returns a function that cancels it."""
@@ -21,7 +22,7 @@ class MailboxTimers:
         cancelled = False
 
         def run() -> None:
-            if not cancelled:
+            if not cancelled and not self._still:
                 callback()
 
         def fire() -> None:
@@ -35,9 +36,16 @@ class MailboxTimers:
             if handle is not None:
                 handle.cancel()
 
+        if self._still:
+            return cancel
         loop = asyncio.get_running_loop()
         self._handles[timer_id] = loop.call_later(max(0, delay_ms) / 1000, fire)
         return cancel
+
+    def stand_still(self) -> None:
+        """No callback runs any more, whether it is due already, waits, or is yet to come."""
+        self._still = True
+        self.cancel_all()
 
     def cancel_all(self) -> None:
         """Cancel every timer that has not fired."""

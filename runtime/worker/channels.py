@@ -11,6 +11,7 @@ from typing import Any
 
 from ...operators.clock import Clock
 from ...operators.elements import Batch, ObjectBatch
+from ...operators.graph import Node
 from ...operators.rows import to_rows
 from ..control.messages import Deploy
 from ..exchange.gate import InputChannelSpec, InputGate
@@ -70,11 +71,13 @@ class ChannelMap:
         """The result partitions of a subtask: by node, with the side output they carry."""
         partitions: dict[int, list[tuple[str | None, Any]]] = {}
         for edge in self._plan.outputs_of(self._plan.vertices[vertex]):
+            sender_name = self._sender(edge).name
             channels = [
                 self._hub.output_channel(
                     number,
                     self._peers[self._message.placement[f"{edge.target}:{receiver}"]],
                     self._message.attempt,
+                    sender_name,
                 )
                 for (sender, receiver), number in self._numbers[edge.id].items()
                 if sender == index
@@ -91,11 +94,14 @@ class ChannelMap:
             partitions.setdefault(edge.source_node, []).append((edge.side, partition))
         return partitions
 
+    def _sender(self, edge: ExchangeEdge) -> Node:
+        """The step whose records travel over the edge."""
+        nodes = self._plan.vertices[edge.source].nodes
+        return next(node for node in nodes if node.id == edge.source_node)
+
     def _rows_of(self, edge: ExchangeEdge) -> Callable[[Batch], Sequence[Any]]:
         """Key and partition functions get the class the user's other functions get."""
-        nodes = self._plan.vertices[edge.source].nodes
-        sender = next(node for node in nodes if node.id == edge.source_node)
-        row_type = None if edge.side is not None else sender.row_type
+        row_type = None if edge.side is not None else self._sender(edge).row_type
 
         def rows(batch: Batch) -> Sequence[Any]:
             if isinstance(batch, ObjectBatch):

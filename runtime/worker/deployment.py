@@ -12,13 +12,15 @@ import msgspec
 
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
-from ...state.keygroups import key_group_range
-from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
+from ...operators.elements import CheckpointOptions
+from ...state.keygroups import KeyGroupRange, key_group_range
+from ...state.snapshot import CommitPermit, OperatorSnapshot
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
     Deploy,
     Messages,
+    RestoreProgress,
     SubtaskAssignment,
     SubtaskFailed,
     SubtaskFinished,
@@ -27,7 +29,7 @@ from ..control.messages import (
 )
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..observe.metrics import MetricsRegistry
-from ..options import Options
+from ..options import TRANSFERS_MAX, Options
 from ..plan import PhysicalPlan
 from ..protocol.failures import FailureKind
 from ..shipping import unship
@@ -35,10 +37,14 @@ from ..storage.base import CheckpointStore
 from ..task.environment import SnapshotTiming, TaskEnvironment
 from ..task.input_subtask import InputSubtask
 from ..task.source_subtask import SourceSubtask
-from ..task.state_files import load_state
+from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
+from ..task.tasks import all_of
 from .channels import ChannelMap
+from .local_directories import LocalDirectories
+from .restore_progress import RestoreMeter
 from .settings import exchange_settings, task_settings
+from .stores import SharedStores
 from .task_metrics import register_task
 
 
@@ -52,6 +58,8 @@ class Deployment:
         hub: ExchangeHub,
         clock: Clock,
         store: CheckpointStore | None,
+        stores: SharedStores,
+        directories: LocalDirectories,
         io_threads: Executor,
         metrics: MetricsRegistry,
         worker_id: str,
@@ -65,6 +73,9 @@ class Deployment:
         self._hub = hub
         self._clock = clock
         self._store = store
+        self._stores = stores
+        self._directories = directories
+        self._transfers = asyncio.Semaphore(self._options.get(TRANSFERS_MAX))
         self._io_threads = io_threads
         self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
         self._send = send
@@ -95,12 +106,11 @@ class Deployment:
                 subtask = InputSubtask(env, outputs, gate)
             register_task(self._metrics, subtask)
             self._subtasks.append(subtask)
-        await asyncio.gather(
-            *(
-                self._restore(subtask, assignment)
-                for subtask, assignment in zip(self._subtasks, assignments, strict=True)
-            )
-        )
+        if self._message.state_root:
+            async with self._stores.at(self._message.state_root, writable=False) as store:
+                await self._restore_all(assignments, store)
+        else:
+            await self._restore_all(assignments, self._store)
 
     def _environment(self, assignment: SubtaskAssignment) -> TaskEnvironment:
         vertex = self._plan.vertices[assignment.vertex]
@@ -115,20 +125,74 @@ class Deployment:
             settings=task_settings(self._options),
             clock=self._clock,
             store=self._store,
+            store_at=self._stores.at,
             io_threads=self._io_threads,
+            transfers=self._transfers,
+            directory=self._directories.subtask(self.attempt, vertex.id, assignment.index),
             reports=_Reports(self.attempt, assignment, vertex.name, self._send),
             metrics_of=self._metrics.operator,
         )
 
-    async def _restore(self, subtask: Subtask, assignment: SubtaskAssignment) -> None:
-        states: dict[str, RestoredState] | None = None
-        if self._message.restored_checkpoint:
-            states = {}
-            vertex = subtask.env.vertex
-            own = key_group_range(assignment.index, vertex.parallelism, self._plan.max_parallelism)
-            for snapshot in assignment.state:
-                states[snapshot.operator] = await load_state(self._store, [snapshot], own)
-        await subtask.prepare(states, assignment.finished)
+    async def _restore_all(
+        self, assignments: Sequence[SubtaskAssignment], store: CheckpointStore | None
+    ) -> None:
+        ranges = [
+            key_group_range(
+                assignment.index,
+                self._plan.vertices[assignment.vertex].parallelism,
+                self._plan.max_parallelism,
+            )
+            for assignment in assignments
+        ]
+        total = sum(
+            handle.size_bytes
+            for assignment, own in zip(assignments, ranges, strict=True)
+            for snapshot in assignment.state
+            for handle in snapshot.handles
+            if is_needed(handle, own)
+        )
+        meter = RestoreMeter(total, self._clock, self._restoring)
+        await all_of(
+            [
+                self._restore(subtask, assignment, own, store, meter)
+                for subtask, assignment, own in zip(
+                    self._subtasks, assignments, ranges, strict=True
+                )
+            ]
+        )
+
+    async def _restore(
+        self,
+        subtask: Subtask,
+        assignment: SubtaskAssignment,
+        own: KeyGroupRange,
+        store: CheckpointStore | None,
+        meter: RestoreMeter,
+    ) -> None:
+        if not self._message.restored_checkpoint:
+            await subtask.prepare(None, assignment.finished)
+            return
+        reader = StateReader(
+            store,
+            subtask=subtask.env.task_name,
+            own=own,
+            threads=self._io_threads,
+            transfers=self._transfers,
+            directory=subtask.env.directory,
+            progress=meter.advance,
+        )
+        by_operator: dict[str, list[OperatorSnapshot]] = {}
+        for snapshot in assignment.state:
+            by_operator.setdefault(snapshot.operator, []).append(snapshot)
+        states = {name: await reader.load(name, found) for name, found in by_operator.items()}
+        mine = () if self._message.state_root else assignment.state
+        await subtask.prepare(states, assignment.finished, mine)
+        await reader.delete_downloads()
+
+    def _restoring(self, done_bytes: int, total_bytes: int) -> None:
+        self._send(
+            RestoreProgress(attempt=self.attempt, done_bytes=done_bytes, total_bytes=total_bytes)
+        )
 
     async def start(self) -> None:
         """Connect to the peers of the attempt and begin to process."""
@@ -140,11 +204,17 @@ class Deployment:
 
     # -- coordinator's wishes -----------------------------------------------------------------------
 
-    def trigger(self, checkpoint_id: int, trigger_ms: int, stop: bool) -> None:
+    def trigger(self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions) -> None:
         """Have the sources inject a barrier."""
         for subtask in self._subtasks:
             if isinstance(subtask, SourceSubtask):
-                subtask.trigger_checkpoint(checkpoint_id, trigger_ms, stop)
+                subtask.trigger_checkpoint(checkpoint_id, trigger_ms, options)
+
+    def finish_sources(self) -> None:
+        """Have the sources end as if their data had ended."""
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask):
+                subtask.end_early()
 
     def completed(self, permit: CommitPermit) -> None:
         """Tell all subtasks that a checkpoint is durable."""
@@ -219,6 +289,7 @@ class _Reports:
                 sync_ms=timing.sync_ms,
                 async_ms=timing.async_ms,
                 alignment_ms=timing.alignment_ms,
+                written_bytes=timing.written_bytes,
             )
         )
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from ..exchange.settings import ExchangeSettings
 from ..options import (
     BUFFER_ROWS,
     BUFFER_SIZE,
     BUFFER_TIMEOUT,
     BUFFERS_PER_CHANNEL,
+    CHECKPOINT_INLINE,
+    DELTA_CHAIN_MAX,
     FLOATING_BUFFERS,
+    LOCAL_DIRS,
     TASK_SLICE,
     Options,
 )
@@ -27,5 +33,16 @@ def exchange_settings(options: Options) -> ExchangeSettings:
 
 
 def task_settings(options: Options) -> TaskSettings:
-    """The mailbox's time slice."""
-    return TaskSettings(slice_ms=options.get(TASK_SLICE))
+    """The mailbox's time slice, and how state is written."""
+    return TaskSettings(
+        slice_ms=options.get(TASK_SLICE),
+        inline_bytes_max=options.get(CHECKPOINT_INLINE),
+        delta_chain_max=options.get(DELTA_CHAIN_MAX),
+    )
+
+
+def local_dirs(options: Options) -> tuple[Path, ...]:
+    """Directories on this machine, at least one."""
+    text = options.get(LOCAL_DIRS) or tempfile.gettempdir()
+    found = tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())
+    return found or (Path(tempfile.gettempdir()),)

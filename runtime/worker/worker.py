@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ...errors import ExchangeError
 from ...operators.clock import Clock
@@ -23,6 +24,7 @@ from ..control.messages import (
     CheckpointCompleted,
     Deploy,
     Deployed,
+    FinishSources,
     Heartbeat,
     Hello,
     Messages,
@@ -35,8 +37,14 @@ from ..control.messages import (
 )
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsRegistry
+from ..options import Options
 from ..storage.base import CheckpointStore, StoreOpener
+from ..storage.open_store import open_store_at
+from ..task.threads import to_the_end
 from .deployment import Deployment, failure_of
+from .local_directories import LocalDirectories
+from .settings import local_dirs
+from .stores import SharedStores
 
 IO_THREADS = 4
 """Threads for state files, pre-commits, commits and file reading."""
@@ -70,6 +78,7 @@ class Worker:
         self._threads = ThreadPoolExecutor(IO_THREADS, thread_name_prefix=f"io-{worker_id}")
         self._deployment: Deployment | None = None
         self._store: tuple[str, CheckpointStore] | None = None
+        self._directories: LocalDirectories | None = None
         self._job_name = ""
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
@@ -110,6 +119,8 @@ class Worker:
             if self._store is not None:
                 await self._store[1].close()
             await self._hub.close()
+            if self._directories is not None:
+                await asyncio.to_thread(self._directories.close)
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _beat(self, interval_ms: int, timeout_ms: int) -> None:
@@ -147,12 +158,14 @@ class Worker:
         match message:
             case Start():
                 self._spawn(self._start(deployment), "start")
-            case TriggerCheckpoint(checkpoint_id=id_, trigger_ms=trigger_ms, stop=stop):
-                deployment.trigger(id_, trigger_ms, stop)
+            case TriggerCheckpoint(checkpoint_id=id_, trigger_ms=trigger_ms, options=options):
+                deployment.trigger(id_, trigger_ms, options)
             case CheckpointCompleted(checkpoint_id=id_, generation=generation):
                 deployment.completed(CommitPermit(self._job_name, generation, id_))
             case CheckpointAborted(checkpoint_id=id_):
                 deployment.aborted(id_)
+            case FinishSources():
+                deployment.finish_sources()
             case Terminate():
                 self._send_statistics()  # all data is through: these are the final counts
                 deployment.terminate()
@@ -172,6 +185,8 @@ class Worker:
                 hub=self._hub,
                 clock=self._clock,
                 store=store,
+                stores=SharedStores(open_store_at, message.settings),
+                directories=await self._directories_for(message),
                 io_threads=self._threads,
                 metrics=self._metrics,
                 worker_id=self.worker_id,
@@ -208,6 +223,14 @@ class Worker:
             await store.open()
             self._store = (message.storage, store)
         return self._store[1]
+
+    async def _directories_for(self, message: Deploy) -> LocalDirectories:
+        if self._directories is None:
+            bases = local_dirs(Options(message.settings))
+            make = partial(LocalDirectories, bases, self.worker_id)
+            loop = asyncio.get_running_loop()
+            self._directories = await to_the_end(loop.run_in_executor(self._threads, make))
+        return self._directories
 
     async def _drop_attempt(self) -> None:
         """Cancel whatever the current attempt runs here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from headgate.connectors.conformance import (
 )
 from headgate.connectors.files import locations, s3_drafts
 from headgate.connectors.files.locations import s3_client
-from headgate.connectors.files.sink import PartName
+from headgate.connectors.files.sink import FileSink, FileWriter, PartName
 from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.sink import SinkOperator
+from headgate.operators.sink import Guarantee, SinkOperator
 from headgate.state.snapshot import CommitPermit, RestoredState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -68,12 +69,25 @@ def ids(rows: list[Any]) -> list[int]:
 def prepare(operator: SinkOperator, checkpoint_id: int) -> dict[str, list[bytes]]:
     snapshot = operator.snapshot(checkpoint_id)
     assert snapshot is not None
-    return {name: make() for name, make in snapshot.items.items()}  # type: ignore[operator]
+    return {name: cut.items() for name, cut in snapshot.items.items()}  # type: ignore[operator]
 
 
-def start(sink: Any, **context: Any) -> SinkOperator:
+def at_once(call: Callable[[], Any]) -> Any:
+    """In place of a thread, where there is no event loop."""
+    call()
+
+
+def start(sink: Any, **given: Any) -> SinkOperator:
     operator = SinkOperator(sink)
-    operator.open(make_context(**context))
+    context = make_context(**given)
+    in_thread, first = context.run_in_thread, iter([at_once])
+    context.run_in_thread = lambda call: next(first, in_thread)(call)
+    operator.open(context)
+    return operator
+
+
+def without_threads(operator: SinkOperator) -> SinkOperator:
+    operator.context.run_in_thread = at_once
     return operator
 
 
@@ -186,7 +200,7 @@ def test_values_survive(tmp_path: Path, format: str) -> None:
     sink.bind(schema)
     operator = start(sink)
     operator.process(ColumnBatch(data), 0)
-    operator.finish()
+    without_threads(operator).finish()
     operator.close()
     source = files_source(str(tmp_path), format=format, schema=schema)
     assert asyncio.run(read_all(source)) == data.to_pylist()
@@ -251,7 +265,7 @@ def test_at_least_once_shows_files_when_they_end(tmp_path: Path) -> None:
         assert prepare(operator, 1) == {"committables": []}
         assert len(visible_now(tmp_path)) == 2
         operator.process(batch(3), 0)
-        operator.finish()
+        without_threads(operator).finish()
         operator.close()
         assert timers.due == {}
 
@@ -259,11 +273,31 @@ def test_at_least_once_shows_files_when_they_end(tmp_path: Path) -> None:
     assert ids(visible(tmp_path, "csv")) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
+def test_files_that_are_visible_are_forgotten(tmp_path: Path, guarantee: str) -> None:
+    """A job without checkpoints never comes to a barrier: what it remembers must not grow."""
+
+    async def run() -> None:
+        operator = start(json_sink(str(tmp_path), guarantee=guarantee, roll_bytes=1))
+        writer: Any = operator.writer
+        for number in range(30):
+            operator.process(batch(number), 0)
+        while writer._closed:  # noqa: ASYNC110  there is no event to wait for
+            await asyncio.sleep(0)
+        assert len(visible_now(tmp_path)) == 30
+        operator.process(batch(30), 0)
+        without_threads(operator).finish()
+        operator.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert ids(visible(tmp_path, "json")) == list(range(31))
+
+
 def test_guarantee_none_writes_in_place(tmp_path: Path) -> None:
     operator = start(csv_sink(str(tmp_path), guarantee="none"))
     operator.process(batch(1), 0)
     assert len(visible_now(tmp_path)) == 1
-    operator.finish()
+    without_threads(operator).finish()
     operator.close()
     assert not (tmp_path / ".headgate").exists()
     assert ids(visible(tmp_path, "csv")) == [1]
@@ -339,6 +373,54 @@ def test_two_sinks_share_a_directory(tmp_path: Path) -> None:
     assert len(list((tmp_path / ".headgate" / "conformance").iterdir())) == 2
 
 
+def test_the_loop_goes_on_while_a_sink_waits_for_its_storage(tmp_path: Path) -> None:
+    """Looking for leftovers, committing what was restored, the rest at the end: all in threads."""
+    at_work: list[str] = []
+
+    class Slow(FileWriter):
+        def prepare(self) -> None:
+            at_work.append(threading.current_thread().name)
+            super().prepare()
+
+        def commit(self, *given: Any) -> None:
+            at_work.append(threading.current_thread().name)
+            assert visible_now(tmp_path) == []
+            super().commit(*given)
+
+        def _finish_all(self, files: Any) -> list[bytes]:
+            at_work.append(threading.current_thread().name)
+            return super()._finish_all(files)
+
+    class SlowSink(FileSink):
+        def writer(self) -> FileWriter:
+            return Slow(self)
+
+    async def run(guarantee: Guarantee, **given: Any) -> None:
+        sink = SlowSink(str(tmp_path), "csv", guarantee, None, 1 << 20, {})
+        operator = SinkOperator(sink)
+        for waiting in (
+            operator.open(make_context(**given)),
+            operator.restore(RestoredState(items=items)),
+        ):
+            if waiting is not None:
+                await waiting
+        operator.process(batch(2), 0)
+        if (rest := operator.finish()) is not None:
+            await rest
+        operator.close()
+
+    first = start(csv_sink(str(tmp_path), guarantee="exactly_once"))
+    first.process(batch(1), 0)
+    items = prepare(first, 1)
+    asyncio.run(run(Guarantee.EXACTLY_ONCE, attempt=2, restored_checkpoint=1))
+    assert ids(visible(tmp_path, "csv")) == [1]
+    items = {}
+    asyncio.run(run(Guarantee.AT_LEAST_ONCE, attempt=3, restored_checkpoint=1))
+    assert ids(visible(tmp_path, "csv")) == [1, 2]
+    assert len(at_work) == 4
+    assert threading.main_thread().name not in at_work
+
+
 def test_a_lost_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     operator = start(parquet_sink(str(tmp_path), guarantee="exactly_once"))
     operator.process(batch(1), 0)
@@ -349,7 +431,7 @@ def test_a_lost_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         parquet_sink(str(tmp_path), guarantee="exactly_once"), attempt=2, restored_checkpoint=1
     )
     with pytest.raises(StorageError, match=r"neither pending nor committed target=`.*part-"):
-        restored.restore(RestoredState(items=items))
+        without_threads(restored).restore(RestoredState(items=items))
 
 
 def test_a_foreign_file_in_the_way_is_not_overwritten(tmp_path: Path) -> None:
@@ -508,7 +590,72 @@ def test_s3_commit_of_a_lost_upload_is_an_error(s3: Any) -> None:
         options=options,
     )
     with pytest.raises(StorageError, match=key):
-        restored.restore(RestoredState(items=items))
+        without_threads(restored).restore(RestoredState(items=items))
+
+
+class RecordingClient:
+    """Stands for S3: an empty bucket that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self._listing = ""
+
+    def get_paginator(self, name: str) -> RecordingClient:
+        self._listing = name
+        return self
+
+    def paginate(self, **given: Any) -> list[Any]:
+        self.calls.append((self._listing, given))
+        return []
+
+    def __getattr__(self, name: str) -> Callable[..., dict[str, str]]:
+        def call(**given: Any) -> dict[str, str]:
+            self.calls.append((name, given))
+            return {"UploadId": "upload", "ETag": "etag"}
+
+        return call
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [given for called, given in self.calls if called == name]
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingClient:
+    client = RecordingClient()
+    monkeypatch.setattr(s3_drafts, "s3_client", lambda options: client)
+    return client
+
+
+def test_a_restart_lists_only_its_own_part_of_the_prefix(recording: RecordingClient) -> None:
+    """The directory may hold years of other files."""
+    for attempt in (1, 2):
+        start(
+            parquet_sink("s3://bucket/out", guarantee="exactly_once"),
+            attempt=attempt,
+            subtask_index=1,
+            parallelism=4,
+        ).close()
+    tag = recording.named("list_objects_v2")[0]["Prefix"].removeprefix("out/part-")[:8]
+    assert PartName.parse(f"{PartName(tag, 1, 0, 0, 0)}.csv") == PartName(tag, 1, 0, 0, 0)
+    objects = [given["Prefix"] for given in recording.named("list_objects_v2")]
+    assert objects == [f"out/part-{tag}-{attempt:010}-" for attempt in (1, 2)]
+    uploads = {given["Prefix"] for given in recording.named("list_multipart_uploads")}
+    assert uploads == {f"out/part-{tag}-", *objects}
+
+
+def test_what_is_dropped_is_not_uploaded_first(recording: RecordingClient) -> None:
+    """A Parquet encoder writes its rows when it is closed, more than a part of them."""
+    texts = [random.Random(row).randbytes(500).hex() for row in range(30_000)]
+    data = pa.RecordBatch.from_pydict({"id": range(30_000), "name": texts}, schema=SCHEMA)
+
+    async def run() -> None:
+        operator = start(parquet_sink("s3://bucket/out", guarantee="exactly_once"))
+        operator.process(ColumnBatch(data), 0)
+        operator.close()
+
+    asyncio.run(run())  # waits for the threads
+    assert recording.named("upload_part") == []
+    assert recording.named("create_multipart_upload") == []
 
 
 @pytest.mark.parametrize(

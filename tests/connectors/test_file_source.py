@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from headgate.connectors.conformance import (
     read_batches,
     records_of,
 )
-from headgate.connectors.files import blocks
+from headgate.connectors.files import blocks, locations
 from headgate.connectors.files.blocks import FileSplit
 from headgate.connectors.files.locations import s3_client
 from headgate.errors import BadRecordError, StateError, StorageError, UsageError
@@ -396,7 +397,9 @@ def test_broken_files_are_storage_errors(tmp_path: Path) -> None:
         (lambda: csv_source("x", SCHEMA, on_bad_record="ignore"), "no such policy"),
         (lambda: csv_source("x", SCHEMA, batch_rows=0), "at least 1"),
         (lambda: csv_source("x", SCHEMA, split_bytes="0b"), "at least 1"),
-        (lambda: csv_source("x", SCHEMA, delimiter=""), "one character"),
+        (lambda: csv_source("x", SCHEMA, delimiter=""), "one ASCII character"),
+        (lambda: csv_source("x", SCHEMA, delimiter="§"), "one ASCII character delimiter=`§`"),
+        (lambda: csv_source("x", SCHEMA, delimiter='"'), "one ASCII character"),
         (lambda: csv_source("http://x", SCHEMA), "no such kind of storage"),
         (lambda: csv_source("/nothing/here/*.csv", SCHEMA).splits(1), "no file found"),
         (lambda: csv_source("/nothing/here.csv", SCHEMA).splits(1), "no file found"),
@@ -526,3 +529,36 @@ def test_splits_that_come_mixed_up_are_read_in_the_order_of_the_input(tmp_path):
         return [record["n"] for batch in batches for record in records_of(batch)]
 
     assert asyncio.run(read(mixed)) == asyncio.run(read(splits)) == [*range(40)] * 2
+
+
+def test_versions_of_many_files_are_asked_for_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On S3 each is a request; there are never more under way than the bound."""
+    for number in range(40):
+        (tmp_path / f"{number:02}.csv").write_text("id,name\n")
+    together, running, lock, peak = threading.Barrier(2), 0, threading.Lock(), 0
+    real = locations.version_of
+
+    def version_of(store: Any, info: Any) -> str:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+        together.wait(30)
+        with lock:
+            running -= 1
+        return real(store, info)
+
+    monkeypatch.setattr(locations, "version_of", version_of)
+    found = locations.find_files(str(tmp_path), {})
+    assert [Path(file.path).name for file in found] == [f"{n:02}.csv" for n in range(40)]
+    assert 2 <= peak <= locations.REQUESTS_MAX
+
+
+def test_clients_of_other_stores_send_no_checksums_unasked() -> None:
+    """The trailers that AWS takes make other stores refuse uploads."""
+    config = s3_client({"s3.endpoint": "http://127.0.0.1:9"}).meta.config
+    assert config.request_checksum_calculation == "when_required"
+    assert config.response_checksum_validation == "when_required"
+    assert config.s3["addressing_style"] == "path"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 from typing import Any
 
 import msgspec
@@ -140,7 +141,16 @@ def test_fields_from_a_manifest_and_from_a_schema() -> None:
         ({}, "either fields or function"),
         ({"fields": {"a": "sequense"}}, "field=`a`"),
         ({"fields": {"a": {"kind": "int", "hihg": 3}}}, "field=`a`"),
-        ({"fields": {"a": {"kind": "int", "low": 3, "high": 3}}}, "low must be below high"),
+        (
+            {"fields": {"a": {"kind": "int", "low": 3, "high": 3}}},
+            "field=`a`: low must be a number below high",
+        ),
+        ({"fields": {"a": {"kind": "choice", "values": []}}}, "field=`a`: a choice needs a list"),
+        ({"fields": {"a": {"kind": "choice", "values": [1, "b"]}}}, "do not make a column"),
+        ({"fields": {"a": "sequence"}, "rows": 1.5}, "whole number of at least 0 rows=`1.5`"),
+        ({"fields": {"a": "sequence"}, "batch_rows": "9"}, "batch_rows=`'9'`"),
+        ({"fields": {"a": "sequence"}, "rate": math.inf}, "and finite rate=`inf`"),
+        ({"fields": {"a": "sequence"}, "rate": math.nan}, "and finite rate=`nan`"),
         ({"fields": {}}, "at least one field"),
         ({"fields": {"a": "sequence"}, "rows": -1}, "rows=`-1`"),
         ({"fields": {"a": "sequence"}, "rate": 0}, "rate must be above 0"),
@@ -151,6 +161,26 @@ def test_fields_from_a_manifest_and_from_a_schema() -> None:
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         generator(**arguments)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: choice([]),
+        lambda: choice("abc"),
+        lambda: choice(["a", object()]),
+        lambda: choice([1 << 80]),
+        lambda: constant(object()),
+        lambda: random_int("a", 3),
+        lambda: random_int(0, 1 << 70),
+        lambda: random_int(-(1 << 63), 1 << 62),
+        lambda: random_float(0, math.inf),
+        lambda: pattern(distinct=0),
+    ],
+)
+def test_fields_that_make_no_column_are_refused_where_they_are_written(make: Any) -> None:
+    with pytest.raises(UsageError, match="=`"):
+        make()
 
 
 # Nexmark

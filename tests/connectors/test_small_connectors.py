@@ -134,13 +134,40 @@ def test_function_gets_each_record() -> None:
         function_sink(coroutine)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda given: print_sink(guarantee=given),
+        lambda given: blackhole(guarantee=given),
+        lambda given: collect(guarantee=given),
+        lambda given: function_sink(print, guarantee=given),
+    ],
+)
+def test_a_guarantee_misspelt_is_refused_with_what_was_meant(make: Any) -> None:
+    with pytest.raises(UsageError, match="no such guarantee guarantee=`exactly-once`") as caught:
+        make("exactly-once")
+    assert "exactly_once" in caught.value.fix
+
+
+def test_a_function_sink_takes_plain_functions_only() -> None:
+    class Later:
+        async def __call__(self, record: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="plain function"):
+        function_sink(Later())
+    with pytest.raises(UsageError, match="takes a function, got `int`"):
+        function_sink(3)  # type: ignore[arg-type]
+
+
 def test_blackhole_takes_anything() -> None:
     operator = SinkOperator(blackhole(guarantee="exactly_once"))
-    operator.open(make_context())
+    context = make_context()
+    context.run_in_thread = lambda call: call()
+    operator.open(context)
     operator.process(COLUMNS, 0)
     snapshot = operator.snapshot(1)
     assert snapshot is not None
-    assert [make() for make in snapshot.items.values()] == [[]]  # type: ignore[operator]
+    assert [cut.items() for cut in snapshot.items.values()] == [[]]  # type: ignore[operator]
     operator.close()
 
 

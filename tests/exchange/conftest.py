@@ -129,16 +129,29 @@ def hubs(tmp_path_factory):
     return hubs
 
 
+async def take(gate):
+    """Await the next element of a gate: (position, element)."""
+    while (polled := gate.poll()) is None:  # noqa: ASYNC110  as simple as can be
+        await asyncio.sleep(0)
+    return polled
+
+
+@pytest.fixture(name="take")
+def take_fixture():
+    return take
+
+
 @pytest.fixture
 def receive():
     """Await `count` elements from a gate."""
 
     async def receive(gate, count):
-        taken = []
-        while len(taken) < count:
-            await gate.wait()
-            while (polled := gate.poll()) is not None:
-                taken.append(polled)
-        return taken
+        return [await take(gate) for _ in range(count)]
 
     return receive
+
+
+@pytest.fixture
+def lent():
+    """How many floating credits of a gate its channels have."""
+    return lambda gate: sum(channel.lent for channel in gate._channels)

@@ -1,6 +1,5 @@
 """Gates and channels in one process: order, credits, blocking, waiting, failing."""
 
-import asyncio
 import random
 
 import pytest
@@ -64,9 +63,9 @@ def test_blocked_channel_keeps_its_data_upstream(make, drain):
         a.send(make.ints(n, 1))
     b.send(make.ints(100, 1))
     assert [position for position, _ in drain(gate)] == [1]
-    assert gate.stats().queued_buffers == 2
+    assert gate.queued_buffers == 2
     assert a.queued_buffers == 3
-    assert not gate.available
+    assert gate.poll() is None
     gate.unblock_all()
     taken = [int(batch.data["n"][0].as_py()) for _, batch in drain(gate)]
     assert taken == [0, 1, 2, 3, 4]
@@ -83,15 +82,15 @@ def test_block_after_data_arrived_hides_it(make):
     assert gate.poll() is not None
 
 
-def test_floating_credits_reach_the_backlogged_channel_and_return(remote_gate, make):
+def test_floating_credits_reach_the_backlogged_channel_and_return(remote_gate, make, lent):
     gate, senders = remote_gate(3, exclusive_buffers=2, floating_buffers=4)
     assert [sender.credits for sender in senders] == [2, 2, 2]
     gate.receive(0, make.ints(0, 1), 3)
     assert senders[0].credits == 4  # one is used, three wait: it lacks two
-    assert gate.stats().buffers_lent == 2
+    assert lent(gate) == 2
     gate.receive_backlog(1, 10)
     assert senders[1].credits == 4  # the rest of the pool
-    assert gate.stats().buffers_lent == 4
+    assert lent(gate) == 4
     gate.poll()
     assert senders[1].credits == 5  # what channel 0 gave back went to the one in line
     for _ in range(3):
@@ -103,7 +102,7 @@ def test_floating_credits_reach_the_backlogged_channel_and_return(remote_gate, m
     while gate.poll() is not None:
         pass
     gate.validate()
-    assert gate.stats().buffers_lent == 0
+    assert lent(gate) == 0
 
 
 def test_pool_is_shared_one_by_one(remote_gate):
@@ -179,7 +178,7 @@ def test_credits_are_kept_under_random_schedules(data):
             case "unblock":
                 gate.unblock_all()
         gate.validate()
-        assert gate.stats().queued_buffers <= limit
+        assert gate.queued_buffers <= limit
 
     def take():
         polled = gate.poll()
@@ -194,7 +193,7 @@ def test_credits_are_kept_under_random_schedules(data):
     while take() is not None:
         gate.validate()
     assert received == [list(range(count)) for count in sent]
-    assert gate.stats().buffers_lent == 0
+    assert gate._pool == options.floating_buffers
     assert all(channel.credits == options.exclusive_buffers for channel in channels)
 
 
@@ -227,13 +226,17 @@ def test_watermarks_behind_a_backlog_are_merged_but_never_pass_a_batch(make, dra
     assert elements[2:] == [Watermark(999), CheckpointBarrier(1, 0), Watermark(5001)]
 
 
+def queued_controls(gate):
+    return sum(len(channel.queue) - channel.queued for channel in gate._channels)
+
+
 def test_queue_stays_short_under_any_watermarks_and_statuses(make):
     gate, (a,) = make.wired(1)
     rng = random.Random(1)
     for n in range(500):
         idle = rng.random() < 0.5
         a.send_control(WatermarkStatus(idle) if rng.random() < 0.5 else Watermark(n))
-        assert gate.stats().queued_controls <= 3
+        assert queued_controls(gate) <= 3
 
 
 @settings(max_examples=300, deadline=None)
@@ -275,7 +278,7 @@ def test_one_latency_marker_per_source_waits(make):
     for n in range(10):
         a.send_control(LatencyMarker(n, "s", 0))
         a.send_control(LatencyMarker(n, "s", 1))
-    assert gate.stats().queued_controls == 2
+    assert queued_controls(gate) == 2
     assert gate.poll() == (0, LatencyMarker(0, "s", 0))
 
 
@@ -290,68 +293,47 @@ def test_too_many_controls_fail_the_channel(make):
 # ---- waiting and ending ---------------------------------------------------------------------------
 
 
-def test_wait_returns_for_data_already_there_and_for_data_to_come(make, run):
-    async def scenario():
-        gate, (a,) = make.wired(1)
-        a.send(make.ints(0, 1))
-        await gate.wait()
+@pytest.fixture
+def listened(make):
+    """A gate with local channels, and the calls of its listener."""
+
+    def listened(count):
+        gate, channels = make.wired(count)
+        calls = []
+        gate.set_listener(lambda: calls.append(1))
+        return gate, channels, calls
+
+    return listened
+
+
+def test_the_listener_is_called_whenever_there_is_something_to_take(listened, make):
+    gate, (a,), calls = listened(1)
+    a.send(make.ints(0, 1))
+    assert len(calls) == 1
+    assert gate.poll() is not None
+    a.send_control(Watermark(1))
+    assert len(calls) == 2
+
+
+def test_the_listener_sleeps_on_while_only_blocked_channels_have_data(listened, make):
+    gate, (a, _), calls = listened(2)
+    gate.block(0)
+    a.send(make.ints(0, 1))
+    assert calls == []
+    gate.unblock_all()
+    assert len(calls) == 1
+    assert gate.poll() is not None
+
+
+def test_fail_reaches_poll_and_the_listener(listened, make):
+    gate, (a,), calls = listened(1)
+    gate.fail(ExchangeError("broken peer=`w7`"))
+    gate.fail(ExchangeError("later"))
+    assert len(calls) == 1
+    with pytest.raises(ExchangeError, match="w7"):
         gate.poll()
-        waiting = asyncio.create_task(gate.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        a.send(make.ints(1, 1))
-        await waiting
-
-    run(scenario())
-
-
-def test_wait_sleeps_on_while_only_blocked_channels_have_data(make, run):
-    async def scenario():
-        gate, (a, _) = make.wired(2)
-        gate.block(0)
-        waiting = asyncio.create_task(gate.wait())
-        await asyncio.sleep(0)
-        a.send(make.ints(0, 1))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        gate.unblock_all()
-        await waiting
-
-    run(scenario())
-
-
-def test_cancelled_wait_can_be_repeated_and_a_second_waiter_is_refused(make, run):
-    async def scenario():
-        gate, (a,) = make.wired(1)
-        first = asyncio.create_task(gate.wait())
-        await asyncio.sleep(0)
-        with pytest.raises(InternalError, match="second task waits"):
-            await gate.wait()
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        again = asyncio.create_task(gate.wait())
-        await asyncio.sleep(0)
-        a.send(make.ints(0, 1))
-        await again
-
-    run(scenario())
-
-
-def test_fail_reaches_poll_and_the_waiter(make, run):
-    async def scenario():
-        gate, (a,) = make.wired(1)
-        waiting = asyncio.create_task(gate.wait())
-        await asyncio.sleep(0)
-        gate.fail(ExchangeError("broken peer=`w7`"))
-        gate.fail(ExchangeError("later"))
-        await waiting
-        with pytest.raises(ExchangeError, match="w7"):
-            gate.poll()
-        a.send(make.ints(0, 1))  # ignored
-        assert gate.stats().queued_buffers == 0
-
-    run(scenario())
+    a.send(make.ints(0, 1))  # ignored
+    assert gate.queued_buffers == 0
 
 
 def test_closed_gate_ignores_senders_and_refuses_polls(make):
@@ -363,11 +345,3 @@ def test_closed_gate_ignores_senders_and_refuses_polls(make):
     a.send_control(EndOfPartition())
     with pytest.raises(ExchangeError, match="closed"):
         gate.poll()
-
-
-def test_listener_is_called_when_elements_arrive(make):
-    gate, (a,) = make.wired(1)
-    calls = []
-    gate.set_listener(lambda: calls.append(gate.available))
-    a.send(make.ints(0, 1))
-    assert calls == [True]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import struct
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -50,7 +51,7 @@ async def send_all(channel, elements):
 
 
 @transports
-def test_random_buffers_arrive_whole_and_in_order(run, hubs, transport):
+def test_random_buffers_arrive_whole_and_in_order(run, hubs, take, transport):
     """Goal: no byte is lost, whatever the sizes. Method: three channels, random buffers of 0 B to
     2 MB as columns and as objects, with barriers between; a slow reader."""
 
@@ -75,8 +76,7 @@ def test_random_buffers_arrive_whole_and_in_order(run, hubs, transport):
         ]
         received = [[] for _ in channels]
         while sum(map(len, received)) < 180:
-            await gate.wait()
-            position, got = gate.poll()
+            position, got = await take(gate)
             received[position].append(got)
             gate.validate()
             await asyncio.sleep(0)
@@ -97,7 +97,7 @@ def test_random_buffers_arrive_whole_and_in_order(run, hubs, transport):
 
 
 @transports
-def test_slow_consumer_bounds_both_ends(run, hubs, make, clock, transport):
+def test_slow_consumer_bounds_both_ends(run, hubs, make, clock, take, lent, transport):
     """Queued buffers of sender and receiver stay within credits plus what one emission makes."""
     settings = ExchangeSettings(exclusive_buffers=2, floating_buffers=3)
 
@@ -110,30 +110,29 @@ def test_slow_consumer_bounds_both_ends(run, hubs, make, clock, transport):
         async def produce():
             nonlocal emitted
             for n in range(100):
-                await partition.until_writable()
+                await until(lambda: not partition.backlogged)
                 partition.emit(make.ints(n * 10_000, 10_000))
                 emitted += 1
             partition.broadcast(EndOfPartition())
 
         producer = asyncio.create_task(produce())
         # Nobody reads: the producer must come to rest with all credits used and one batch queued.
-        await until(lambda: gate.stats().queued_buffers == 5)
+        await until(lambda: gate.queued_buffers == 5)
         await asyncio.sleep(0.02)
         assert emitted == 6
         assert partition.backlogged
-        assert gate.stats().buffers_lent == 3
+        assert lent(gate) == 3
         rows = []
         while True:
-            await gate.wait()
-            _, element = gate.poll()
+            _, element = await take(gate)
             gate.validate()
             if isinstance(element, EndOfPartition):
                 break
             rows.append(element.data["n"].to_numpy())
-            assert gate.stats().queued_buffers <= 5
+            assert gate.queued_buffers <= 5
         await producer
         assert np.array_equal(np.concatenate(rows), np.arange(1_000_000))
-        assert gate.stats().buffers_lent == 0
+        assert lent(gate) == 0
         await until(lambda: channels[0].credits == 2)
         await pair.close()
 
@@ -147,9 +146,9 @@ def test_backlog_without_credit_earns_floating_credit(run, hubs, make):
         pair = await hubs(settings=ExchangeSettings(exclusive_buffers=1, floating_buffers=1))
         gate, (channel,) = await pair.link(1)
         channel.send(make.ints(0, 1))
-        await until(lambda: gate.stats().queued_buffers == 1)
+        await until(lambda: gate.queued_buffers == 1)
         channel.send(make.ints(1, 1))
-        await until(lambda: gate.stats().queued_buffers == 2)
+        await until(lambda: gate.queued_buffers == 2)
         await pair.close()
 
     run(scenario())
@@ -389,7 +388,7 @@ def test_header_of_a_huge_frame_takes_memory_only_as_bytes_arrive(run, hubs):
     run(scenario())
 
 
-def test_sequence_gap_over_the_socket_fails_the_gate(run, hubs):
+def test_sequence_gap_over_the_socket_fails_the_gate(run, hubs, take):
     async def scenario():
         pair = await hubs("tcp")
         gate = InputGate([InputChannelSpec(0, 0)])
@@ -398,9 +397,8 @@ def test_sequence_gap_over_the_socket_fails_the_gate(run, hubs):
         _, writer = await speak(
             pair.addresses[1], hello() + opened + HEADER.pack(0, Kind.BACKLOG, 0, 1, 0, 2)
         )
-        await gate.wait()
         with pytest.raises(ExchangeError, match=r"out of sequence .*expected=`1`.*peer=`x`"):
-            gate.poll()
+            await take(gate)
         assert [(me, peer) for me, peer, _ in pair.failures] == [("b", "x")]
         writer.close()
         await pair.close()
@@ -412,24 +410,42 @@ def test_sequence_gap_over_the_socket_fails_the_gate(run, hubs):
 
 
 @transports
-def test_death_of_a_peer_fails_both_sides(run, hubs, make, clock, transport):
+def test_death_of_a_peer_fails_both_sides(run, hubs, make, clock, take, transport):
     async def scenario():
         pair = await hubs(transport)
         gate, channels = await pair.link(2)
         partition = ResultPartition(channels, lambda b: [(0, b)], pair.settings, clock)
-        waiting = asyncio.create_task(gate.wait())
+        waiting = asyncio.create_task(take(gate))
         await until(lambda: len(pair.b._accepting) == 1)
         (end,) = pair.b._accepting
         end._transport.abort()
-        await waiting
         with pytest.raises(ExchangeError, match=r"connection broke .*peer=`a`"):
-            gate.poll()
+            await waiting
         await until(lambda: len(pair.failures) == 2)
         with pytest.raises(ExchangeError, match=r"connection broke .*peer=`b`"):
             partition.emit(make.ints(0, 1))
         assert sorted((me, peer) for me, peer, _ in pair.failures) == [("a", "b"), ("b", "a")]
         await pair.close()
         assert len(pair.failures) == 2
+
+    run(scenario())
+
+
+def test_a_record_too_large_fails_the_sender_and_names_it(run, hubs, clock):
+    """The receiver could only take it for a corrupt header, and break the connection off."""
+
+    async def scenario():
+        pair = await hubs(settings=ExchangeSettings(frame_size_max_bytes=1 << 20))
+        pair.b.register_gate(InputGate([InputChannelSpec(0, 0)], pair.settings), 1)
+        channel = pair.a.output_channel(0, pair.addresses[1], 1, "parse")
+        await pair.a.connect(pair.addresses, 1)
+        settings = replace(pair.settings, buffer_timeout_ms=0)
+        partition = ResultPartition([channel], lambda b: [(0, b)], settings, clock)
+        await until(lambda: channel.credits)
+        with pytest.raises(ExchangeError, match="operator=`parse` records=`1`"):
+            partition.emit(ObjectBatch([b"x" * (2 << 20)]))
+        assert not pair.failures
+        await pair.close()
 
     run(scenario())
 
@@ -441,7 +457,7 @@ def test_waiting_producer_learns_of_the_death(run, hubs, make, clock):
         partition = ResultPartition(channels, lambda b: [(0, b)], pair.settings, clock)
         for n in range(30):
             partition.emit(make.ints(n, 8192))
-        waiting = asyncio.create_task(partition.until_writable())
+        waiting = asyncio.create_task(until(lambda: not partition.backlogged))
         await asyncio.sleep(0.01)
         await pair.b.close()
         with pytest.raises(ExchangeError, match="peer=`b`"):

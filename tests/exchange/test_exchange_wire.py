@@ -169,8 +169,26 @@ def test_objects_of_a_local_class_survive():
 
 
 def test_unpicklable_record_is_named():
-    with pytest.raises(ExchangeError, match=r"cannot be sent(.|\n)*must be picklable"):
-        ElementEncoder(1).batch(ObjectBatch([threading.Lock()]), 0)
+    with pytest.raises(ExchangeError, match=r"cannot be sent.*`parse`(.|\n)*must be picklable"):
+        ElementEncoder(1, "parse").batch(ObjectBatch([threading.Lock()]), 0)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ObjectBatch([b"x" * 5_000]),
+        ColumnBatch(pa.record_batch({"b": [b"x" * 5_000]})),
+        ColumnBatch(pa.record_batch({"b": pa.array([b"x" * 5_000]).dictionary_encode()})),
+    ],
+)
+def test_what_the_receiver_would_refuse_is_not_sent(batch):
+    encoder = ElementEncoder(1, "parse", payload_bytes_max=4_096)
+    with pytest.raises(
+        ExchangeError, match=r"operator=`parse` records=`1` bytes=`5\d\d\d` limit=`4096`"
+    ) as caught:
+        encoder.batch(batch, 0)
+    assert "keep large contents in files" in caught.value.fix
+    assert encoder.batch(ObjectBatch([b"x" * 3_000]), 0)
 
 
 def test_control_elements_survive():
@@ -246,3 +264,11 @@ def test_received_columns_are_readable_in_a_process_of_their_own(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "{'a': [1, 2, 3]}"
+
+
+def test_a_dictionary_of_lists_that_is_not_all_used():
+    from headgate.runtime.exchange.wire import _compact
+
+    values = pa.array([[n] for n in range(10)])
+    column = pa.DictionaryArray.from_arrays(pa.array([3], pa.int32()), values)
+    assert _compact(column).to_pylist() == [[3]]

@@ -108,11 +108,11 @@ class RunningJob:
         self.coordinator.server.accept(far)
         return CoordinatorClient(near, self.coordinator.server.token)
 
-    async def request(self, verb: str) -> dict[str, Any]:
+    async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Ask the coordinator for something."""
         client = self.client()
         try:
-            return await client.request(verb)
+            return await client.request(verb, **arguments)
         finally:
             await client.close()
 
@@ -176,11 +176,18 @@ class Lab:
         opener: StoreOpener = open_store,
         fresh: bool = False,
         allow_non_restored_state: bool = False,
+        restore_from: str | None = None,
+        claim: bool = False,
         unix: bool = False,
     ) -> Ran:
         """Run `job` to its end beside `script`."""
         spec = replace(
-            job.spec(fresh=fresh, allow_non_restored_state=allow_non_restored_state),
+            job.spec(
+                fresh=fresh,
+                allow_non_restored_state=allow_non_restored_state,
+                restore_from=restore_from,
+                claim=claim,
+            ),
             slots_per_worker=slots_per_worker,
         )
 

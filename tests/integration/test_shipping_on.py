@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
 import cloudpickle
 import msgspec
@@ -54,3 +56,12 @@ def test_a_struct_made_in_a_function() -> None:
 
     assert unship(ship(Local))(4).double() == 8
     assert unship(ship(lambda n: Local(n)))(5).double() == 10
+
+
+def test_annotations_of_types_travel() -> None:
+    naive = Annotated[datetime, msgspec.Meta(tz=False, title="local time")]
+
+    visit = msgspec.defstruct("Visit", [("at", naive)])
+    assert unship(ship(naive)) == naive
+    made = unship(ship(visit))(datetime(2024, 2, 29))
+    assert made.at.tzinfo is None

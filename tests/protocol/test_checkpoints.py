@@ -31,8 +31,8 @@ F = CheckpointFailure
 class Harness:
     """A coordinator whose invariants are checked after every event."""
 
-    def __init__(self, *, start: bool = True, **settings: int | None) -> None:
-        settings = {"interval_ms": 100, "timeout_ms": 1000} | settings
+    def __init__(self, *, start: bool = True, **settings: int | bool | None) -> None:
+        settings = {"interval_ms": 100, "timeout_ms": 1000, "incremental": False} | settings
         self.coordinator = CheckpointCoordinator[str](CheckpointSettings(**settings))
         if start:
             self.start([A, B], 1, 0)
@@ -70,9 +70,7 @@ def test_the_good_case() -> None:
     assert job.start([A, B], 1, 0) == [WakeAt(100)]
     assert job.tick(99) == [WakeAt(100)]
     assert job.tick(100) == [Trigger(1, 100, PLAIN), WakeAt(1100)]
-    assert job.coordinator.missing(1) == (A, B)
     assert job.ack(1, B, 110) == []
-    assert job.coordinator.missing(1) == (A,)
     assert job.ack(1, A, 120) == [publish(1, 100)]
     assert list(job.coordinator._pending[1].acks) == [B, A]
     assert job.published(1, 130) == [NotifyComplete(1), WakeAt(200)]
@@ -121,7 +119,7 @@ def test_decline_aborts_discards_and_frees_the_place() -> None:
     job.tick(100)
     job.ack(1, A, 110)
     assert job.declined(1, B, F.ASYNC_EXCEPTION, 120) == [
-        Discard(1, ("1/0.0",)),
+        Discard(1, PLAIN, ("1/0.0",)),
         NotifyAborted(1, F.ASYNC_EXCEPTION),
         WakeAt(200),
     ]
@@ -132,10 +130,10 @@ def test_a_decline_after_the_ack_or_of_an_unknown_checkpoint_is_ignored() -> Non
     job = Harness()
     job.tick(100)
     job.ack(1, A, 110)
-    assert job.declined(1, A, F.DECLINED, 120) == []
-    assert job.declined(7, A, F.DECLINED, 120) == []
+    assert job.declined(1, A, F.IO, 120) == []
+    assert job.declined(7, A, F.IO, 120) == []
     assert job.ack(1, B, 130) == [publish(1, 100)]
-    assert job.declined(1, B, F.DECLINED, 140) == []
+    assert job.declined(1, B, F.IO, 140) == []
 
 
 def test_timeout_aborts_and_late_acks_are_discarded() -> None:
@@ -144,10 +142,10 @@ def test_timeout_aborts_and_late_acks_are_discarded() -> None:
     job.ack(1, A, 110)
     assert job.tick(1099) == [WakeAt(1100)]
     decisions = job.tick(1100)
-    assert decisions[:2] == [Discard(1, ("1/0.0",)), NotifyAborted(1, F.EXPIRED)]
+    assert decisions[:2] == [Discard(1, PLAIN, ("1/0.0",)), NotifyAborted(1, F.EXPIRED)]
     assert decisions[2] == Trigger(2, 1100, PLAIN)
-    assert job.ack(1, B, 1200) == [Discard(1, ("1/1.0",))]
-    assert job.ack(1, B, 1200) == [Discard(1, ("1/1.0",))]
+    assert job.ack(1, B, 1200) == [Discard(1, PLAIN, ("1/1.0",))]
+    assert job.ack(1, B, 1200) == [Discard(1, PLAIN, ("1/1.0",))]
 
 
 def test_what_all_have_acknowledged_cannot_expire() -> None:
@@ -162,9 +160,9 @@ def test_late_acks_are_recognised_for_the_last_16_only() -> None:
     job = Harness(tolerable_failures=100, interval_ms=None)
     for id_ in range(1, 18):
         job.request(id_, token="t")
-        job.declined(id_, A, F.DECLINED, id_)
+        job.declined(id_, A, F.IO, id_)
     assert job.ack(1, B, 50) == []
-    assert job.ack(2, B, 50) == [Discard(2, ("2/1.0",))]
+    assert job.ack(2, B, 50) == [Discard(2, PLAIN, ("2/1.0",))]
 
 
 # -- when checkpoints start -----------------------------------------------------------------------
@@ -194,12 +192,6 @@ def test_a_request_need_not_keep_the_pause() -> None:
     job.tick(300)
     job.complete(1, 350)
     assert job.request(360, token="t")[0] == Trigger(2, 360, PLAIN)
-
-
-def test_first_delay_is_the_callers() -> None:
-    job = Harness(start=False)
-    assert job.start([A], 1, 1000, first_delay_ms=7) == [WakeAt(1007)]
-    assert job.tick(1007)[0] == Trigger(1, 1007, PLAIN)
 
 
 def test_without_interval_nothing_starts_by_itself() -> None:
@@ -260,11 +252,11 @@ def test_a_newer_completion_subsumes_older_ones() -> None:
     assert job.ack_all(2, 220) == [publish(2, 200)]
     assert job.published(2, 230) == [
         NotifyComplete(2),
-        Discard(1, ("1/0.0",)),
+        Discard(1, PLAIN, ("1/0.0",)),
         NotifyAborted(1, F.SUBSUMED),
         WakeAt(300),
     ]
-    assert job.ack(1, B, 240) == [Discard(1, ("1/1.0",))]
+    assert job.ack(1, B, 240) == [Discard(1, PLAIN, ("1/1.0",))]
 
 
 def test_entries_are_published_one_at_a_time_in_order() -> None:
@@ -278,17 +270,17 @@ def test_entries_are_published_one_at_a_time_in_order() -> None:
 
 
 def test_one_that_gets_ready_while_a_newer_is_published_is_subsumed_or_takes_over() -> None:
-    for certain_failure in (False, True):
+    for published in (True, False):
         job = Harness(max_concurrent=2, tolerable_failures=1)
         job.tick(100)
         job.tick(200)
         assert job.ack_all(2, 210) == [publish(2, 200)]
         assert job.ack_all(1, 220) == []
-        if certain_failure:
-            decisions = job.publish_failed(2, 230, certain=True)
-            assert decisions[1:3] == [NotifyAborted(2, F.FINALIZE_FAILURE), publish(1, 100)]
-        else:
+        if published:
             assert NotifyAborted(1, F.SUBSUMED) in job.published(2, 230)
+        else:
+            decisions = job.publish_failed(2, 230)
+            assert decisions[:2] == [NotifyAborted(2, F.FINALIZE_FAILURE), publish(1, 100)]
 
 
 # -- failures that count --------------------------------------------------------------------------
@@ -346,7 +338,7 @@ def test_failing_the_job_ends_the_attempt_at_once() -> None:
     assert decisions[0] == NotifyAborted(1, F.IO)
     assert isinstance(decisions[1], FailJob)
     assert decisions[2:] == [
-        Discard(2, ("2/0.0",)),
+        Discard(2, PLAIN, ("2/0.0",)),
         NotifyAborted(2, F.JOB_FAILED),
         RequestFailed("waiting", F.JOB_FAILED),
     ]
@@ -367,22 +359,11 @@ def test_several_expire_together_and_the_job_fails_once() -> None:
 # -- publication fails ----------------------------------------------------------------------------
 
 
-def test_a_certain_publish_failure_discards_and_counts() -> None:
+def test_after_a_failed_publication_no_file_is_deleted() -> None:
     job = Harness(tolerable_failures=1)
     job.tick(100)
     job.ack_all(1, 110)
-    assert job.publish_failed(1, 120, certain=True) == [
-        Discard(1, ("1/0.0", "1/1.0")),
-        NotifyAborted(1, F.FINALIZE_FAILURE),
-        WakeAt(200),
-    ]
-
-
-def test_after_an_uncertain_publish_failure_no_file_is_deleted() -> None:
-    job = Harness(tolerable_failures=1)
-    job.tick(100)
-    job.ack_all(1, 110)
-    assert job.publish_failed(1, 120, certain=False) == [
+    assert job.publish_failed(1, 120) == [
         NotifyAborted(1, F.FINALIZE_FAILURE),
         WakeAt(200),
     ]
@@ -395,13 +376,13 @@ def test_an_answer_to_no_publish_decision_is_our_bug() -> None:
     for answer in (
         lambda: job.published(1, 110),
         lambda: job.published(9, 110),
-        lambda: job.publish_failed(1, 110, certain=True),
+        lambda: job.publish_failed(1, 110),
     ):
         with pytest.raises(InternalError, match="answer to no Publish"):
             answer()
 
 
-# -- the job fails or the coordinator stops -------------------------------------------------------
+# -- the job fails --------------------------------------------------------------------------------
 
 
 def test_job_failure_aborts_all_but_what_is_being_published() -> None:
@@ -412,7 +393,7 @@ def test_job_failure_aborts_all_but_what_is_being_published() -> None:
     job.ack(2, A, 120)
     assert job.job_failed(130) == [
         RequestFailed("asked", F.JOB_FAILED),
-        Discard(2, ("2/0.0",)),
+        Discard(2, PLAIN, ("2/0.0",)),
         NotifyAborted(2, F.JOB_FAILED),
     ]
     with pytest.raises(InternalError, match="start of a job that runs"):
@@ -422,40 +403,13 @@ def test_job_failure_aborts_all_but_what_is_being_published() -> None:
     assert job.ack(1, A, 170) == []
 
 
-@pytest.mark.parametrize("certain", [True, False])
-def test_publish_failure_after_the_job_failed(certain: bool) -> None:
+def test_publish_failure_after_the_job_failed_deletes_nothing_either() -> None:
     job = Harness()
     job.tick(100)
     job.ack_all(1, 110)
     job.job_failed(120)
-    discarded = Discard(1, ("1/0.0", "1/1.0")) in job.publish_failed(1, 130, certain=certain)
-    assert discarded is certain
-
-
-def test_shutdown_aborts_everything_for_good() -> None:
-    job = Harness()
-    job.tick(100)
-    job.ack(1, A, 110)
-    job.request(115, token="t")
-    assert job.shutdown(120, superseded=False) == [
-        Discard(1, ("1/0.0",)),
-        NotifyAborted(1, F.SHUTDOWN),
-        RequestFailed("t", F.SHUTDOWN),
-    ]
-    assert job.ack(1, B, 130) == [Discard(1, ("1/1.0",))]
-    assert job.tick(500) == []
-    assert job.job_failed(500) == []
-    assert job.request(500, token="t") == [RequestFailed("t", F.NOT_ALL_RUNNING)]
-    with pytest.raises(InternalError):
-        job.start([A], 2, 500)
-
-
-def test_a_superseded_coordinator_deletes_nothing() -> None:
-    job = Harness()
-    job.tick(100)
-    job.ack(1, A, 110)
-    assert job.shutdown(120, superseded=True) == [NotifyAborted(1, F.SUPERSEDED)]
-    assert job.ack(1, B, 130) == []
+    assert job.publish_failed(1, 130) == [NotifyAborted(1, F.FINALIZE_FAILURE)]
+    assert job.ack(1, B, 140) == []
 
 
 # -- stop and final -------------------------------------------------------------------------------
@@ -480,7 +434,7 @@ def test_stop_is_triggered_at_once_and_is_the_last_one() -> None:
     assert job.request(9999, token="late") == [RequestFailed("late", F.STOPPING)]
 
 
-@pytest.mark.parametrize("reason", [F.DECLINED, F.CANCEL_MARKER])
+@pytest.mark.parametrize("reason", [F.IO, F.CANCEL_MARKER])
 def test_a_failed_stop_fails_the_job_whatever_is_tolerable(reason: CheckpointFailure) -> None:
     job = Harness(tolerable_failures=9)
     job.request(10, token="stop", stop=True)
@@ -493,9 +447,9 @@ def test_a_failed_stop_fails_the_job_whatever_is_tolerable(reason: CheckpointFai
 def test_a_final_checkpoint_may_fail_and_be_asked_for_again() -> None:
     job = Harness(tolerable_failures=1, interval_ms=None)
     assert job.request(10, token="final", final=True)[0] == Trigger(1, 10, PLAIN)
-    assert job.declined(1, A, F.DECLINED, 20) == [
-        NotifyAborted(1, F.DECLINED),
-        RequestFailed("final", F.DECLINED),
+    assert job.declined(1, A, F.IO, 20) == [
+        NotifyAborted(1, F.IO),
+        RequestFailed("final", F.IO),
     ]
     assert job.coordinator.phase is Phase.RUNNING
     job.request(30, token="again", final=True)

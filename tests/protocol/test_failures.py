@@ -14,7 +14,7 @@ from headgate.runtime.protocol.ids import SubtaskId
 
 def test_exactly_these_reasons_count_against_tolerable_failures() -> None:
     counting = {reason.value for reason in CheckpointFailure if reason.counts}
-    assert counting == {"declined", "expired", "io", "async_exception", "finalize_failure"}
+    assert counting == {"expired", "io", "async_exception", "finalize_failure"}
 
 
 @pytest.mark.parametrize("reason", [*CheckpointFailure, *FailureKind])

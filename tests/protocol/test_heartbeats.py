@@ -38,7 +38,6 @@ def test_a_lost_or_forgotten_worker_stays_so_until_watched_again() -> None:
     watched.beat("a", 60)
     watched.beat("b", 60)
     assert tick_until(watched, 60, 200) == []
-    assert watched.next_deadline_ms() is None
     watched.watch("a", 300)
     assert tick_until(watched, 310, 400) == [(350, "a")]
 
@@ -57,15 +56,6 @@ def test_a_clock_that_goes_back_loses_nobody() -> None:
     watched.beat("a", 5)
     assert watched.tick(5) == []
     assert tick_until(watched, 60, 100) == [(90, "a")]
-
-
-def test_deadline_is_the_next_tick_or_an_earlier_loss() -> None:
-    watched = monitor("a")
-    assert watched.next_deadline_ms() == 10
-    tick_until(watched, 10, 40)
-    assert watched.next_deadline_ms() == 50
-    watched.tick(45)
-    assert watched.next_deadline_ms() == 50
 
 
 def test_the_timeout_must_be_longer_than_the_interval() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 
+import msgspec
 import pytest
 
 from headgate.errors import FencedError, InternalError, StorageError
@@ -96,7 +98,7 @@ def end(generation, writer, last_checkpoint_id=0):
 
 
 def view_of(*entries, head=1):
-    return joblog.fold_all(LogView.beginning_at(head), entries)
+    return functools.reduce(joblog.fold, entries, LogView.beginning_at(head))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,24 @@ def test_unreadable_entries_are_named(data):
 def test_fields_of_a_newer_version_are_ignored():
     data = joblog.encode(start(1, "a"))[:-1] + b',"added_later":1}'
     assert joblog.decode_entry(data, "x") == start(1, "a")
+
+
+def test_takeovers_of_a_run_count_until_its_next_checkpoint():
+    def started(generation, run, at_ms):
+        return msgspec.structs.replace(start(generation, "w"), run=run, started_ms=at_ms)
+
+    def completed(generation, checkpoint_id):
+        return msgspec.structs.replace(done(generation, "w", checkpoint_id), run="one")
+
+    view = view_of(started(1, "one", 10))
+    assert view.takeovers_ms == ()  # the start of a run takes nothing over
+    view = joblog.fold(joblog.fold(view, started(2, "one", 20)), started(3, "one", 30))
+    assert view.takeovers_ms == (20, 30)
+    assert [view.takeovers_since(ms) for ms in (20, 21, 31)] == [2, 1, 0]
+    assert joblog.fold(view, completed(3, 1)).takeovers_ms == ()
+    assert joblog.fold(view, started(4, "two", 40)).takeovers_ms == ()
+    trimmed = view_of(completed(1, 1), started(2, "one", 20), head=5)
+    assert trimmed.takeovers_ms == (20,)
 
 
 def test_the_view_of_a_whole_life():
@@ -280,14 +300,12 @@ def test_an_append_in_doubt_is_settled_before_the_next(failure, then):
         store.fail_next = failure
         with pytest.raises(StorageError):
             await log.complete_checkpoint(first)
-        assert log.in_doubt == first
         if then == "same":
             await log.complete_checkpoint(first)
         elif then == "next":
             await log.complete_checkpoint(second)
         else:
             await log.end_job(JobStatus.STOPPED)
-        assert log.in_doubt is None
         view = await make_log(objects, "reader").load()
         assert view == log.view
         expected = [first, second] if then == "next" else [first]
@@ -328,13 +346,12 @@ def test_an_append_in_doubt_and_a_new_leader_agree(failure):
     asyncio.run(main())
 
 
-def test_ids_are_never_used_twice_not_even_failed_ones():
+def test_ids_go_on_when_all_checkpoints_are_dropped():
     async def main():
         objects = {}
         log = await started(objects)
-        assert [log.allocate_checkpoint_id() for _ in range(3)] == [1, 2, 3]
         await log.complete_checkpoint(manifest(2))
-        assert log.allocate_checkpoint_id() == 4
+        assert log.view.next_checkpoint_id == 3
         with pytest.raises(InternalError):
             await log.complete_checkpoint(manifest(1))
         await log.end_job(JobStatus.FINISHED)
@@ -342,7 +359,7 @@ def test_ids_are_never_used_twice_not_even_failed_ones():
         assert await log.trim(0) == []
         again = await started(objects, "b")
         assert again.view.newest is None
-        assert again.allocate_checkpoint_id() == 5
+        assert again.view.next_checkpoint_id == 3
 
     asyncio.run(main())
 

@@ -106,7 +106,7 @@ async def lead(world, log):
 
 
 async def checkpoint(world, log):
-    generation, checkpoint_id = log.view.generation, log.allocate_checkpoint_id()
+    generation, checkpoint_id = log.view.generation, log.view.next_checkpoint_id
     manifest = manifest_of(generation, checkpoint_id)
     for file in manifest.files():
         world.objects[file] = b"state"

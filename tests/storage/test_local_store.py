@@ -181,3 +181,63 @@ def test_names_cannot_leave_the_root(tmp_path, name):
             await store.put(name, b"")
 
     run(tmp_path, scenario)
+
+
+def test_files_that_dead_writers_left_are_removed_and_never_listed(tmp_path):
+    async def main():
+        store = LocalStore(tmp_path)
+        await store.open()
+        await store.write_file("chk/1-1/whole", b"whole")
+        (tmp_path / "chk/1-1/.tmp-0123456789abcdef").write_bytes(b"half")
+        (tmp_path / ".tmp-fedcba9876543210").write_bytes(b"a record being written")
+        assert [name async for name, _ in store.list_files("")] == ["chk/1-1/whole"]
+        assert await store.delete_incomplete("chk") == 1
+        assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [
+            ".tmp-fedcba9876543210",
+            "whole",
+        ]
+        await store.close()
+
+    asyncio.run(main())
+
+
+def directories(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir())
+
+
+def test_no_directory_is_left_empty(tmp_path):
+    async def scenario(store):
+        assert directories(tmp_path) == []
+        await store.write_file("chk/1-1/a", b"a")
+        await store.write_file("chk/1-2/b", b"b")
+        await store.put("log/entry", b"e")
+        await store.delete_files(["chk/1-1/a"])
+        assert directories(tmp_path) == ["chk", "chk/1-2", "log"]
+        (tmp_path / "chk" / "1-3").mkdir()
+        (tmp_path / "chk" / "1-3" / ".tmp-left").write_bytes(b"half")
+        assert await store.delete_incomplete("chk") == 1
+        assert directories(tmp_path) == ["chk", "chk/1-2", "log"]
+        await store.delete("log/entry")
+        assert directories(tmp_path) == ["chk", "chk/1-2"]
+        await store.delete_files(["chk/1-2/b"])
+        assert not tmp_path.exists()
+        await store.put("log/entry", b"again")
+        assert directories(tmp_path) == ["log"]
+
+    run(tmp_path, scenario)
+
+
+def test_writers_and_deleters_of_one_directory_do_not_disturb_each_other(tmp_path):
+    async def churn(store, name):
+        for _ in range(60):
+            await store.create_if_absent(f"a/b/{name}", b"content")
+            assert await store.read(f"a/b/{name}") == b"content"
+            await store.delete(f"a/b/{name}")
+
+    async def scenario(store):
+        async with asyncio.TaskGroup() as group:
+            for name in range(6):
+                group.create_task(churn(store, name))
+        assert directories(tmp_path) == []
+
+    run(tmp_path, scenario)

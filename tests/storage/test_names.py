@@ -20,7 +20,7 @@ def test_the_names_of_records_are_fixed():
     assert names.log_entry(12345) == "log/00000000000000012345.json"
     assert names.generation_record(7) == "log/generation/0000000007.json"
     assert names.probe("ab") == "probe/ab.json"
-    assert names.savepoint_dir("flights", 12) == "savepoint-flights-12"
+    assert names.savepoint_dir("flights", "ab12") == "savepoint-flights-ab12"
     file = names.checkpoint_file(3, 17, "Count per Origin!", 2, "window")
     assert file == "chk/3-17/count-per-origin-2-window-948e15254b0e934b.parquet"
     assert names.job_dir("Flights") == "flights-6dc0f039897082ee"
@@ -38,14 +38,42 @@ def test_names_of_entries_sort_like_their_numbers():
     assert listed == sorted(listed)
 
 
-@given(st.text(), st.text(), st.integers(0, 99), st.sampled_from(["table", "items"]))
-def test_checkpoint_files_are_safe_for_any_text(operator, state, subtask, kind):
-    parts = names.checkpoint_file(1, 2, operator, subtask, state, kind).split("/")
+KINDS = st.sampled_from(["table", "delta", "items", "file", "meta"])
+
+
+@given(st.text(), st.text(), st.integers(0, 99), KINDS, st.text())
+def test_state_files_are_safe_for_any_text(operator, state, subtask, kind, file_id):
+    name = names.checkpoint_file(1, 2, operator, subtask, state, kind, file_id)
+    parts = name.split("/")
     assert parts[:2] == ["chk", "1-2"]
     assert len(parts) == 3
-    assert SAFE.fullmatch(parts[2])
-    assert len(parts[2]) <= 200
-    assert names.checkpoint_file(1, 2, operator, subtask, state, kind).split("/") == parts
+    assert names.checkpoint_of(name) == (1, 2)
+    in_savepoint = names.savepoint_file(operator, subtask, state, kind, file_id).split("/")
+    assert len(in_savepoint) == 3
+    for part in (parts[2], *in_savepoint):
+        assert SAFE.fullmatch(part)
+        assert len(part) <= 200
+
+
+def test_files_of_other_writers_are_not_taken_for_state_files():
+    for name in ("log/1.json", "chk/1-2", "chk/x-2/f", "_metadata", "xchk/1-2/f"):
+        assert names.checkpoint_of(name) is None
+
+
+def test_the_names_in_a_savepoint_are_fixed_and_readable():
+    file = names.savepoint_file("Count per Origin!", 2, "window")
+    assert file == "count-per-origin-9dba913a7745ea4e/window/2.parquet"
+    assert names.savepoint_file("count", 0, "a b").split("/")[1] != "a-b"
+
+
+def test_every_file_of_a_state_has_its_own_name():
+    for name in (
+        lambda kind, id_: names.checkpoint_file(1, 1, "o", 0, "s", kind, id_),
+        lambda kind, id_: names.savepoint_file("o", 0, "s", kind, id_),
+    ):
+        kinds = ["table", "delta", "items", "meta"]
+        made = [name(kind, "") for kind in kinds] + [name("file", id_) for id_ in ("a", "b", "A")]
+        assert len(set(made)) == len(made)
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), unique=True, max_size=20))

@@ -333,3 +333,76 @@ def test_refusals_are_not_tried_again_and_say_what_to_allow():
         await store.close()
 
     asyncio.run(main())
+
+
+def test_listings_go_on_behind_their_first_page(s3_server):
+    async def main():
+        async with opened(s3_server) as store:
+            names = [f"chk/1-1/{n:04}" for n in range(1005)]
+            for first in range(0, len(names), 50):
+                await asyncio.gather(*(store.put(n, b"x") for n in names[first : first + 50]))
+            listed = [name async for name, _ in store.list_files("chk/")]
+            assert sorted(listed) == names
+
+    asyncio.run(main())
+
+
+def test_uploads_that_dead_writers_left_are_removed(s3_server):
+    import boto3
+
+    async def main():
+        async with opened(s3_server) as store:
+            client = boto3.client("s3", endpoint_url=s3_server.endpoint, region_name="us-east-1")
+            for key in ("root/job/chk/1-1/a", "root/job/chk/1-1/b", "root/job2/chk/1-1/c"):
+                client.create_multipart_upload(Bucket=s3_server.bucket, Key=key)
+            client.close()
+            assert await store.delete_incomplete("chk") == 2
+
+    asyncio.run(main())
+    assert uploads_and_objects(s3_server)[0] == ["root/job2/chk/1-1/c"]
+
+
+def test_a_download_goes_on_where_it_broke_off(s3_server, tmp_path, monkeypatch):
+    """A body that ends in the middle: the next request asks for the rest only."""
+
+    async def main():
+        async with opened(s3_server) as store:
+            await store.write_file("chk/big", BIG)
+            broken = []
+            rest = store._download_rest
+
+            async def breaks_once(name, file):
+                if not broken:
+                    broken.append(file.write(BIG[: 5 << 20]))
+                    raise ConnectionResetError("in the middle")
+                await rest(name, file)
+
+            monkeypatch.setattr(store, "_download_rest", breaks_once)
+            await store.download("chk/big", tmp_path / "big")
+            assert broken == [5 << 20]
+            assert (tmp_path / "big").read_bytes() == BIG
+
+    asyncio.run(main())
+
+
+def test_a_failed_upload_is_given_up_in_bounded_time(s3_server, monkeypatch):
+    """A store that does not answer aborts either: cancelling must not take the whole retry budget."""
+    monkeypatch.setattr(s3, "CLEAN_UP_S", 0.05)
+    retrying, forever = asyncio.Event(), asyncio.Event()
+
+    async def sleep(seconds):
+        retrying.set()
+        await forever.wait()
+
+    async def main():
+        store = S3Store(settings_of(s3_server), sleep=sleep)
+        await store.open()
+        s3_server.inject(fault("PUT", "partNumber=3"), *[fault("DELETE", "uploadId")] * 9)
+        writer = asyncio.ensure_future(store.write_file("chk/big.parquet", BIG))
+        await retrying.wait()
+        writer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(writer, 10)
+        await store.close()
+
+    asyncio.run(main())

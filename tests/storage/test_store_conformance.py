@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from headgate.errors import StorageError
+from headgate.errors import MissingFileError, StorageError
 from headgate.runtime.storage.base import Created, Existed
 
 
@@ -160,5 +160,73 @@ def test_opening_leaves_nothing_behind_and_does_not_disturb(make_store):
         await store.put("log/1.json", b"x")
         async with opened(make_store), opened(make_store):
             assert await store.read("log/1.json") == b"x"
+
+    run(scenario, make_store)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, (17 << 20) + 7])
+def test_a_local_file_is_stored_whole_and_comes_back_whole(make_store, tmp_path, size):
+    async def scenario(store):
+        data = (bytes(range(251)) * (size // 251 + 1))[:size]
+        (tmp_path / "local").write_bytes(data)
+        await store.write_file("chk/1-1/op-0-state.bin", tmp_path / "local")
+        (tmp_path / "local").unlink()
+        assert await store.read_file("chk/1-1/op-0-state.bin") == data
+        await store.download("chk/1-1/op-0-state.bin", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == data
+
+    run(scenario, make_store)
+
+
+def test_a_range_is_read_alone_and_ends_with_the_file(make_store):
+    async def scenario(store):
+        await store.write_file("chk/1-1/f", bytes(range(100)))
+        assert await store.read_range("chk/1-1/f", 0, 100) == bytes(range(100))
+        assert await store.read_range("chk/1-1/f", 10, 5) == bytes(range(10, 15))
+        assert await store.read_range("chk/1-1/f", 95, 50) == bytes(range(95, 100))
+        assert await store.read_range("chk/1-1/f", 100, 5) == b""
+        assert await store.read_range("chk/1-1/f", 3, 0) == b""
+
+    run(scenario, make_store)
+
+
+def test_missing_files_are_told_from_trouble(make_store, tmp_path):
+    async def scenario(store):
+        for read in (
+            store.read_file("chk/1-1/gone"),
+            store.read_range("chk/1-1/gone", 0, 5),
+            store.download("chk/1-1/gone", tmp_path / "back"),
+        ):
+            with pytest.raises(MissingFileError, match=r"chk/1-1/gone"):
+                await read
+        assert not (tmp_path / "back").exists()
+
+    run(scenario, make_store)
+
+
+def test_files_are_listed_by_prefix_with_their_sizes(make_store):
+    async def listed(store, prefix):
+        return sorted([item async for item in store.list_files(prefix)])
+
+    async def scenario(store):
+        assert await listed(store, "chk/") == []
+        sizes = {f"chk/1-{n % 3}/{n}.parquet": n for n in range(1, 25)}
+        for name, size in sizes.items():
+            await store.write_file(name, b"x" * size)
+        await store.put("log/1.json", b"{}")
+        assert await listed(store, "chk/") == sorted(sizes.items())
+        second = sorted(item for item in sizes.items() if item[0].startswith("chk/1-2/"))
+        assert await listed(store, "chk/1-2/") == second
+        assert await listed(store, "chk/1-2") == second
+        assert ("log/1.json", 2) in await listed(store, "")
+
+    run(scenario, make_store)
+
+
+def test_removing_what_is_incomplete_leaves_whole_files_alone(make_store):
+    async def scenario(store):
+        await store.write_file("chk/1-1/whole", b"whole")
+        assert await store.delete_incomplete("chk") == 0
+        assert await store.read_file("chk/1-1/whole") == b"whole"
 
     run(scenario, make_store)

@@ -76,7 +76,7 @@ class Harness:
         """The snapshot, its tables made at once; checks their promised form."""
         snapshot = self.operator.snapshot(1)
         assert snapshot is not None
-        made = {name: make() for name, make in snapshot.tables.items()}
+        made = {name: cut.make(None) for name, cut in snapshot.tables.items()}
         for table in made.values():
             assert table.schema.names[0] == "key_group"
             assert table.schema.types[0] == pa.int32()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError, StateError
+from headgate.operators import small_windows, window_aggregate
 from headgate.operators.aggregates import AggregatePlan, count, max, parse_aggregate, sum
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
 from headgate.operators.window_aggregate import LATE, LATE_COUNTER, WindowAggregate
@@ -276,7 +277,7 @@ def test_a_snapshot_is_a_cut_that_later_rows_do_not_touch(start):
     harness.process(batch([("a", 5, 0), ("b", 5, 0)]))
     harness.watermark(1000)
     harness.process(batch([("c", 7, 2000)]))
-    table = snapshot.tables["windows"]()
+    table = snapshot.tables["windows"].make(None)
     assert table.select(["user", "n", "total"]).to_pylist() == [{"user": "a", "n": 1, "total": 1}]
 
 
@@ -336,3 +337,76 @@ def test_null_is_a_group_as_in_sql(start, type_):
     query = 'SELECT "user", count(*), sum(x)::BIGINT, max(x) FROM rows GROUP BY 1'
     found = [(row[0], *row[3:6]) for row in restored.output.rows()]
     assert sorted(found, key=str) == sorted(duckdb.sql(query).fetchall(), key=str)
+
+
+def test_large_windows_come_out_in_pieces_between_small_ones(start, monkeypatch):
+    """A small window that is open, or fires too, does not make the large ones one huge batch."""
+    monkeypatch.setattr(window_aggregate, "EMIT_ROWS_MAX", 50)
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 5)
+    harness = start(operator(TumblingWindow(10)))
+    for begin in (10, 30):
+        harness.process(batch([(f"{n}", 1, begin) for n in range(130)]))
+    harness.process(batch([("a", 1, 0), ("a", 1, 20), ("a", 1, 99)]))
+    built = []
+    emit = harness.operator._emit
+    monkeypatch.setattr(
+        harness.operator,
+        "_emit",
+        lambda fired: (built.append(builtins.sum(len(f.starts) for f in fired)), emit(fired)),
+    )
+    harness.watermark(60)
+    assert builtins.max(built) <= 100
+    ends = [row[-1] for row in harness.output.rows()]
+    assert ends == [9] + [19] * 130 + [29] + [39] * 130
+
+
+def test_small_windows_that_are_not_due_are_not_looked_at(start, monkeypatch):
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 5)
+    harness = start(operator(TumblingWindow(10)))
+    harness.process(batch([("a", 1, 95)]))
+    small = harness.operator._small
+    starts, small._starts = small._starts, None
+    harness.watermark(50)
+    small._starts = starts
+    harness.watermark(99)
+    assert len(harness.output.rows()) == 1
+
+
+def test_groups_kept_for_later_windows_have_a_bound_in_bytes(start, monkeypatch):
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 0)
+    monkeypatch.setattr(window_aggregate, "_SPARE_BYTES_MAX", 60_000)
+    harness = start(operator(TumblingWindow(10)))
+    for begin in range(0, 200, 10):
+        harness.process(batch([(f"{n}", 1, begin) for n in range(300)]))
+    groups = len(harness.operator._groups)
+    harness.watermark(1000)
+    spare = harness.operator._spare
+    assert groups == 20
+    assert 1 <= len(spare) < 20
+    assert builtins.sum(group.nbytes for group in spare) == harness.operator._spare_bytes <= 60_000
+
+
+def test_a_large_shared_table_gives_its_memory_back_when_it_empties(start, monkeypatch):
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 10**9)
+    monkeypatch.setattr(small_windows, "KEPT_ROWS_MAX", 10)
+    harness = start(operator(TumblingWindow(10)))
+    kept = []
+    for rows in (8, 12):
+        harness.process(batch([(f"{n}", 1, 100 * rows) for n in range(rows)]))
+        before = harness.operator._small._group
+        harness.watermark(100 * rows + 9)
+        kept.append(harness.operator._small._group is before)
+    assert kept == [True, False]
+
+
+def test_restored_large_windows_equal_those_before(start, monkeypatch):
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 20)
+    harness = start(operator(TumblingWindow(10)))
+    for begin in range(0, 300, 10):
+        rows = 10 if begin % 30 else 40
+        harness.process(batch([(f"{n}", begin + n, begin) for n in range(rows)]))
+    restored = start(operator(TumblingWindow(10)), harness.tables())
+    assert len(restored.operator._groups) == 10
+    for each in (harness, restored):
+        each.watermark(1000)
+    assert sorted(harness.output.rows(), key=str) == sorted(restored.output.rows(), key=str)

@@ -1,0 +1,68 @@
+"""What kind of function a user gave: plain, coroutine, generator; and whether a step can call it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from ..errors import PlanError
+from .graph import Origin
+
+
+def _either(function: object, is_kind: Callable[[object], bool]) -> bool:
+    """True if the function itself is of the kind, or the `__call__` of a callable object."""
+    while isinstance(function, partial):
+        function = function.func
+    return is_kind(function) or is_kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+def is_async_generator(function: object) -> bool:
+    """True for `async def` functions that yield, and callables with such a `__call__`."""
+    return _either(function, inspect.isasyncgenfunction)
+
+
+def is_async(function: object) -> bool:
+    """True for `async def` functions, also those that yield, and callables with such a `__call__`."""
+    return _either(function, inspect.iscoroutinefunction) or is_async_generator(function)
+
+
+def check_callable(function: object, kind: str, origin: Origin) -> None:
+    """Raise PlanError unless it can be called."""
+    if not callable(function):
+        raise PlanError(
+            f"{kind} needs a function, got `{type(function).__name__}`", where=str(origin)
+        )
+
+
+def check_plain(function: object, kind: str, origin: Origin) -> None:
+    """Raise PlanError unless it can be called and gives its result at once: nobody would await it."""
+    check_callable(function, kind, origin)
+    if is_async(function):
+        raise PlanError(
+            f"{kind} needs a plain function, and this one is async "
+            f"function=`{function_name(function)}`",
+            where=str(origin),
+            fix=f"do the awaiting in an async map before, and let {kind} read its result",
+        )
+
+
+def check_returns(function: object, kind: str, origin: Origin) -> None:
+    """Raise PlanError if it yields: `kind` takes one result per record, not a generator object."""
+    check_callable(function, kind, origin)
+    if is_async_generator(function) or _either(function, inspect.isgeneratorfunction):
+        fix = "use return instead of yield"
+        raise PlanError(
+            f"{kind} needs a function that returns, and this one yields "
+            f"function=`{function_name(function)}`",
+            where=str(origin),
+            fix=f"{fix}, or flat_map instead of map" if kind == "map" else fix,
+        )
+
+
+def function_name(function: object) -> str:
+    """For `explain`."""
+    while isinstance(function, partial):
+        function = function.func
+    return cast(str, getattr(function, "__qualname__", type(function).__name__))

@@ -1,0 +1,88 @@
+"""Which backend holds keyed state with access by single keys, from a job's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from ..errors import OptionError
+from ..state.keyed.backend_settings import RocksDBSettings
+from ..state.keyed.base import KeyedBackend, TableSpec
+from ..state.keyed.key_shape import KeyShape
+from ..state.keyed.memory import MemoryBackend
+from .base import OperatorContext
+from .sizes import parse_size
+
+_TYPE: Final = "state.backend.type"
+_MEMORY: Final = ("hashmap", "memory")
+_ROCKSDB: Final = "rocksdb"
+_OPTION: Final = "state.backend.rocksdb."
+
+
+def check_state_backend(options: Mapping[str, str]) -> None:
+    """Check that the backend the options name can be had here.
+
+    Raises:
+        OptionError: there is no such backend, or its package is not installed.
+    """
+    kind = options.get(_TYPE, _MEMORY[0])
+    if kind not in (*_MEMORY, _ROCKSDB):
+        raise OptionError(
+            f"no such state backend {_TYPE}=`{kind}`",
+            fix=f"it can be: {', '.join((*_MEMORY, _ROCKSDB))}",
+        )
+    if kind == _ROCKSDB and find_spec("rocksdict") is None:
+        raise OptionError(
+            f"the package of this state backend is not installed {_TYPE}=`{kind}` package=`rocksdict`",
+            fix="pip install 'headgate[rocksdb]', on all machines of the cluster",
+        )
+
+
+def open_keyed_backend(
+    context: OperatorContext, keys: KeyShape, specs: Mapping[str, TableSpec]
+) -> KeyedBackend:
+    """The backend of an operator subtask.
+
+    Args:
+        context: of the subtask; its options name the backend.
+        keys: what the keys are.
+        specs: the states, by name.
+
+    Raises:
+        OptionError: there is no such backend, or its package is not installed.
+    """
+    check_state_backend(context.options)
+    if context.options.get(_TYPE) != _ROCKSDB:
+        return MemoryBackend(keys, specs, context.max_parallelism)
+    from ..state.keyed.rocksdb import RocksDBBackend  # only now: it needs an extra
+
+    return RocksDBBackend(
+        keys,
+        specs,
+        context.max_parallelism,
+        directory=context.local_directory() / "rocksdb",
+        key_groups=context.key_groups,
+        file_token=context.file_token,
+        settings=rocksdb_settings(context.options),
+    )
+
+
+def rocksdb_settings(options: Mapping[str, str]) -> RocksDBSettings:
+    """The bounds that the options set; the others as they are by default."""
+    default = RocksDBSettings()
+
+    def size(key: str, otherwise: int) -> int:
+        return parse_size(options[key], key) if key in options else otherwise
+
+    return RocksDBSettings(
+        memory_bytes=size("taskmanager.memory.managed.size", default.memory_bytes),
+        write_buffer_ratio=float(
+            options.get(f"{_OPTION}memory.write-buffer-ratio", default.write_buffer_ratio)
+        ),
+        write_buffer_bytes=size(f"{_OPTION}writebuffer.size", default.write_buffer_bytes),
+        write_buffers=int(options.get(f"{_OPTION}writebuffer.count", default.write_buffers)),
+        threads=int(options.get(f"{_OPTION}thread.num", default.threads)),
+        open_files=int(options.get(f"{_OPTION}files.open", default.open_files)),
+        block_bytes=size(f"{_OPTION}block.blocksize", default.block_bytes),
+    )

@@ -1,0 +1,191 @@
+"""Aggregates per key that need not fit into memory: a `KeyedGroup` over sorted runs on local disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..state.epochs import TableEpoch
+from ..state.hashing import Hashes
+from ..state.key_index import KeyHasher, plain_column
+from ..state.runs.file_pool import FilePool
+from ..state.runs.memory_shares import MemoryShare
+from ..state.runs.settings import RunSettings
+from ..state.runs.spilling_table import SpillingTable, TableShape
+from ..state.slots import Slots
+from ..state.snapshot import FilesCut, RestoredFiles
+from ..state.values import Index
+from .aggregates import AggregatePlan
+from .base import OperatorContext
+from .keyed_aggregate import KeyedGroup, Loader, identity_seed
+from .sizes import parse_size
+
+_BACKEND: Final = "state.backend.type"
+_MANAGED_MEMORY: Final = "taskmanager.memory.managed.size"
+_IDENTITY_VERSION: Final = 1
+_RESTORE_ROWS: Final = 1 << 16
+
+
+def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
+    """True if the options want this state on disk. Without keys there is one row: that stays in memory."""
+    return bool(plan.keys) and context.options.get(_BACKEND) == "rocksdb"
+
+
+class GroupDelta:
+    """The rows of a group that are not in runs."""
+
+    def __init__(self, plan: AggregatePlan, hasher: KeyHasher, loader: Loader) -> None:
+        self._schema = stored_schema(plan)
+        self.group = KeyedGroup(plan, hasher, TableEpoch(), loader)
+
+    @property
+    def size(self) -> int:
+        """How many keys there are."""
+        return self.group.keys.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and their state."""
+        return self.group.used_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the arrays, which stay when they are cleared."""
+        return self.group.nbytes - self.group.state.object_bytes
+
+    def lanes(self) -> tuple[Hashes, Hashes | None]:
+        """The identity of each slot's key."""
+        return self.group.keys.lanes()
+
+    def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
+        """The slot of each identity, -1 where there is none."""
+        return self.group.keys.find(hashes, checks)
+
+    def table(self, slots: Index) -> pa.Table:
+        """Keys and state of these slots."""
+        columns = [*self.group.keys.take(slots), *self.group.state.columns(slots)]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def load(self, slots: Index, table: pa.Table) -> None:
+        """Set the state of new slots."""
+        self.group.state.load(slots, table, self.size)
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self.group.clear()
+
+
+class SpillingSpace:
+    """What the tables of one operator subtask share: memory, threads, a directory, and their form."""
+
+    def __init__(self, plan: AggregatePlan, context: OperatorContext, name: str) -> None:
+        fields = [plan.schema.field(key) for key in plan.keys]
+        seed = identity_seed(context.job_name)
+        self.plan = plan
+        # Keys are looked up on disk by their hashes: an index without them would not do.
+        self.hasher = KeyHasher([field.type for field in fields], seed, dense=False)
+        self.share = MemoryShare(_managed_memory(context))
+        """Bytes for all tables together, as of now."""
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix=f"runs-{context.operator_name}")
+        self.directory = context.local_directory() / name
+        self.directory.mkdir()
+        numbers = itertools.count(1)
+        self.new_id = lambda: f"{name}-{context.file_token}-{next(numbers)}"
+        self.settings = replace(RunSettings(), mapped_bytes=self.share())
+        self.pool = FilePool(
+            self.directory, self.settings.pool_bytes, self.settings.pool_file_bytes_min
+        )
+        self.shape = TableShape(
+            schema=stored_schema(plan),
+            keys=plan.keys,
+            wide=not self.hasher.exact or fields[0].nullable,
+            identity="" if self.hasher.exact else f"{_IDENTITY_VERSION}-{seed:016x}",
+            identify=self._identify,
+            key_groups=context.key_groups,
+            max_parallelism=context.max_parallelism,
+        )
+
+    def _identify(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
+        return self.hasher.identify([plain_column(table.column(key)) for key in self.plan.keys])
+
+    def close(self) -> None:
+        """Give up memory, threads and unused files; after the tables."""
+        self.pool.close()
+        self.threads.shutdown(wait=False)
+        self.share.close()
+
+
+class SpillingGroup:
+    """One table: opens, feeds and snapshots it. All methods run in the mailbox.
+
+    `memory_bytes` is its budget; without it, it has that of the whole space.
+    """
+
+    def __init__(self, space: SpillingSpace, memory_bytes: Callable[[], int] | None = None) -> None:
+        self._space = space
+        self.table = SpillingTable(
+            space.shape,
+            lambda: GroupDelta(space.plan, space.hasher, self._load),
+            space.directory,
+            space.new_id,
+            space.settings,
+            space.threads.submit,
+            memory_bytes or space.share,
+            space.pool,
+        )
+
+    @property
+    def group(self) -> KeyedGroup:
+        """Where rows are added now."""
+        return self.table.delta.group
+
+    def settle(self) -> None:
+        """Keep to the memory budget; after each batch."""
+        self.table.settle()
+
+    def snapshot(self) -> FilesCut:
+        """A cut as of now."""
+        return self.table.snapshot()
+
+    def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
+        """Take over runs; only into an empty group."""
+        self.table.restore_files(restored)
+
+    def restore_table(self, table: pa.Table) -> None:
+        """Take over a canonical table, part by part; only into an empty group."""
+        for start in range(0, table.num_rows, _RESTORE_ROWS):
+            rows = table.slice(start, _RESTORE_ROWS)
+            self.group.load(self._space.plan, self._space.hasher, rows)
+            self.settle()
+
+    def close(self) -> None:
+        """Give up files and memory."""
+        self.table.close()
+
+    def _load(self, columns: list[pa.Array]) -> tuple[Index, pa.Table] | None:
+        """The state of keys that are new in memory; see `keyed_aggregate.Loader`."""
+        if not self.table.spilled:
+            return None
+        found = self.table.lookup(*self._space.hasher.identify(columns))
+        if found is None:
+            return None
+        order = np.argsort(found.positions)
+        return found.positions[order], found.table.take(pa.array(order))
+
+
+def stored_schema(plan: AggregatePlan) -> pa.Schema:
+    """The columns in a run: keys and state. Added columns are the same in all rows of a table."""
+    added = {field.name for field in plan.added}
+    fields = [field for field in list(plan.state_schema)[1:] if field.name not in added]
+    return pa.schema([field.remove_metadata() for field in fields])
+
+
+def _managed_memory(context: OperatorContext) -> int:
+    text = context.options.get(_MANAGED_MEMORY)
+    return RunSettings().memory_bytes if text is None else parse_size(text, _MANAGED_MEMORY)

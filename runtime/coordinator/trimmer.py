@@ -1,0 +1,40 @@
+"""Deletes what no checkpoint needs any more: log entries beyond `retain`, and their files."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..protocol.manifest import unshared_files
+from ..storage.base import CheckpointStore
+from ..storage.joblog_store import JobLog
+
+
+class Trimmer:
+    """Drops checkpoints beyond `retain`, log entries and files. Files that would not go are kept in
+    mind: the log forgets them with its next trim, so they are deleted before that."""
+
+    def __init__(self, log: JobLog, store: CheckpointStore) -> None:
+        self._log = log
+        self._store = store
+        self._doomed: list[str] = []
+        self._lock = asyncio.Lock()
+
+    async def trim(self, retain: int, keep_from: int | None = None) -> None:
+        """Keep the newest `retain` checkpoints, and those of id `keep_from` on.
+
+        `keep_from` may be out of date: what a checkpoint builds on never gets older than it was.
+
+        Raises:
+            StorageError: something is left over; the next call tries again.
+        """
+        async with self._lock:
+            await self._delete_doomed()
+            subsumed = await self._log.trim(retain, keep_from)
+            kept = [logged.manifest for logged in self._log.view.checkpoints]
+            self._doomed = unshared_files(subsumed, kept)
+            await self._delete_doomed()
+
+    async def _delete_doomed(self) -> None:
+        if self._doomed:
+            await self._store.delete_files(self._doomed)
+            self._doomed = []

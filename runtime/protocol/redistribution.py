@@ -1,0 +1,42 @@
+"""How items of operator state are dealt out when the parallelism changes (features.md 3.7).
+
+The rules are Flink's (`RoundRobinOperatorStateRepartitioner`), so that no subtask has more than one item
+above another, over all states together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from ...errors import check
+
+T = TypeVar("T")
+
+
+def spread_splits(states: Mapping[str, Sequence[T]], parallelism: int) -> dict[str, list[list[T]]]:
+    """The shares of each new subtask, by state in the order given.
+
+    Every subtask gets total div parallelism items of a state, in order; the rest goes one each to the
+    subtasks from `start` on, and `start` carries over to the next state.
+    """
+    check(parallelism >= 1, "no subtask to give items to", parallelism=parallelism)
+    shares: dict[str, list[list[T]]] = {}
+    start = 0
+    for state, items in states.items():
+        base, rest = divmod(len(items), parallelism)
+        more = {(start + number) % parallelism for number in range(rest)}
+        start = (start + rest) % parallelism
+        position = 0
+        shares[state] = []
+        for index in range(parallelism):
+            length = base + (index in more)
+            shares[state].append(list(items[position : position + length]))
+            position += length
+    return shares
+
+
+def broadcast(copies: Sequence[list[T]], parallelism: int) -> list[list[T]]:
+    """New subtask i gets the copy of old subtask i mod the number of those that reported one."""
+    check(copies, "nobody reported a copy")
+    return [copies[index % len(copies)] for index in range(parallelism)]

@@ -1,0 +1,1 @@
+"""Savepoints and checkpoints as things a user holds: written, found, shown, compared, checked, deleted."""

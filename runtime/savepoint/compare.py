@@ -1,0 +1,151 @@
+"""Two savepoints side by side, and a savepoint beside a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...operators.graph import Node
+from ...state.evolution import compare
+from ...state.snapshot import StateInfo
+from ..job_spec import JobSpec
+from ..plan import PhysicalPlan
+from ..protocol.manifest import Manifest
+from .describe import SPLITS, describe, states_of
+from .locate import Located
+
+
+@dataclass(slots=True)
+class Check:
+    """What restoring a savepoint into a job would meet.
+
+    Attributes:
+        unclaimed: states, as `operator.state`, that no operator of the job claims.
+        incompatible: why states cannot be loaded, each with the old and the new type.
+        migrated: states that are loaded with changes.
+        new: states of the job that the savepoint does not have; they begin empty.
+        other: anything else that would stop the job.
+    """
+
+    unclaimed: list[str] = field(default_factory=list)
+    incompatible: list[str] = field(default_factory=list)
+    migrated: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
+
+    def ok(self, *, allow_non_restored: bool = False) -> bool:
+        """True if the job would start."""
+        return not (self.incompatible or self.other or (self.unclaimed and not allow_non_restored))
+
+
+def check(located: Located, spec: JobSpec) -> Check:
+    """Compare the state at hand with what the operators of a job declare; nothing is started."""
+    found = Check()
+    _check_parallelism(located, spec, found)
+    declared = declared_states(spec.plan)
+    found.unclaimed.extend(unclaimed_states(located.manifest, declared))
+    stored = {operator.name: states_of(operator) for operator in located.manifest.operators}
+    for operator, states in stored.items():
+        for name, old in states.items():
+            new = declared.get(operator, {}).get(name)
+            if old is not None and new is not None:
+                _compare(operator, old, new, found)
+    for operator, known in declared.items():
+        missing = known.keys() - stored.get(operator, {}).keys()
+        found.new.extend(f"{operator}.{name}" for name in sorted(missing))
+    return found
+
+
+def _check_parallelism(located: Located, spec: JobSpec, found: Check) -> None:
+    groups = located.manifest.max_parallelism
+    if spec.max_parallelism not in (None, groups):
+        found.other.append(
+            f"max parallelism is {spec.max_parallelism} in the job and {groups} in the savepoint: "
+            f"set it to {groups}, or leave it unset"
+        )
+    widest = max(vertex.parallelism for vertex in spec.plan.vertices)
+    if widest > groups:
+        found.other.append(
+            f"parallelism {widest} is above the {groups} key groups of the savepoint"
+        )
+
+
+def declared_states(plan: PhysicalPlan) -> dict[str, dict[str, StateInfo]]:
+    """By operator, the states it says it has; nothing for those that cannot say so before they run."""
+    return {node.name: _declared(node) for vertex in plan.vertices for node in vertex.nodes}
+
+
+def _declared(node: Node) -> dict[str, StateInfo]:
+    if node.source is not None:
+        return {SPLITS: StateInfo(name=SPLITS, kind="split")}
+    if node.factory is None:
+        return {}
+    return {info.name: info for info in node.factory().states()}
+
+
+def unclaimed_states(manifest: Manifest, declared: dict[str, dict[str, StateInfo]]) -> list[str]:
+    """States of a checkpoint, as `operator.state`, that no operator of a job claims.
+
+    Operators that declare no states claim whatever is stored under their name, and so do those of which
+    the checkpoint has states that were not declared then.
+    """
+    found = []
+    for operator in manifest.operators:
+        known = declared.get(operator.name)
+        for name, old in states_of(operator).items():
+            if known is None or (known and old is not None and name not in known):
+                found.append(f"{operator.name}.{name}")
+    return sorted(found)
+
+
+def _compare(operator: str, old: StateInfo, new: StateInfo, found: Check) -> None:
+    result = compare(old, new)
+    if result.verdict == "incompatible":
+        found.incompatible.append(f"operator `{operator}`: {result.text}")
+    elif result.verdict == "migration":
+        found.migrated.append(f"operator `{operator}`: {result.text}")
+
+
+def diff(one: Located, other: Located) -> list[dict[str, Any]]:
+    """What changed from `one` to `other`: a row per state that is new, gone, or not the same."""
+    before, after = _states(one), _states(other)
+    rows: list[dict[str, Any]] = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        changes = _changes(old, new)
+        if changes:
+            rows.append(
+                {
+                    "operator": key[0],
+                    "state": key[1],
+                    "change": "added" if old is None else "removed" if new is None else "changed",
+                    "details": changes,
+                    "rows": _growth(old, new, "rows"),
+                    "bytes": _growth(old, new, "bytes"),
+                }
+            )
+    return rows
+
+
+def _states(located: Located) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (operator["operator"], state["state"]): {**state, "parallelism": operator["parallelism"]}
+        for operator in describe(located)["operators"]
+        for state in operator["states"]
+    }
+
+
+_COMPARED = ("kind", "keys", "values", "version", "ttl_ms", "parallelism", "rows", "bytes")
+
+
+def _changes(old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, list[Any]]:
+    """Field by field: before and after."""
+    return {
+        name: [(old or {}).get(name), (new or {}).get(name)]
+        for name in _COMPARED
+        if (old or {}).get(name) != (new or {}).get(name)
+    }
+
+
+def _growth(old: dict[str, Any] | None, new: dict[str, Any] | None, name: str) -> int:
+    return int((new or {}).get(name, 0)) - int((old or {}).get(name, 0))

@@ -1,0 +1,111 @@
+"""From what a user calls a savepoint to the state it names.
+
+`PATH` is the directory of a savepoint, or that of a job's checkpoints, of which the newest counts;
+`PATH@7` is checkpoint number 7 in there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import StateError, UsageError
+from ...operators.clock import Clock
+from ..protocol import names
+from ..protocol.joblog import LogView
+from ..protocol.manifest import Manifest
+from ..storage.base import CheckpointStore
+from ..storage.joblog_store import JobLog
+from . import store as savepoints
+from .metadata import Savepoint
+from .store import AddressOpener
+
+_WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """State that a run may begin with.
+
+    Attributes:
+        manifest: what it consists of.
+        root: address of the directory that names of files are relative to.
+        job: the job that it was taken of.
+        savepoint: None if it is a checkpoint.
+    """
+
+    manifest: Manifest
+    root: str
+    job: str
+    savepoint: Savepoint | None
+
+    @property
+    def text(self) -> str:
+        """What it is, for a person."""
+        kind = "checkpoint" if self.savepoint is None else "savepoint"
+        return f"{kind} {self.manifest.checkpoint_id} in {self.root}"
+
+
+async def locate(
+    open_at: AddressOpener, address: str, options: Mapping[str, str], clock: Clock
+) -> Located:
+    """What lies at `address`, read only.
+
+    Raises:
+        StateError: nothing that could be restored.
+        UsageError: the address is not understood.
+    """
+    match = _WITH_ID.fullmatch(address)
+    root, wanted = (match["path"], int(match["id"])) if match else (address, None)
+    if "://" not in root and not Path(root).is_dir():
+        raise StateError(f"no such directory path=`{root}`", fix=_FIX)
+    async with savepoints.opened(open_at, root, options, writable=False) as store:
+        savepoint = await savepoints.read(store)
+        if savepoint is None:
+            if await savepoints.unfinished_files(store, root) is not None:
+                raise StateError(
+                    savepoints.UNFINISHED,
+                    where=store.describe(),
+                    fix="wait for it, or restore another one; headgate savepoint dispose --unfinished "
+                    "deletes what is left of it",
+                )
+            manifest = await _checkpoint(store, wanted, clock)
+            return Located(manifest, root, _job_name(root), None)
+        if wanted is not None:
+            raise UsageError(
+                f"a savepoint has no numbered checkpoints path=`{root}`", fix=f"leave out @{wanted}"
+            )
+        return Located(savepoint.manifest, root, savepoint.job, savepoint)
+
+
+_FIX = "give the directory of a savepoint (it has `_metadata`), or of a job's checkpoints (it has `log`)"
+
+
+async def _checkpoint(store: CheckpointStore, wanted: int | None, clock: Clock) -> Manifest:
+    view: LogView = await JobLog(store, "reader", clock).load()
+    where = store.describe()
+    if view.empty:
+        raise StateError("neither a savepoint nor the checkpoints of a job", where=where, fix=_FIX)
+    manifests = {logged.checkpoint_id: logged.manifest for logged in view.checkpoints}
+    if not manifests:
+        raise StateError("the job has no completed checkpoint", where=where)
+    if wanted is None:
+        return manifests[max(manifests)]
+    if wanted not in manifests:
+        known = ", ".join(map(str, manifests))
+        raise StateError(
+            f"no such checkpoint id=`{wanted}`", where=where, fix=f"those that are kept: {known}"
+        )
+    return manifests[wanted]
+
+
+def _job_name(root: str) -> str:
+    """The job whose checkpoints lie there: its directory is called after it (`names.job_dir`)."""
+    return root.rstrip("/").rpartition("/")[2]
+
+
+def savepoint_address(target: str, job: str, token: str) -> str:
+    """Where a new savepoint of `job` goes below the address `target`."""
+    return f"{target.rstrip('/')}/{names.savepoint_dir(job, token)}"

@@ -1,0 +1,103 @@
+"""Savepoints in their directories: made to exist, read, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from ...errors import StateError, StorageError
+from ..protocol import names
+from ..storage.base import CheckpointStore, Existed
+from .metadata import Savepoint, decode, encode
+
+AddressOpener: TypeAlias = Callable[[str, Mapping[str, str]], CheckpointStore]
+"""(address of a directory, options) -> the store, not yet opened."""
+
+
+@asynccontextmanager
+async def opened(
+    open_at: AddressOpener, address: str, options: Mapping[str, str], *, writable: bool = True
+) -> AsyncIterator[CheckpointStore]:
+    """The store at `address`, for the time of the block."""
+    store = open_at(address, options)
+    try:
+        await store.open(writable=writable)
+        yield store
+    finally:
+        await store.close()
+
+
+async def publish(store: CheckpointStore, savepoint: Savepoint) -> None:
+    """Make the savepoint exist: all its files must be there already.
+
+    Raises:
+        StorageError: it does not exist, or somebody else's does.
+    """
+    data = encode(savepoint)
+    result = await store.create_if_absent(names.SAVEPOINT_METADATA, data)
+    if isinstance(result, Existed) and result.data != data:
+        raise StorageError("there is another savepoint already", where=store.describe())
+
+
+async def read(store: CheckpointStore) -> Savepoint | None:
+    """The savepoint in this directory; None if there is none."""
+    data = await store.read(names.SAVEPOINT_METADATA)
+    return None if data is None else decode(data, store.describe())
+
+
+async def delete(store: CheckpointStore, files: Sequence[str]) -> None:
+    """Delete a savepoint, or what there is of one: its metadata first, so that it never lacks files."""
+    await store.delete(names.SAVEPOINT_METADATA)
+    await store.delete_files(files)
+
+
+UNFINISHED = "the savepoint is unfinished: it is being taken, or whoever took it died"
+
+
+async def unfinished_files(store: CheckpointStore, address: str) -> list[str] | None:
+    """What a savepoint without metadata left at `address`; None if it is something else than that.
+
+    An interrupted savepoint still has the name it was given, and nothing but files of savepoints in it.
+    """
+    if not names.is_savepoint_dir(address.rstrip("/").rpartition("/")[2]):
+        return None
+    found = [name async for name, _ in store.list_files("")]
+    return found if all(map(names.is_savepoint_file, found)) else None
+
+
+async def dispose(
+    open_at: AddressOpener, address: str, options: Mapping[str, str], *, unfinished: bool = False
+) -> Savepoint | None:
+    """Delete the savepoint at `address` and all its files; returns what it was, None if unfinished.
+
+    Args:
+        open_at: opens the store there.
+        address: of the savepoint.
+        options: what the store may need.
+        unfinished: it may lack its metadata; the caller knows that nobody is writing it.
+
+    Raises:
+        StateError: there is no savepoint, or an unfinished one and that was not meant.
+    """
+    async with opened(open_at, address, options, writable=False) as store:
+        savepoint = await read(store)
+        if savepoint is not None:
+            await delete(store, sorted(savepoint.manifest.files()))
+            return savepoint
+        files = await unfinished_files(store, address)
+        if files is None:
+            raise StateError(
+                "there is no savepoint",
+                where=store.describe(),
+                fix=f"give the directory that holds `{names.SAVEPOINT_METADATA}`",
+            )
+        if not unfinished:
+            raise StateError(
+                UNFINISHED,
+                where=store.describe(),
+                fix="if no job is writing it: headgate savepoint dispose --unfinished PATH",
+            )
+        await store.delete_incomplete("")
+        await store.delete_files(files)
+        return None

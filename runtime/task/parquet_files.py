@@ -1,0 +1,253 @@
+"""Tables of state as Parquet: written piece by piece, read whole or only where the own key groups lie.
+
+Rows are sorted by key group, so the statistics of that column say which row groups a range of key groups
+needs. Pages carry checksums of their own and the footer one in the handle: what is read in part is
+verified too. No dictionaries: keys and aggregates repeat little, and trying takes twice the time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from ...errors import check
+from ...state.keygroups import KeyGroupRange
+from ...state.snapshot import KEY_GROUP_COLUMN
+
+ROW_GROUP_ROWS: Final = 65_536
+ROW_GROUP_BYTES: Final = 16 << 20
+"""A row group has at most about this much in memory, and at least one row."""
+SPILL_BYTES: Final = 8 << 20
+"""What becomes larger than this is written to a local file instead of memory."""
+ARROW_TAIL_BYTES: Final = 65_536
+"""Arrow looks for the footer in this much of the end of a file."""
+FOOTER_END_BYTES: Final = 8
+"""At the end of each Parquet file: the length of its footer, and four letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTable:
+    """A Parquet file in memory, or at a local path that the caller removes."""
+
+    data: bytes | Path
+    size_bytes: int
+    checksum: str
+    rows: int
+    first_key_group: int
+    last_key_group: int
+    footer: tuple[int, str]
+
+
+class _Spill(io.RawIOBase):
+    """A sink in memory until it gets large, then in a file; knows the checksum of what went through."""
+
+    def __init__(self, path_for_large: Callable[[], Path]) -> None:
+        self._path_for_large = path_for_large
+        self._memory = io.BytesIO()
+        self._file: Any = None
+        self._path: Path | None = None
+        self._hash = xxhash.xxh3_64()
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._hash.update(view)
+        self.size += view.nbytes
+        if self._file is None and self.size > SPILL_BYTES:
+            self._path = self._path_for_large()
+            self._file = self._path.open("wb")
+            self._file.write(self._memory.getbuffer())
+            self._memory = io.BytesIO()
+        (self._file or self._memory).write(view)
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.size
+
+    def finish(self) -> tuple[bytes | Path, str]:
+        """The bytes, or where they are; and their checksum."""
+        if self._file is not None:
+            self._file.close()
+        return self._path or self._memory.getvalue(), self._hash.hexdigest()
+
+    def give_up(self) -> None:
+        """Remove what was written."""
+        if self._path is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+
+
+def encode_tables(
+    tables: Iterable[pa.Table], path_for_large: Callable[[], Path]
+) -> EncodedTable | None:
+    """Tables of one schema, sorted by key group across all of them, as one file; None: no rows.
+
+    Blocking: call it in a thread. At most one of `tables` is held at a time.
+    """
+    sink = _Spill(path_for_large)
+    try:
+        return _encode(tables, sink)
+    except BaseException:
+        sink.give_up()
+        raise
+
+
+def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
+    writer: pq.ParquetWriter | None = None
+    first = last = -1
+    rows = 0
+    for table in tables:
+        if not table.num_rows:
+            continue
+        low, high = _key_groups(table)
+        check(low >= last, "rows are not sorted by key group", after=last, key_group=low)
+        first, last = (low if not rows else first), high
+        rows += table.num_rows
+        if writer is None:
+            writer = _writer(sink, table.schema)
+        row_bytes = max(1, table.nbytes // table.num_rows)
+        writer.write_table(table, min(ROW_GROUP_ROWS, max(1, ROW_GROUP_BYTES // row_bytes)))
+    if writer is None:
+        return None
+    writer.close()
+    data, checksum = sink.finish()
+    return EncodedTable(data, sink.size, checksum, rows, first, last, _footer(data))
+
+
+def _writer(sink: _Spill, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"),
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        write_statistics=[KEY_GROUP_COLUMN],
+        write_page_checksum=True,
+    )
+
+
+def _key_groups(table: pa.Table) -> tuple[int, int]:
+    """The first and last key group; they must be in order."""
+    groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+    check(bool(np.all(groups[1:] >= groups[:-1])), "rows are not sorted by key group")
+    return int(groups[0]), int(groups[-1])
+
+
+def _footer(data: bytes | Path) -> tuple[int, str]:
+    if isinstance(data, bytes):
+        return _footer_of(io.BytesIO(data))
+    with data.open("rb") as file:
+        return _footer_of(file)
+
+
+def _footer_of(file: Any) -> tuple[int, str]:
+    file.seek(-FOOTER_END_BYTES, io.SEEK_END)
+    length = int.from_bytes(file.read(4), "little") + FOOTER_END_BYTES
+    file.seek(-length, io.SEEK_END)
+    return length, xxhash.xxh3_64_hexdigest(file.read(length))
+
+
+def read_whole(data: bytes | Path, own: KeyGroupRange) -> pa.Table:
+    """The rows of a file in `own`. Blocking. Raises OSError or ArrowInvalid if it is none of ours."""
+    source = io.BytesIO(data) if isinstance(data, bytes) else data
+    return own_rows(pq.read_table(source, use_threads=False), own)
+
+
+def tail_bytes(size: int, footer_bytes: int) -> int:
+    """How much of the end of a file a `PartialFile` is made of."""
+    return min(size, max(footer_bytes, ARROW_TAIL_BYTES))
+
+
+class PartialFile:
+    """A Parquet file of which only the end is here, and then the part that `own` needs."""
+
+    def __init__(self, size: int, tail: bytes, own: KeyGroupRange) -> None:
+        self._pieces = _Pieces(size)
+        self._pieces.add(size - len(tail), tail)
+        self._own = own
+        self._file = pq.ParquetFile(
+            pa.PythonFile(self._pieces, mode="r"), page_checksum_verification=True
+        )
+        self._groups = self._overlapping()
+
+    def _overlapping(self) -> list[int]:
+        metadata = self._file.metadata
+        column = metadata.schema.names.index(KEY_GROUP_COLUMN)
+        found = []
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(column).statistics
+            if KeyGroupRange(statistics.min, statistics.max).overlaps(self._own):
+                found.append(group)
+        return found
+
+    def needed(self) -> tuple[int, int]:
+        """Start and length of the bytes to `add`; row groups lie one behind the other."""
+        chunks = [
+            self._file.metadata.row_group(group).column(column)
+            for group in self._groups
+            for column in range(self._file.metadata.num_columns)
+        ]
+        if not chunks:
+            return 0, 0
+        start = min(chunk.data_page_offset for chunk in chunks)
+        end = max(chunk.data_page_offset + chunk.total_compressed_size for chunk in chunks)
+        return start, end - start
+
+    def read(self, start: int, data: bytes) -> pa.Table:
+        """The own rows, given the bytes that are `needed`. Blocking."""
+        self._pieces.add(start, data)
+        return own_rows(self._file.read_row_groups(self._groups, use_threads=False), self._own)
+
+
+class _Pieces(io.RawIOBase):
+    """A file of which some pieces are known; reading elsewhere is an error."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._position = 0
+        self._pieces: list[tuple[int, bytes]] = []
+
+    def add(self, start: int, data: bytes) -> None:
+        """These bytes lie at `start`."""
+        self._pieces.append((start, data))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._position + size, self._size)
+        for start, data in self._pieces:
+            if start <= self._position and end <= start + len(data):
+                found = data[self._position - start : end - start]
+                self._position = end
+                return found
+        raise OSError(f"bytes {self._position} to {end} of a state file are not here")
+
+
+def own_rows(table: pa.Table, own: KeyGroupRange) -> pa.Table:
+    """The rows of `table`, which is sorted by key group, with a key group in `own`; not copied."""
+    groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+    start, end = np.searchsorted(groups, [own.first, own.last + 1])
+    return table.slice(start, end - start)

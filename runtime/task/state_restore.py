@@ -1,0 +1,261 @@
+"""Reads the state of a checkpoint or savepoint: own key groups only, and nothing that is not verified.
+
+A subtask that owns all key groups of a file reads it whole and compares its checksum. One that owns a
+part (after a change of parallelism) reads the footer, then the row groups it needs: the footer's checksum
+is in the handle, and each page has one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from ...errors import MissingFileError, StateError
+from ...state.keygroups import KeyGroupRange
+from ...state.snapshot import OperatorSnapshot, RestoredFiles, RestoredState, StateHandle
+from ..protocol import names
+from ..storage.base import CheckpointStore
+from .local_directory import SubtaskDirectory
+from .parquet_files import SPILL_BYTES, PartialFile, read_whole, tail_bytes
+from .state_files import measure_file
+from .table_merge import merge_chain
+from .tasks import all_of
+from .threads import to_the_end
+
+T = TypeVar("T")
+TABLES = ("table", "delta")
+RESTORED: Final = "restored"
+"""Directory of downloaded files below an operator's own."""
+
+
+def is_needed(handle: StateHandle, own: KeyGroupRange) -> bool:
+    """True if a subtask with these key groups reads `handle` at all."""
+    if handle.kind not in (*TABLES, "file"):
+        return True
+    return KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(own)
+
+
+class StateReader:
+    """Reads state for one subtask."""
+
+    def __init__(
+        self,
+        store: CheckpointStore | None,
+        *,
+        subtask: str,
+        own: KeyGroupRange,
+        threads: Executor,
+        transfers: asyncio.Semaphore,
+        directory: SubtaskDirectory,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            store: where the files are.
+            subtask: for error messages.
+            own: the key groups to read.
+            threads: for blocking work.
+            transfers: bounds what all subtasks of this worker read at once.
+            directory: where downloads go.
+            progress: told how many bytes of the needed handles are done, bit by bit.
+        """
+        self._store = store
+        self._subtask = subtask
+        self._own = own
+        self._threads = threads
+        self._transfers = transfers
+        self._directory = directory
+        self._progress = progress
+        self._downloads: set[Path] = set()
+
+    async def load(self, operator: str, snapshots: Sequence[OperatorSnapshot]) -> RestoredState:
+        """The state of one operator, from what possibly several old subtasks had.
+
+        Raises:
+            StateError: a file is missing, or its bytes are not the ones that were written.
+            StorageError: the store does not answer.
+        """
+        parts = await all_of([self._load_part(operator, i, s) for i, s in enumerate(snapshots)])
+        state = RestoredState()
+        tables: dict[str, list[pa.Table]] = {}
+        for snapshot, part in zip(snapshots, parts, strict=True):
+            state.states.update({info.name: info for info in snapshot.states})
+            for name, table in part.tables.items():
+                tables.setdefault(name, []).append(table)
+            for name, items in part.items.items():
+                state.items.setdefault(name, []).extend(items)
+            for name, files in part.files.items():
+                state.files.setdefault(name, []).extend(files)
+        for name, found in tables.items():
+            state.tables[name] = _joined(found)
+        return state
+
+    async def _load_part(
+        self, operator: str, number: int, snapshot: OperatorSnapshot
+    ) -> RestoredState:
+        """What one old subtask had."""
+        needed = [handle for handle in snapshot.handles if is_needed(handle, self._own)]
+        read = await all_of([self._read(operator, number, handle) for handle in needed])
+        state = RestoredState()
+        chains: dict[str, list[pa.Table]] = {}
+        files: dict[str, dict[str, Path]] = {}
+        metas: dict[str, tuple[StateHandle, bytes]] = {}
+        for handle, content in zip(needed, read, strict=True):
+            if isinstance(content, pa.Table):
+                chains.setdefault(handle.state, []).append(content)
+            elif isinstance(content, Path):
+                files.setdefault(handle.state, {})[handle.file_id] = content
+            elif handle.kind == "meta":
+                metas[handle.state] = (handle, content)
+            else:
+                items = msgspec.msgpack.decode(content, type=list[bytes])
+                state.items.setdefault(handle.state, []).extend(items)
+        keys = {handle.state: handle.keys for handle in needed}
+        for name, chain in chains.items():
+            state.tables[name] = await self._in_thread(_merging(chain, keys[name]))
+        for name, (meta, content) in metas.items():
+            first, last = meta.first_key_group, meta.last_key_group
+            restored = RestoredFiles(content, files.get(name, {}), first, last)
+            state.files[name] = [restored]
+        return state
+
+    async def delete_downloads(self) -> None:
+        """Call when the operators have taken over their files: what they linked away is theirs."""
+        downloads, self._downloads = self._downloads, set()
+        for directory in downloads:
+            await self._in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
+
+    # -- one handle ---------------------------------------------------------------------------------
+
+    async def _read(
+        self, operator: str, number: int, handle: StateHandle
+    ) -> pa.Table | Path | bytes:
+        async with self._transfers:
+            try:
+                content = await self._content(operator, number, handle)
+            except MissingFileError as error:
+                self._fail("is missing", operator, handle, error)
+            except (OSError, pa.ArrowInvalid) as error:
+                self._fail("is corrupt", operator, handle, error)
+        return content
+
+    async def _content(
+        self, operator: str, number: int, handle: StateHandle
+    ) -> pa.Table | Path | bytes:
+        if handle.kind == "file":
+            directory = self._directory.of_operator(operator) / RESTORED
+            directory.mkdir(exist_ok=True)
+            self._downloads.add(directory)
+            path = directory / names.restored_file(number, handle.state, handle.file_id)
+            await self._download(operator, handle, path)
+            return path
+        if handle.kind not in TABLES:
+            return await self._bytes(operator, handle)
+        if handle.inline is None and handle.footer is not None and not self._owns_all(handle):
+            return await self._part(operator, handle, handle.footer)
+        if handle.inline is not None or handle.size_bytes <= SPILL_BYTES:
+            data = await self._bytes(operator, handle)
+            return await self._in_thread(lambda: read_whole(data, self._own))
+        async with self._temporary(operator, handle) as path:
+            return await self._in_thread(lambda: read_whole(path, self._own))
+
+    def _owns_all(self, handle: StateHandle) -> bool:
+        return handle.first_key_group in self._own and handle.last_key_group in self._own
+
+    async def _bytes(self, operator: str, handle: StateHandle) -> bytes:
+        if handle.inline is not None:
+            data = handle.inline
+        else:
+            store, name = self._where(operator, handle)
+            data = await store.read_file(name)
+        self._verify(operator, handle, len(data), xxhash.xxh3_64_hexdigest(data))
+        self._progress(len(data))
+        return data
+
+    async def _part(self, operator: str, handle: StateHandle, footer: tuple[int, str]) -> pa.Table:
+        store, name = self._where(operator, handle)
+        length, checksum = footer
+        size = handle.size_bytes
+        tail_length = tail_bytes(size, length)
+        tail = await store.read_range(name, size - tail_length, tail_length)
+        if len(tail) != tail_length or xxhash.xxh3_64_hexdigest(tail[-length:]) != checksum:
+            self._fail("is corrupt", operator, handle, "its footer is not the one that was written")
+        partial = await self._in_thread(lambda: PartialFile(size, tail, self._own))
+        start, needed = partial.needed()
+        data = await store.read_range(name, start, needed)
+        table = await self._in_thread(lambda: partial.read(start, data))
+        self._progress(size)  # of what it has for us, this is all
+        return table
+
+    async def _download(self, operator: str, handle: StateHandle, path: Path) -> None:
+        store, name = self._where(operator, handle)
+        await store.download(name, path)
+        size, checksum = await self._in_thread(lambda: measure_file(path))
+        self._verify(operator, handle, size, checksum)
+        self._progress(size)
+
+    @asynccontextmanager
+    async def _temporary(self, operator: str, handle: StateHandle) -> AsyncIterator[Path]:
+        path = self._directory.temporary_file()
+        try:
+            await self._download(operator, handle, path)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    # -- errors -------------------------------------------------------------------------------------
+
+    def _where(self, operator: str, handle: StateHandle) -> tuple[CheckpointStore, str]:
+        if self._store is None or handle.file is None:
+            self._fail("has no readable file", operator, handle, "nothing says where it lies")
+        return self._store, handle.file
+
+    def _verify(self, operator: str, handle: StateHandle, size: int, checksum: str) -> None:
+        if size != handle.size_bytes or checksum != handle.checksum:
+            self._fail(
+                "is corrupt",
+                operator,
+                handle,
+                f"expected_bytes=`{handle.size_bytes}` bytes=`{size}` "
+                f"expected_checksum=`{handle.checksum}` checksum=`{checksum}`",
+            )
+
+    def _fail(self, what: str, operator: str, handle: StateHandle, cause: object) -> NoReturn:
+        place = "the manifest of the checkpoint"
+        if handle.file is not None and self._store is not None:
+            place = f"{self._store.describe()}: {handle.file}"
+        detail = cause.message if isinstance(cause, MissingFileError) else cause
+        raise StateError(
+            f"state {what} operator=`{operator}` state=`{handle.state}` subtask=`{self._subtask}` "
+            f"kind=`{handle.kind}`: {detail}",
+            where=place,
+            fix="bring the object back from a copy, or restore an older checkpoint or a savepoint",
+        )
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await to_the_end(loop.run_in_executor(self._threads, call))
+
+
+def _merging(chain: list[pa.Table], keys: tuple[str, ...]) -> Callable[[], pa.Table]:
+    return lambda: merge_chain(chain, keys)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """Tables of different old subtasks, whose key groups are disjoint, sorted by key group."""
+    if len(tables) == 1:
+        return tables[0]
+    filled = [table for table in tables if table.num_rows] or tables[:1]
+    filled.sort(key=lambda table: table.column(0)[0].as_py() if table.num_rows else 0)
+    return pa.concat_tables(filled, promote_options="permissive")

@@ -1,0 +1,99 @@
+"""Where a worker keeps files on its own machine, below `io.tmp.dirs`.
+
+    <io.tmp.dirs>/headgate-local-<user id>/<worker>-<random>/<attempt>/<vertex>-<subtask>/...
+
+Each worker holds a lock on its directory as long as it lives; the system takes it back however the worker
+dies. So whoever gets the lock of a directory may delete it: that is how a new worker sweeps up after dead
+ones of the same machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import StorageError
+from ..protocol import names
+from ..task.local_directory import SubtaskDirectory
+
+LOCK_FILE = "lock"
+
+
+class LocalDirectories:
+    """One worker's directories, one below each of `io.tmp.dirs`. Blocking: use it in a thread."""
+
+    def __init__(self, bases: Sequence[Path], worker_id: str) -> None:
+        """Make and lock them, and sweep up after dead workers.
+
+        Raises:
+            StorageError: a directory cannot be made, or belongs to somebody else.
+        """
+        self._locks: list[int] = []
+        self._roots: list[Path] = []
+        for base in bases:
+            try:
+                self._roots.append(self._claim(base / f"headgate-local-{os.getuid()}", worker_id))
+            except OSError as error:
+                self.close()
+                raise StorageError(
+                    f"cannot use a local directory path=`{base}` cause=`{error.strerror or error}`",
+                    fix="set io.tmp.dirs to directories of this machine that can be written",
+                ) from error
+
+    def _claim(self, parent: Path, worker_id: str) -> Path:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if parent.stat().st_uid != os.getuid():
+            raise PermissionError(f"{parent} belongs to another user")
+        # While this is held, no sweeper takes the new directory for one of a dead worker.
+        gate = _lock(parent / LOCK_FILE, wait=True)
+        assert gate is not None  # it was waited for
+        try:
+            _sweep(parent)
+            root = Path(tempfile.mkdtemp(prefix=f"{names.local_dir(worker_id)}-", dir=parent))
+            lock = _lock(root / LOCK_FILE, wait=True)
+            assert lock is not None  # nobody else knows the directory
+            self._locks.append(lock)
+            return root
+        finally:
+            os.close(gate)
+
+    def subtask(self, attempt: int, vertex: int, index: int) -> SubtaskDirectory:
+        """The directory of one subtask, spread over `io.tmp.dirs`; not made yet."""
+        root = self._roots[index % len(self._roots)]
+        return SubtaskDirectory(root / f"{attempt}" / f"{vertex}-{index}")
+
+    def close(self) -> None:
+        """Delete everything, and let go."""
+        for root in self._roots:
+            shutil.rmtree(root, ignore_errors=True)
+        for lock in self._locks:
+            os.close(lock)
+        self._roots, self._locks = [], []
+
+
+def _sweep(parent: Path) -> None:
+    for directory in parent.iterdir():
+        if not directory.is_dir():
+            continue
+        lock = _lock(directory / LOCK_FILE, wait=False)
+        if lock is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(path: Path, *, wait: bool) -> int | None:
+    """The lock on `path` as a file descriptor; None if somebody else has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

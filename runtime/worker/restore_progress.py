@@ -1,0 +1,28 @@
+"""How far the restore of one worker is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...operators.clock import Clock
+
+REPORT_S = 0.5
+"""Reports are at least this far apart, but for the last."""
+
+
+class RestoreMeter:
+    """Adds up what the subtasks have read and reports it, not too often."""
+
+    def __init__(self, total_bytes: int, clock: Clock, report: Callable[[int, int], None]) -> None:
+        self._total, self._done = total_bytes, 0
+        self._clock = clock
+        self._report = report
+        self._next = clock.monotonic()
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes are done."""
+        self._done += count
+        now = self._clock.monotonic()
+        if now >= self._next or self._done >= self._total:
+            self._next = now + REPORT_S
+            self._report(self._done, self._total)

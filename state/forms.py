@@ -1,0 +1,236 @@
+"""Types as Arrow sees them: the column type, and functions from values to plain data and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from ..errors import StateError
+
+PLAIN: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime: pa.timestamp("us", tz="UTC"),
+    date: pa.date32(),
+    time: pa.time64("us"),
+    timedelta: pa.duration("us"),
+}
+"""Immutable scalars that Arrow takes and gives as they are."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """A type as Arrow sees it. The functions turn values into plain data and back."""
+
+    type_: pa.DataType
+    to_plain: Callable[[Any], Any]
+    from_plain: Callable[[Any], Any]
+    nullable: bool = False
+    """None is a value."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def form_of(hint: Any, inside: tuple[Any, ...] = ()) -> Form | None:
+    """The form of a type; None if it has none. `inside`: the records around it, which may not recur."""
+    inner, optional = without_none(hint)
+    if optional:
+        form = form_of(inner, inside)
+        return None if form is None else _optional(form)
+    scalar = _scalar(inner)
+    if scalar is not None:
+        return scalar
+    inner, _ = unwrapped(inner)
+    if is_record(inner):
+        return None if inner in inside else _record_form(inner, (*inside, inner))
+    origin, args = get_origin(inner), get_args(inner)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return _tuple_form(args, inside)
+    if origin in (list, set, frozenset, tuple) and args:
+        return _list_form(origin, args[0], inside)
+    if origin is dict and args:
+        return _map_form(args[0], args[1], inside)
+    return None
+
+
+def _scalar(hint: Any) -> Form | None:
+    hint, aware = unwrapped(hint)
+    if hint in (Decimal, UUID):
+        return Form(pa.string(), str, hint)
+    if (kind := enum_values(hint)) is not None:
+        return Form(PLAIN[kind], lambda member: member.value, hint)
+    if not is_plain(hint):
+        return None
+    if hint is float:
+        return Form(PLAIN[hint], _same, float)  # the stored state may have had integers
+    if hint is not datetime:
+        return Form(PLAIN[hint], _same, _same)
+    if not aware:
+        return Form(pa.timestamp("us"), _same, _same)
+    return Form(PLAIN[hint], _same, lambda value: value.astimezone(UTC))
+
+
+def is_plain(hint: Any) -> bool:
+    """True for the types of `PLAIN`."""
+    try:
+        return hint in PLAIN
+    except TypeError:  # not hashable: an odd Annotated
+        return False
+
+
+def enum_values(hint: Any) -> type[Any] | None:
+    """The type of the values of an Enum class, if it is int or str for all members."""
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        kinds = {type(member.value) for member in hint}
+        if kinds in ({int}, {str}):
+            return kinds.pop()
+    return None
+
+
+def _optional(form: Form) -> Form:
+    to_plain, from_plain = form.to_plain, form.from_plain
+    return Form(
+        form.type_,
+        lambda value: None if value is None else to_plain(value),
+        lambda value: None if value is None else from_plain(value),
+        True,
+    )
+
+
+def _record_form(kind: type[Any], inside: tuple[Any, ...]) -> Form | None:
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise StateError(
+            f"a type of `{kind.__name__}` is not known: {error}",
+            fix="define the class, and import its types, at the top of a module",
+        ) from error
+    if issubclass(kind, msgspec.Struct):
+        if kind.__struct_config__.tag is not None:
+            return None
+        names: Sequence[str] = kind.__struct_fields__
+    else:
+        names = [field.name for field in dataclasses.fields(kind) if field.init]
+    forms = {name: form_of(hints[name], inside) for name in names}
+    known = {name: form for name, form in forms.items() if form is not None}
+    if len(known) < len(forms) or not known:
+        return None
+    # A field with a default may be missing in stored state, and is so marked.
+    optional = _fields_with_defaults(kind)
+    fields = [
+        pa.field(name, form.type_, form.nullable or name in optional)
+        for name, form in known.items()
+    ]
+
+    nulls = [name for name, form in known.items() if form.nullable and name not in optional]
+
+    def to_plain(value: Any) -> Any:
+        return {name: form.to_plain(getattr(value, name)) for name, form in known.items()}
+
+    def from_plain(plain: Any) -> Any:
+        # What the stored value did not have is left to the default of the field.
+        given = {
+            name: form.from_plain(plain[name])
+            for name, form in known.items()
+            if name in plain and (form.nullable or plain[name] is not None)
+        }
+        for name in nulls:
+            if name not in given:
+                given[name] = None
+        return kind(**given)
+
+    return Form(pa.struct(fields), to_plain, from_plain)
+
+
+def _fields_with_defaults(kind: type[Any]) -> set[str]:
+    if issubclass(kind, msgspec.Struct):
+        return {field.name for field in msgspec.structs.fields(kind) if not field.required}
+    missing = dataclasses.MISSING
+    return {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is not missing or field.default_factory is not missing
+    }
+
+
+def _tuple_form(args: tuple[Any, ...], inside: tuple[Any, ...]) -> Form | None:
+    found = [form_of(arg, inside) for arg in args]
+    forms = [form for form in found if form is not None]
+    if len(forms) < len(found):
+        return None
+    fields = [pa.field(f"f{index}", form.type_, form.nullable) for index, form in enumerate(forms)]
+
+    def to_plain(value: Any) -> Any:
+        pairs = zip(value, forms, strict=True)
+        return {f"f{index}": form.to_plain(item) for index, (item, form) in enumerate(pairs)}
+
+    def from_plain(plain: Any) -> Any:
+        return tuple(form.from_plain(plain[f"f{index}"]) for index, form in enumerate(forms))
+
+    return Form(pa.struct(fields), to_plain, from_plain)
+
+
+def _list_form(kind: Any, element: Any, inside: tuple[Any, ...]) -> Form | None:
+    form = form_of(element, inside)
+    if form is None:
+        return None
+    return Form(
+        pa.list_(pa.field("item", form.type_, form.nullable)),
+        lambda value: [form.to_plain(item) for item in value],
+        lambda plain: kind(form.from_plain(item) for item in plain),
+    )
+
+
+def _map_form(key: Any, value: Any, inside: tuple[Any, ...]) -> Form | None:
+    keys, values = form_of(key, inside), form_of(value, inside)
+    if keys is None or values is None or keys.nullable:
+        return None
+    return Form(
+        pa.map_(keys.type_, pa.field("value", values.type_, values.nullable)),
+        lambda mapping: [(keys.to_plain(k), values.to_plain(v)) for k, v in mapping.items()],
+        lambda plain: {keys.from_plain(k): values.from_plain(v) for k, v in plain},
+    )
+
+
+def unwrapped(hint: Any) -> tuple[Any, bool]:
+    """A type without Annotated and NewType; False if it says that datetimes have no zone."""
+    aware = True
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *extras = get_args(hint)
+            aware = aware and not any(getattr(extra, "tz", None) is False for extra in extras)
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        else:
+            return hint, aware
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """`(T, True)` of `T | None`."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        members = [arg for arg in get_args(hint) if arg is not type(None)]
+        if len(members) == 1:
+            return members[0], True
+    return hint, False
+
+
+def is_record(kind: Any) -> bool:
+    """True for a msgspec Struct class or a dataclass."""
+    return isinstance(kind, type) and (
+        issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
+    )

@@ -1,0 +1,174 @@
+"""The canonical table of a state: the same columns whatever the backend.
+
+| column | |
+|---|---|
+| `key_group` | int32; rows are sorted by it |
+| key columns | typed; see `KeyShape` |
+| `namespace` | binary (identity.py), of states with namespaces only |
+| `map_key`, `position` | of a map: typed; of a list: int64, one row per element |
+| `value` | typed; see `codecs` |
+| `last_used` | timestamp(ms, UTC), of states with a TTL only |
+| `deleted` | in deltas only; then the columns from `value` on mean nothing |
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StateError
+from ..codecs import Codec, PickleCodec
+from ..evolution import ENCODING, LAST_USED_COLUMN
+from ..hashing import hash_keys, key_groups_of
+from ..snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, StateInfo, state_info
+from .identity import decode_key, encode_key
+from .key_shape import KeyShape
+
+NAMESPACE_COLUMN = "namespace"
+VALUE_COLUMN = "value"
+ENTRY_COLUMNS = {"map": "map_key", "list": "position"}
+_INSTANT = pa.timestamp("ms", tz="UTC")
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of one table as lists of equal length; unused columns stay empty."""
+
+    keys: list[Any] = field(default_factory=list)
+    namespaces: list[Any] = field(default_factory=list)
+    entries: list[Any] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    """Python objects, or `DELETED`."""
+    last_used: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def by_entry(self) -> Rows:
+        """The rows sorted by entry."""
+        order = sorted(range(len(self)), key=self.entries.__getitem__)
+        lists = (self.keys, self.namespaces, self.entries, self.values, self.last_used)
+        return Rows(*([some[index] for index in order] if some else [] for some in lists))
+
+
+class Deleted:
+    """The type of `DELETED`."""
+
+
+DELETED = Deleted()
+"""Stands for the value in rows of what is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of the canonical table of one state."""
+
+    keys: KeyShape
+    kind: str
+    value: Codec
+    entry: Codec | None = None
+    namespaced: bool = False
+    with_ttl: bool = False
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        names = self.keys.names
+        if self.namespaced:
+            names = (*names, NAMESPACE_COLUMN)
+        return names if self.entry is None else (*names, ENTRY_COLUMNS[self.kind])
+
+    def schema(self, *, deltas: bool = False) -> pa.Schema:
+        """The columns; `deltas`: with `deleted`."""
+        fields = [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), *self.keys.fields]
+        if self.namespaced:
+            fields.append(pa.field(NAMESPACE_COLUMN, pa.binary(), False))
+        if self.entry is not None:
+            fields.append(pa.field(ENTRY_COLUMNS[self.kind], self.entry.type_, self.entry.nullable))
+        encoding = self.value.encoding
+        metadata = None if encoding is None else {ENCODING: encoding}
+        nullable = self.value.nullable or deltas
+        fields.append(pa.field(VALUE_COLUMN, self.value.type_, nullable, metadata))
+        if self.with_ttl:
+            fields.append(pa.field(LAST_USED_COLUMN, _INSTANT, False))
+        if deltas:
+            fields.append(pa.field(DELETED_COLUMN, pa.bool_(), False))
+        return pa.schema(fields)
+
+    def info(self, name: str, *, version: int = 1, ttl_ms: int | None = None) -> StateInfo:
+        """The declaration of the state for the snapshot."""
+        return state_info(
+            name, self.kind, self.schema(), self.identity, version=version, ttl_ms=ttl_ms
+        )
+
+    def table(self, rows: Rows, max_parallelism: int, *, deltas: bool = False) -> pa.Table:
+        """The rows as the canonical table, sorted by key group."""
+        groups = key_groups_of(hash_keys(rows.keys), max_parallelism)
+        columns: list[pa.Array] = [pa.array(groups), *self.keys.to_arrays(rows.keys)]
+        if self.namespaced:
+            columns.append(pa.array(map(encode_key, rows.namespaces), pa.binary()))
+        if self.entry is not None:
+            columns.append(self.entry.to_array(rows.entries))
+        gone = [value is DELETED for value in rows.values] if deltas else []
+        columns.append(self._values(rows.values, gone))
+        if self.with_ttl:
+            columns.append(pa.array(rows.last_used, pa.int64()).cast(_INSTANT))
+        if deltas:
+            columns.append(pa.array(gone, pa.bool_()))
+        table = pa.Table.from_arrays(columns, schema=self.schema(deltas=deltas))
+        return table.take(pa.array(np.argsort(groups, kind="stable")))
+
+    def _values(self, values: list[Any], gone: list[bool]) -> pa.Array:
+        if not any(gone):
+            return self.value.to_array(values)
+        there = self.value.to_array([value for value in values if value is not DELETED])
+        places = np.cumsum([not deleted for deleted in gone]) - 1
+        return there.take(pa.array(places, pa.int64(), mask=np.array(gone)))
+
+    def rows(self, table: pa.Table, values: list[Any] | None = None) -> Rows:
+        """The rows of a table of this layout, those of a list in the order of position.
+
+        `values` stands in for the column of values.
+
+        Raises:
+            StateError: a value does not fit its type.
+        """
+        try:
+            if values is None:
+                values = self.value.from_array(table.column(VALUE_COLUMN))
+            rows = Rows(self.keys.from_table(table), values=values)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise StateError(f"restored values do not fit the declared type: {error}") from error
+        if self.namespaced:
+            rows.namespaces = [decode_key(n) for n in table.column(NAMESPACE_COLUMN).to_pylist()]
+        if self.entry is not None:
+            rows.entries = self.entry.from_array(table.column(ENTRY_COLUMNS[self.kind]))
+        if self.with_ttl:
+            rows.last_used = table.column(LAST_USED_COLUMN).cast(pa.int64()).to_pylist()
+        return rows.by_entry() if self.kind == "list" else rows
+
+    def plain_values(self, table: pa.Table, field: pa.Field) -> list[Any]:
+        """The values of a column stored under another declaration, as plain data."""
+        plain: list[Any] = table.column(VALUE_COLUMN).to_pylist()
+        if (field.metadata or {}).get(ENCODING) == PickleCodec.encoding:
+            return list(map(pickle.loads, plain))
+        return plain
+
+
+def address_rows(rows: Rows) -> Iterator[tuple[Any, Any, Any, Any, int]]:
+    """`(key, namespace, entry, value, last used)` of each row."""
+    count = len(rows)
+    nothing: Sequence[Any] = [None] * count
+    return zip(
+        rows.keys,
+        rows.namespaces or nothing,
+        rows.entries or nothing,
+        rows.values,
+        rows.last_used or [0] * count,
+        strict=True,
+    )

@@ -1,0 +1,138 @@
+"""Consistent cuts of dictionaries that go on changing, at a cost that does not grow with them.
+
+A cut opens an *undo log*. While one is open, a write first stores the old value there (once per address),
+then writes. A thread that reads the cut reads the live value first and the undo logs after: whatever is
+found there wins. So it sees the state at the cut, without locks, one atomic dictionary operation at a time.
+
+Cuts are a linked list, oldest to newest; writes go to the log of the newest only, and a reader looks
+through the logs from its own cut on. Logs that no reader can need are dropped with the cuts in front.
+
+What changed between two cuts is kept as a set of addresses per cut, for deltas, until it is confirmed
+that nobody will ask so far back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any, Final
+
+from ...errors import InternalError
+
+PARTS: Final = 251
+"""A prime, so that keys at regular distances spread too."""
+_SEALED_MAX = 32
+Address = Hashable
+
+
+def part_of(address: Address) -> int:
+    """The part an address lies in: of a table whose entries a thread takes over a part at a time."""
+    return hash(address) % PARTS
+
+
+class Cut:
+    """One cut: its number, its undo log by part, and the cut behind it."""
+
+    __slots__ = ("epoch", "later", "open", "undo")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.undo: list[dict[Any, Any]] = [{} for _ in range(PARTS)]
+        self.later: Cut | None = None
+        self.open = True
+
+    def overlay(self, part: int) -> dict[Any, Any]:
+        """The old values of a part since this cut: those of older logs win."""
+        merged: dict[Any, Any] = {}
+        cut: Cut | None = self
+        while cut is not None:
+            for address, held in cut.undo[part].copy().items():
+                merged.setdefault(address, held)
+            cut = cut.later
+        return merged
+
+    def find(self, part: int, address: Any, live: Any) -> Any:
+        """The value of one address at the cut; `live` was read before this call."""
+        cut: Cut | None = self
+        while cut is not None:
+            if address in (undo := cut.undo[part]):
+                return undo[address]
+            cut = cut.later
+        return live
+
+
+class Changes:
+    """The cuts of one table, and what changed between them. Methods run in the mailbox.
+
+    Attributes:
+        dirty: the addresses written since the newest cut. Whoever writes adds to it.
+        newest: the newest cut, if any is open: whoever writes stores the old value in its log first.
+        epoch: the number of the newest cut; 0: there was none.
+        rebase: deltas cannot build on what was restored; true until a first checkpoint is complete.
+    """
+
+    __slots__ = ("_known_since", "_open", "_sealed", "dirty", "epoch", "newest", "rebase")
+
+    def __init__(self) -> None:
+        self.dirty: set[Any] = set()
+        self.newest: Cut | None = None
+        self.epoch = 0
+        self._sealed: dict[int, set[Any]] = {}
+        self._open: list[Cut] = []
+        self._known_since = 0
+        self.rebase = False
+
+    def restored(self, *, rebase: bool = False) -> None:
+        """What is there now stands for cut number 1; `rebase`: in another shape than it is stored in."""
+        self.dirty = set()
+        self.epoch = self._known_since = 1
+        self.rebase = rebase
+
+    def cut(self) -> Cut:
+        """Open a cut of the state as it is now."""
+        self.epoch += 1
+        self._sealed[self.epoch] = self.dirty
+        self.dirty = set()
+        if len(self._sealed) > _SEALED_MAX:
+            self._join_oldest()
+        self._open = [cut for cut in self._open if cut.open]
+        cut = Cut(self.epoch)
+        if self._open:
+            assert self.newest is not None
+            self.newest.later = cut
+        self.newest = cut
+        self._open.append(cut)
+        return cut
+
+    def _join_oldest(self) -> None:
+        """Nobody confirms: what changed in the two oldest epochs becomes one set, that of the later."""
+        first, second = sorted(self._sealed)[:2]
+        # A new set: a thread may be reading the old one.
+        self._sealed[second] = self._sealed.pop(first) | self._sealed[second]
+
+    def log(self, part: int, address: Any, old: Any) -> None:
+        """Store the value that an address has, before it is written; only while `newest` is set."""
+        assert self.newest is not None
+        if any(cut.open for cut in self._open):
+            self.newest.undo[part].setdefault(address, old)
+        else:
+            self._open = []
+            self.newest = None
+
+    def changed(self, since: int, cut: Cut) -> Iterator[set[Any]]:
+        """Sets of addresses: all that changed after cut number `since` and up to `cut`, perhaps more.
+
+        Runs in a thread. Raises InternalError if it is no longer known.
+        """
+        sealed = self._sealed.copy()
+        if since < self._known_since:
+            raise InternalError(
+                f"changes since cut `{since}` are forgotten; known since `{self._known_since}`"
+            )
+        return (sealed[epoch] for epoch in sorted(sealed) if since < epoch <= cut.epoch)
+
+    def confirm(self, oldest: int) -> None:
+        """No delta will be asked for that begins before cut number `oldest`."""
+        self.rebase = False
+        self._known_since = max(self._known_since, oldest)
+        for epoch in [epoch for epoch in self._sealed if epoch <= oldest]:
+            del self._sealed[epoch]

@@ -1,0 +1,231 @@
+"""What the keys of an operator are, and how they lie in the columns of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, get_args, get_origin
+from uuid import UUID
+
+import pyarrow as pa
+
+from ...errors import StateError
+from ..codecs import Codec, codec_of
+from ..hashing import check_key_type, not_a_key
+from .identity import decode_key, encode_key, key_of, token
+
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+    date: pa.date32(),
+    datetime: pa.timestamp("us", tz="UTC"),
+    UUID: pa.binary(16),
+}
+_PYTHON = {
+    "int": int,
+    "bool": bool,
+    "string": str,
+    "large_string": str,
+    "string_view": str,
+    "binary": bytes,
+    "large_binary": bytes,
+    "binary_view": bytes,
+    "fixed_size_binary": bytes,
+    "date32[day]": date,
+    "date64[ms]": date,
+}
+RESERVED = {"key_group", "namespace", "map_key", "position", "value", "last_used", "deleted"}
+"""Columns of the tables of keyed state; a key column of such a name gets an underscore behind it."""
+TEXT_MAX = 200
+"""Characters of an opaque key that are kept readable beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """One typed column of keys; `kind` is the Python type of its values."""
+
+    name: str
+    type: pa.DataType
+    kind: type[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShape:
+    """The key columns of an operator's tables.
+
+    `columns` are typed columns: one for a single key, several for a tuple (`is_tuple`). None: the type of
+    the keys is not known, and they are kept as bytes (column `key`) beside their text (`key_text`).
+    """
+
+    columns: tuple[KeyColumn, ...] | None
+    is_tuple: bool = False
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """The columns, without those that only help readers."""
+        if self.columns is None:
+            return [pa.field("key", pa.binary(), False), pa.field("key_text", pa.string())]
+        return [pa.field(column.name, column.type) for column in self.columns]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that identify a key."""
+        return ("key",) if self.columns is None else tuple(c.name for c in self.columns)
+
+    def check(self, keys: Sequence[Any]) -> None:
+        """Raise StateError if a key is not of the declared type. Cheap: by the set of their types."""
+        if self.columns is None:
+            return
+        if not self.is_tuple:
+            self._check_column(self.columns[0], keys)
+            return
+        width = len(self.columns)
+        for key in keys:
+            if not isinstance(key, tuple) or len(key) != width:
+                raise self._mismatch(key, f"tuple of {width}")
+        for index, column in enumerate(self.columns):
+            self._check_column(column, [key[index] for key in keys])
+
+    def _check_column(self, column: KeyColumn, values: Sequence[Any]) -> None:
+        wanted = {column.kind, type(None)}
+        if set(map(type, values)) <= wanted:
+            return
+        for value in values:
+            fits = value is None or isinstance(value, column.kind)
+            confused = isinstance(value, bool) != (column.kind is bool) or (
+                isinstance(value, datetime) and column.kind is date
+            )
+            if value is not None and (not fits or confused):
+                raise self._mismatch(value, column.kind.__name__)
+
+    @staticmethod
+    def _mismatch(key: Any, wanted: str) -> StateError:
+        return StateError(
+            f"a key is not of the declared type key=`{key!r}` type=`{type(key).__name__}` "
+            f"declared=`{wanted}`",
+            fix="let the key function return what the first type parameter of KeyedProcess says",
+        )
+
+    def to_arrays(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """The keys as columns, in the order of `fields`."""
+        if self.columns is None:
+            texts = [repr(key)[:TEXT_MAX] for key in keys]
+            return [pa.array(map(encode_key, keys), pa.binary()), pa.array(texts, pa.string())]
+        if not self.is_tuple:
+            return [_to_array(keys, self.columns[0])]
+        lists = zip(*keys, strict=True) if keys else [()] * len(self.columns)
+        return [_to_array(list(v), c) for v, c in zip(lists, self.columns, strict=True)]
+
+    def from_table(self, table: pa.Table) -> list[Any]:
+        """The keys of the rows of a table."""
+        if self.columns is None:
+            return [decode_key(data) for data in table.column("key").to_pylist()]
+        lists = [_from_column(table.column(column.name), column) for column in self.columns]
+        return list(zip(*lists, strict=True)) if self.is_tuple else lists[0]
+
+
+OPAQUE_KEYS = KeyShape(None)
+
+
+def keys_of_columns(fields: Sequence[pa.Field]) -> KeyShape:
+    """The shape of keys made of columns of a stream.
+
+    Raises:
+        StateError: a column is of a type that cannot be a key.
+    """
+    columns = []
+    for field in fields:
+        check_key_type(field.type)
+        type_ = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        name = f"{field.name}_" if field.name in RESERVED else field.name
+        columns.append(KeyColumn(name, type_, _python_of(type_)))
+    return KeyShape(tuple(columns), len(columns) > 1)
+
+
+def keys_of_type(hint: Any) -> KeyShape:
+    """The shape of keys of a Python type; opaque where the type says too little.
+
+    Raises:
+        StateError: a type that cannot be a key, such as float.
+    """
+    if get_origin(hint) is tuple and (args := get_args(hint)) and args[-1] is not Ellipsis:
+        if all(arg in _TYPES for arg in args):
+            fields = [(f"key_{index}", arg) for index, arg in enumerate(args, 1)]
+            return KeyShape(tuple(KeyColumn(n, _TYPES[a], a) for n, a in fields), True)
+        for arg in args:
+            keys_of_type(arg)
+        return OPAQUE_KEYS
+    if hint in _TYPES:
+        return KeyShape((KeyColumn("key", _TYPES[hint], hint),))
+    if isinstance(hint, type) and issubclass(hint, float | complex | list | dict | set):
+        raise not_a_key(hint.__name__)
+    return OPAQUE_KEYS
+
+
+def _python_of(type_: pa.DataType) -> type[Any]:
+    if pa.types.is_integer(type_):
+        return int
+    if pa.types.is_timestamp(type_):
+        return datetime
+    if pa.types.is_decimal(type_):
+        return Decimal
+    if pa.types.is_fixed_size_binary(type_):
+        return bytes
+    return _PYTHON.get(str(type_), object)
+
+
+def _to_array(values: Sequence[Any], column: KeyColumn) -> pa.Array:
+    if column.kind is UUID:
+        values = [None if value is None else value.bytes for value in values]
+    return pa.array(values, column.type)
+
+
+def _from_column(values: pa.ChunkedArray, column: KeyColumn) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        # Records have aware datetimes whatever the column says; nanoseconds do not get as far as here.
+        values = values.cast(pa.timestamp("us", tz="UTC"))
+    plain: list[Any] = values.to_pylist()
+    if column.kind is UUID:
+        return [None if value is None else UUID(bytes=value) for value in plain]
+    if column.kind is datetime:
+        return [None if value is None else value.astimezone(UTC) for value in plain]
+    return plain
+
+
+class KeyCodec(Codec):
+    """Keys of entries that have no column type of their own: as bytes (`identity.py`)."""
+
+    type_ = pa.binary()
+    encoding = b"headgate-key"
+
+    def hold(self, value: Any) -> Any:
+        return key_of(token(value))
+
+    def release(self, held: Any) -> Any:
+        return held
+
+    def encode(self, value: Any) -> bytes:
+        return encode_key(value)
+
+    def decode(self, data: bytes) -> Any:
+        return decode_key(data)
+
+    def to_array(self, values: Iterable[Any]) -> pa.Array:
+        return pa.array(map(encode_key, values), self.type_)
+
+    def from_array(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+        return list(map(decode_key, array.to_pylist()))
+
+
+def entry_codec(hint: Any) -> Codec:
+    """How the keys of a map's entries are kept.
+
+    Raises:
+        StateError: a type that cannot be a key, such as float.
+    """
+    shape = keys_of_type(hint)
+    return KeyCodec() if shape.columns is None or shape.is_tuple else codec_of(hint)

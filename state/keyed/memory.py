@@ -1,0 +1,387 @@
+"""The memory backend: dictionaries, cut in parts, with undo logs for consistent cuts (`cuts.py`).
+
+A value of a scalar type is held as it is, any other encoded, so that what lies in the dictionaries never
+changes in place. With a TTL each value is held as a pair with the time of its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from ...errors import StateError
+from ..snapshot import FilesCut, RestoredState, TableCut
+from .base import ABSENT, EntryTable, KeyedBackend, TableSpec, ValueTable
+from .canonical import DELETED, Rows, address_rows
+from .cuts import PARTS, Address, Changes, Cut, part_of
+from .identity import key_of, token
+from .key_shape import KeyShape
+from .restoring import is_reshaped, restored_rows
+
+_ALIVE: Final = -(2**63)
+
+
+class _NoKey:
+    """Stands for the part while there is no current key; costs nothing where there is one."""
+
+    def __index__(self) -> int:
+        raise StateError(
+            "keyed state was used without a current key",
+            fix="use it in on_record, where the key is that of the record",
+        )
+
+
+class _Position:
+    """Where access goes: the current key, for some tables with the namespace."""
+
+    __slots__ = ("address", "part")
+
+    def __init__(self) -> None:
+        self.address: Address = None
+        self.part: Any = _NoKey()
+
+
+class _Table:
+    """What both kinds of tables share: parts, cuts, and the form values are held in."""
+
+    def __init__(self, spec: TableSpec, position: _Position, max_parallelism: int) -> None:
+        self.spec = spec
+        self.changes = Changes()
+        self._layout = spec.layout
+        self._position = position
+        self._max_parallelism = max_parallelism
+        self._parts: list[dict[Any, Any]] = [{} for _ in range(PARTS)]
+        codec = spec.layout.value
+        if spec.ttl_ms is None:
+            self._hold: Callable[[Any], Any] = codec.hold
+            self._release: Callable[[Any], Any] = codec.release
+        else:
+            hold, release = codec.hold, codec.release
+            self._hold = lambda pair: (hold(pair[0]), pair[1])
+            self._release = lambda pair: (release(pair[0]), pair[1])
+        self._queue: list[Any] = []
+        self._next_part = 0
+
+    def addresses(self) -> Iterator[tuple[Any, Any]]:
+        """(key, namespace) of all that is there."""
+        for part in self._parts:
+            yield from map(self._named, list(part))
+
+    def _named(self, address: Any) -> tuple[Any, Any]:
+        if self._layout.namespaced:
+            return key_of(address[0]), key_of(address[1])
+        return key_of(address), None
+
+    def _address(self, key: Any, namespace: Any) -> Address:
+        return (token(key), token(namespace)) if self._layout.namespaced else token(key)
+
+    def cut(self, dead_until: int) -> TableCut:
+        """The cut as the runtime takes it."""
+        cut = self.changes.cut()
+
+        def make(since: int | None) -> Any:
+            try:
+                if since is None:
+                    rows = self._all_rows(cut, dead_until)
+                else:
+                    rows = self._changed_rows(cut, since)
+                return self._layout.table(rows, self._max_parallelism, deltas=since is not None)
+            finally:
+                cut.open = False
+
+        def discard() -> None:
+            cut.open = False
+
+        epoch = 0 if self.changes.rebase else cut.epoch
+        return TableCut(
+            make, self._layout.identity, epoch, discard=discard, confirm=self.changes.confirm
+        )
+
+    def _all_rows(self, cut: Cut, dead_until: int) -> Rows:
+        rows = Rows()
+        for part in range(PARTS):
+            held = self._copied(part)
+            held.update(cut.overlay(part))
+            for where, value in held.items():
+                if value is not ABSENT:
+                    self._add(rows, where, value, dead_until)
+        return rows
+
+    def _changed_rows(self, cut: Cut, since: int) -> Rows:
+        rows = Rows()
+        seen: set[Any] = set()
+        for addresses in self.changes.changed(since, cut):
+            for where in addresses:
+                if where not in seen:
+                    seen.add(where)
+                    part, live = self._look(where)
+                    self._add(rows, where, cut.find(part, where, live), _ALIVE)
+        return rows
+
+    def _add(self, rows: Rows, where: Any, held: Any, dead_until: int) -> None:
+        with_ttl = self._layout.with_ttl
+        last_used = 0
+        if held is ABSENT:
+            value: Any = DELETED
+        elif with_ttl:
+            value, last_used = self._release(held)
+            if last_used <= dead_until:
+                return
+        else:
+            value = self._release(held)
+        address, entry = self._split(where)
+        key, namespace = self._named(address)
+        rows.keys.append(key)
+        rows.values.append(value)
+        if self._layout.namespaced:
+            rows.namespaces.append(namespace)
+        if self._layout.entry is not None:
+            rows.entries.append(key_of(entry))
+        if with_ttl:
+            rows.last_used.append(last_used)
+
+    def fill(self, rows: Rows, *, rebase: bool) -> None:
+        """Take over restored rows; `rebase`: their table has another shape now."""
+        with_ttl = self._layout.with_ttl
+        for key, namespace, entry, value, last_used in address_rows(rows):
+            held = self._hold((value, last_used) if with_ttl else value)
+            self._place(self._address(key, namespace), entry, held)
+        self.changes.restored(rebase=rebase)
+
+    def sweep(self, limit: int, dead_until: int) -> int:
+        removed = 0
+        for _ in range(limit):
+            if not self._queue:
+                self._queue = list(self._copied(self._next_part))
+                self._next_part = (self._next_part + 1) % PARTS
+                if not self._queue:
+                    continue
+            where = self._queue.pop()
+            part, held = self._look(where)
+            if held is not ABSENT and held[1] <= dead_until:
+                self._remove(part, where)
+                removed += 1
+        return removed
+
+    # What differs: a place is an address, or an address and an entry.
+
+    def _copied(self, part: int) -> dict[Any, Any]:
+        """Places and held values of a part; runs in threads too."""
+        raise NotImplementedError
+
+    def _look(self, where: Any) -> tuple[int, Any]:
+        """The part of a place and what it holds now; runs in threads too."""
+        raise NotImplementedError
+
+    def _split(self, where: Any) -> tuple[Address, Any]:
+        raise NotImplementedError
+
+    def _place(self, address: Address, entry: Any, held: Any) -> None:
+        raise NotImplementedError
+
+    def _remove(self, part: int, where: Any) -> None:
+        raise NotImplementedError
+
+
+class MemoryValueTable(_Table, ValueTable):
+    """One value per address."""
+
+    def get(self) -> Any:
+        at = self._position
+        held = self._parts[at.part].get(at.address, ABSENT)
+        return held if held is ABSENT else self._release(held)
+
+    def put(self, value: Any) -> None:
+        held = self._hold(value)
+        at = self._position
+        address = at.address
+        part = self._parts[at.part]
+        changes = self.changes
+        if changes.newest is not None:
+            changes.log(at.part, address, part.get(address, ABSENT))
+        changes.dirty.add(address)
+        part[address] = held
+
+    def delete(self) -> None:
+        at = self._position
+        if at.address in self._parts[at.part]:
+            self._remove(at.part, at.address)
+
+    def _remove(self, part: int, where: Any) -> None:
+        if self.changes.newest is not None:
+            self.changes.log(part, where, self._parts[part][where])
+        self.changes.dirty.add(where)
+        del self._parts[part][where]
+
+    def _copied(self, part: int) -> dict[Any, Any]:
+        return self._parts[part].copy()
+
+    def _look(self, where: Any) -> tuple[int, Any]:
+        part = part_of(where)
+        return part, self._parts[part].get(where, ABSENT)
+
+    def _split(self, where: Any) -> tuple[Address, Any]:
+        return where, None
+
+    def _place(self, address: Address, entry: Any, held: Any) -> None:
+        self._parts[part_of(address)][address] = held
+
+
+class MemoryEntryTable(_Table, EntryTable):
+    """A dictionary of entries per address."""
+
+    def get(self, entry: Any) -> Any:
+        at = self._position
+        entries = self._parts[at.part].get(at.address)
+        if entries is None:
+            return ABSENT
+        held = entries.get(token(entry), ABSENT)
+        return held if held is ABSENT else self._release(held)
+
+    def put(self, entry: Any, value: Any) -> None:
+        held = self._hold(value)
+        at = self._position
+        part, address = self._parts[at.part], at.address
+        name = self._entry_token(entry)
+        entries = part.get(address)
+        if entries is None:
+            entries = part[address] = {}
+        where = (address, name)
+        changes = self.changes
+        if changes.newest is not None:
+            changes.log(at.part, where, entries.get(name, ABSENT))
+        changes.dirty.add(where)
+        entries[name] = held
+
+    def _entry_token(self, entry: Any) -> Any:
+        codec = self._layout.entry
+        assert codec is not None
+        return token(codec.hold(entry))
+
+    def delete(self, entry: Any) -> None:
+        at = self._position
+        entries = self._parts[at.part].get(at.address)
+        if entries is not None and (name := token(entry)) in entries:
+            self._remove(at.part, (at.address, name))
+
+    def _remove(self, part: int, where: Any) -> None:
+        address, name = where
+        entries = self._parts[part][address]
+        if self.changes.newest is not None:
+            self.changes.log(part, where, entries[name])
+        self.changes.dirty.add(where)
+        del entries[name]
+        if not entries:
+            del self._parts[part][address]
+
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        at = self._position
+        entries = self._parts[at.part].get(at.address)
+        release = self._release
+        for name, held in list(entries.items()) if entries else ():
+            yield key_of(name), release(held)
+
+    def last(self) -> int:
+        at = self._position
+        entries = self._parts[at.part].get(at.address)
+        return next(reversed(entries)) if entries else -1
+
+    def empty(self) -> bool:
+        at = self._position
+        return at.address not in self._parts[at.part]
+
+    def clear(self) -> None:
+        at = self._position
+        for name in list(self._parts[at.part].get(at.address, ())):
+            self._remove(at.part, (at.address, name))
+
+    def _copied(self, part: int) -> dict[Any, Any]:
+        return {
+            (address, name): held
+            for address, entries in self._parts[part].copy().items()
+            for name, held in entries.copy().items()
+        }
+
+    def _look(self, where: Any) -> tuple[int, Any]:
+        address, name = where
+        part = part_of(address)
+        return part, self._parts[part].get(address, {}).get(name, ABSENT)
+
+    def _split(self, where: Any) -> tuple[Address, Any]:
+        address, name = where
+        return address, name
+
+    def _place(self, address: Address, entry: Any, held: Any) -> None:
+        self._parts[part_of(address)].setdefault(address, {})[token(entry)] = held
+
+
+class MemoryBackend(KeyedBackend):
+    """All keyed state of one operator subtask, in memory."""
+
+    def __init__(
+        self, keys: KeyShape, specs: Mapping[str, TableSpec], max_parallelism: int
+    ) -> None:
+        super().__init__(keys, specs, max_parallelism)
+        self._plain, self._spaced = _Position(), _Position()
+        self._namespace: Any = token(None)
+        self._any_spaced = any(spec.layout.namespaced for spec in self.specs.values())
+        self._tables: dict[str, MemoryValueTable | MemoryEntryTable] = {}
+        for name, spec in self.specs.items():
+            position = self._spaced if spec.layout.namespaced else self._plain
+            kind = MemoryValueTable if spec.layout.entry is None else MemoryEntryTable
+            self._tables[name] = kind(spec, position, max_parallelism)
+
+    def value_table(self, name: str) -> ValueTable:
+        table = self._tables[name]
+        assert isinstance(table, MemoryValueTable)
+        return table
+
+    def entry_table(self, name: str) -> EntryTable:
+        table = self._tables[name]
+        assert isinstance(table, MemoryEntryTable)
+        return table
+
+    def set_key(self, key: Any, key_group: int = -1) -> None:
+        kind = type(key)
+        address = key if kind is str or kind is int or kind is bytes else token(key)
+        self._plain.address = address
+        self._plain.part = hash(address) % PARTS
+        if self._any_spaced:
+            self._set_spaced()
+
+    def set_namespace(self, namespace: Any) -> None:
+        self._namespace = token(namespace)
+        if self._any_spaced and self._plain.address is not None:
+            self._set_spaced()
+
+    def _set_spaced(self) -> None:
+        address = (self._plain.address, self._namespace)
+        self._spaced.address, self._spaced.part = address, part_of(address)
+
+    def clear_key(self) -> None:
+        for position in (self._plain, self._spaced):
+            position.address, position.part = None, _NoKey()
+
+    def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:
+        return self._tables[name].addresses()
+
+    def snapshot(self, dead_until: Mapping[str, int]) -> dict[str, TableCut | FilesCut]:
+        return {
+            name: table.cut(dead_until.get(name, _ALIVE)) for name, table in self._tables.items()
+        }
+
+    def restore(self, state: RestoredState, now_ms: int) -> None:
+        for name, table in self._tables.items():
+            rows = restored_rows(table.spec, state, now_ms)
+            if rows is None:
+                continue
+            try:
+                table.fill(rows, rebase=is_reshaped(table.spec, state))
+            except TypeError as error:
+                raise StateError(
+                    f"state `{name}` cannot take over a restored value: {error}",
+                    fix="let migrate= return values of the declared type",
+                ) from error
+
+    def close(self) -> None:
+        self._tables.clear()

@@ -1,0 +1,202 @@
+"""Back from the files of a checkpoint, at any parallelism (features.md 3.8, "Rescale").
+
+The old database with most key groups in common is taken over as it is and clipped to the own range, if all
+its files are here; from the others the own key groups are copied, as sorted files, past the memory. If a
+state is declared in another way now, all values are read, adapted and written anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rocksdict import Rdict
+
+from ...errors import StateError
+from ..evolution import check_compatible
+from ..keygroups import KeyGroupRange
+from ..snapshot import RestoredFiles, RestoredState, StateInfo
+from .base import TableSpec
+from .canonical import Rows
+from .restoring import restored_rows
+from .rocksdb_cut import META_VERSION, ROWS_PER_TABLE, DatabaseMeta
+from .rocksdb_database import Database, Span, apply_changes, link
+from .rocksdb_keys import bounds_of
+from .rocksdb_rows import Loader, entries_from
+from .rocksdb_settings import without_log
+from .rocksdb_stored import StoredReader
+
+_CHANGES: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]])
+
+
+class StoredDatabase:
+    """A database as one subtask left it in a checkpoint.
+
+    Args:
+        groups: the key groups of the subtask that restores.
+    """
+
+    def __init__(self, restored: RestoredFiles, groups: KeyGroupRange) -> None:
+        self.meta = _decoded(restored.meta)
+        self.written = KeyGroupRange(restored.first_key_group, restored.last_key_group)
+        self.shared = KeyGroupRange(
+            max(groups.first, self.written.first), min(groups.last, self.written.last)
+        )
+        self._files = restored.files
+        needed = [file.id for file in self.meta.files if self._needs(file.id)]
+        missing = [id_ for id_ in [*needed, self.meta.undo] if id_ and id_ not in self._files]
+        if missing:
+            raise StateError(
+                f"a file of a RocksDB was not restored file=`{missing[0]}` missing=`{len(missing)}`",
+                fix="restore from another checkpoint or savepoint",
+            )
+
+    def _needs(self, id_: str) -> bool:
+        file = next(file for file in self.meta.files if file.id == id_)
+        return KeyGroupRange(file.first_key_group, file.last_key_group).overlaps(self.shared)
+
+    @property
+    def complete(self) -> bool:
+        """True if all files are here, also those without own key groups."""
+        return all(file.id in self._files for file in self.meta.files)
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of its files by name."""
+        return {file.name: file.id for file in self.meta.files}
+
+    def lay_out(self, directory: Path) -> None:
+        """Put all files that are here into a directory."""
+        for file in self.meta.files:
+            if file.id in self._files:
+                link(self._files[file.id], directory / file.name)
+        for name, data in self.meta.private.items():
+            (directory / name).write_bytes(data)
+
+    def changes(self) -> list[tuple[bytes, bytes | None]]:
+        """What is to be put back: the files also have writes from after the cut."""
+        if not self.meta.undo:
+            return []
+        return _CHANGES.decode(self._files[self.meta.undo].read_bytes())
+
+    def entries(self, database: Database) -> Iterator[tuple[bytes, bytes]]:
+        """The entries of own key groups, read from a copy beside `database`."""
+        directory = database.directory
+        directory = directory.with_name(f"{directory.name}-old-{self.written.first}")
+        directory.mkdir()
+        try:
+            self.lay_out(directory)
+            old = Rdict(str(directory), database.options(copy=True))
+            try:
+                apply_changes(old, self.changes(), without_log())
+                yield from Span(old, *bounds_of(self.shared))
+            finally:
+                old.close()
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _decoded(data: bytes) -> DatabaseMeta:
+    try:
+        meta = msgspec.msgpack.decode(data, type=DatabaseMeta)
+    except msgspec.MsgspecError as error:
+        raise StateError(f"the list of files of a RocksDB is damaged reason=`{error}`") from error
+    if meta.version != META_VERSION:
+        raise StateError(
+            f"the list of files of a RocksDB has a format this version does not know "
+            f"found=`{meta.version}` expected=`{META_VERSION}`",
+            fix="use the version of headgate that wrote it, or one that is newer",
+        )
+    return meta
+
+
+class Restorer:
+    """Restores the database of one state."""
+
+    def __init__(
+        self, spec: TableSpec, database: Database, max_parallelism: int, now_ms: int
+    ) -> None:
+        self._spec, self._database = spec, database
+        self._max_parallelism, self._now_ms = max_parallelism, now_ms
+
+    def restore(self, state: RestoredState) -> None:
+        """Take over what there is of the state: files, or a canonical table."""
+        name = self._spec.name
+        rows = restored_rows(self._spec, state, self._now_ms)
+        if rows is not None:
+            loader = Loader(self._database)
+            loader.add(self._entries(rows))
+            loader.finish()
+        groups = self._database.groups
+        stored = [StoredDatabase(files, groups) for files in state.files.get(name, ())]
+        stored = sorted(
+            (one for one in stored if len(one.shared)), key=lambda one: one.written.first
+        )
+        old = state.states.get(name, self._spec.info)
+        if not stored:
+            return
+        check_compatible(old, self._spec.info, "")
+        if _stored_alike(old, self._spec.info):
+            self._take_over(stored)
+        else:
+            self._write_anew(stored, old)
+
+    def _take_over(self, stored: Sequence[StoredDatabase]) -> None:
+        database = self._database
+        base = max(
+            (one for one in stored if one.complete), key=lambda one: len(one.shared), default=None
+        )
+        if base is not None:
+            database.replace(base.lay_out, base.ids)
+            database.apply(base.changes())
+            if base.shared != base.written:
+                database.clip()
+        loader = Loader(database)
+        for one in stored:
+            if one is not base:
+                loader.add(one.entries(database))
+        loader.finish()
+
+    def _write_anew(self, stored: Sequence[StoredDatabase], old: StateInfo) -> None:
+        reader = StoredReader(self._spec, old, self._max_parallelism)
+        loader = Loader(self._database)
+        for one in stored:
+            for entries in _pieces(one.entries(self._database)):
+                piece = RestoredState(
+                    tables={self._spec.name: reader.table(entries)}, states={self._spec.name: old}
+                )
+                rows = restored_rows(self._spec, piece, self._now_ms)
+                assert rows is not None
+                loader.add(self._entries(rows))
+        loader.finish()
+
+    def _entries(self, rows: Rows) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            return entries_from(rows, self._spec.layout, self._max_parallelism)
+        except TypeError as error:
+            raise StateError(
+                f"state `{self._spec.name}` cannot take over a restored value: {error}",
+                fix="let migrate= return values of the declared type",
+            ) from error
+
+
+def _stored_alike(old: StateInfo, new: StateInfo) -> bool:
+    """True if values of both are the same bytes."""
+    before, after = old.arrow_schema(), new.arrow_schema()
+    assert after is not None
+    same = before is not None and before.equals(after, check_metadata=True)
+    return same and old.version == new.version
+
+
+def _pieces(entries: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    piece: list[Any] = []
+    for entry in entries:
+        piece.append(entry)
+        if len(piece) == ROWS_PER_TABLE:
+            yield piece
+            piece = []
+    if piece:
+        yield piece

@@ -1,0 +1,237 @@
+"""A version of the runs as a checkpoint sees it, and back: files, their description, canonical tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StateError
+from ..hashing import Hashes, key_group_of, key_groups_of
+from ..snapshot import (
+    KEY_GROUP_COLUMN,
+    CollectedFiles,
+    FilesCut,
+    LocalFile,
+    RestoredFiles,
+)
+from .file_pool import FilePool
+from .layout import PackedRows, RowLayout
+from .run import Run, Segment
+from .run_file import MappedFile, RunFile
+from .run_set import RunSet, Version
+
+META_VERSION = 1
+
+
+class SegmentMeta(msgspec.Struct, frozen=True, array_like=True):
+    """Rows `start` to `stop` of the file `id`, and their first and last hash."""
+
+    id: str
+    start: int
+    stop: int
+    first_hash: int
+    last_hash: int
+
+
+class RunsMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """How the files of a cut belong together: runs, newest first.
+
+    `identity` says how check lanes were computed; where another one is in use they are computed anew.
+    """
+
+    version: int
+    identity: str
+    runs: list[list[SegmentMeta]]
+
+
+def files_cut(
+    runs: RunSet,
+    version: Future[Version],
+    *,
+    identity: str,
+    keys: tuple[str, ...],
+    max_parallelism: int,
+    chunk_bytes: int | None = None,
+) -> FilesCut:
+    """A cut of the version, pinned, that a flush under way will result in."""
+
+    def collect() -> CollectedFiles:
+        return _collected(version.result(), identity, max_parallelism)
+
+    def tables() -> Iterator[pa.Table]:
+        return canonical_tables(runs, version.result(), max_parallelism, chunk_bytes)
+
+    def release() -> None:
+        if version.exception() is None:
+            version.result().unpin()
+
+    return FilesCut(collect=collect, tables=tables, keys=keys, release=release)
+
+
+def canonical_tables(
+    runs: RunSet, version: Version, max_parallelism: int, chunk_bytes: int | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a pinned version, in the order of key groups, which are the first column."""
+    field = pa.field(KEY_GROUP_COLUMN, pa.int32(), False)
+    for rows in runs.merged(version, chunk_bytes=chunk_bytes):
+        groups = pa.array(key_groups_of(rows.hashes, max_parallelism))
+        yield runs.layout.unpack(rows).add_column(0, field, groups)
+
+
+def hash_range(first_group: int, last_group: int, max_parallelism: int) -> tuple[int, int]:
+    """The least and the greatest hash of these key groups (see `hashing.key_group_of`)."""
+    first = -(-(first_group << 32) // max_parallelism) << 32
+    behind = -(-((last_group + 1) << 32) // max_parallelism) << 32
+    return first, behind - 1
+
+
+def _collected(version: Version, identity: str, max_parallelism: int) -> CollectedFiles:
+    files: dict[str, LocalFile] = {}
+    described: list[list[SegmentMeta]] = []
+    for run in version.runs:
+        described.append([])
+        for segment in run.segments:
+            file = segment.file.file
+            meta = SegmentMeta(file.id, segment.start, segment.stop, segment.first, segment.last)
+            described[-1].append(meta)
+            first = key_group_of(segment.first, max_parallelism)
+            last = key_group_of(segment.last, max_parallelism)
+            if (known := files.get(file.id)) is not None:
+                # After a change of parallelism two slices of one file can belong to runs of different age.
+                first, last = min(first, known.first_key_group), max(last, known.last_key_group)
+            files[file.id] = LocalFile(file.id, file.path, len(segment.file.rows), first, last)
+    together = RunsMeta(version=META_VERSION, identity=identity, runs=described)
+    return CollectedFiles(list(files.values()), msgspec.msgpack.encode(together))
+
+
+class RunRestorer:
+    """Takes over the files of the subtasks that wrote a checkpoint.
+
+    Args:
+        directory: where files are linked to.
+        identity: how check lanes are computed now.
+        range_: first and last key group of this subtask.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: RowLayout,
+        *,
+        identity: str,
+        range_: tuple[int, int],
+        max_parallelism: int,
+        pool: FilePool | None = None,
+    ) -> None:
+        self._pool = pool
+        self._directory, self._layout, self._identity = directory, layout, identity
+        self._range, self._max_parallelism = range_, max_parallelism
+        self._files: dict[str, MappedFile] = {}
+
+    def runs(self, restored: Sequence[RestoredFiles]) -> tuple[list[Run], bool]:
+        """The runs, newest first, their files pinned once per segment.
+
+        Also says whether their check lanes are those of this job.
+
+        Raises:
+            StateError: a file is missing, damaged, or does not fit.
+        """
+        by_subtask: list[list[list[Segment]]] = []
+        same_identity = True
+        for one in restored:
+            meta = self._decode(one)
+            same_identity &= not self._layout.wide or meta.identity == self._identity
+            low, high = hash_range(
+                max(one.first_key_group, self._range[0]),
+                min(one.last_key_group, self._range[1]),
+                self._max_parallelism,
+            )
+            by_subtask.append([self._segments(run, one, low, high) for run in meta.runs])
+        for file in self._files.values():  # one without own rows goes
+            file.file.unpin()
+        # Subtasks have no key in common: their runs are put together by age, to have fewer of them.
+        ages = max((len(runs) for runs in by_subtask), default=0)
+        together = [
+            [segment for runs in by_subtask if len(runs) >= age for segment in runs[-age]]
+            for age in range(ages, 0, -1)
+        ]
+        return [Run(sorted(run, key=lambda s: s.first)) for run in together if run], same_identity
+
+    @staticmethod
+    def _decode(one: RestoredFiles) -> RunsMeta:
+        try:
+            meta = msgspec.msgpack.decode(one.meta, type=RunsMeta)
+        except msgspec.MsgspecError as error:
+            raise StateError(f"the list of run files is damaged reason=`{error}`") from error
+        if meta.version != META_VERSION:
+            raise StateError(
+                f"the list of run files has a format this version does not know "
+                f"found=`{meta.version}` expected=`{META_VERSION}`",
+                fix="use the version of headgate that wrote it, or one that is newer",
+            )
+        return meta
+
+    def _segments(
+        self, run: Sequence[SegmentMeta], one: RestoredFiles, low: int, high: int
+    ) -> list[Segment]:
+        segments = []
+        for meta in run:
+            if meta.last_hash < low or meta.first_hash > high:
+                continue
+            file = self._open(meta.id, one)
+            hashes = file.rows.hashes[meta.start : meta.stop]
+            start = meta.start + int(np.searchsorted(hashes, np.uint64(low), "left"))
+            stop = meta.start + int(np.searchsorted(hashes, np.uint64(high), "right"))
+            if start < stop:
+                file.file.pin()
+                segments.append(Segment(file, start, stop))
+        return segments
+
+    def _open(self, id_: str, one: RestoredFiles) -> MappedFile:
+        """The file, in the own directory, pinned once; one that lies there already is the same."""
+        if id_ in self._files:
+            return self._files[id_]
+        if id_ not in one.files:
+            raise StateError(
+                f"a run file was not restored file=`{id_}`",
+                fix="restore from another checkpoint or savepoint",
+            )
+        path = self._directory / f"{id_}.arrow"
+        try:
+            os.link(one.files[id_], path)
+        except OSError:  # another file system
+            shutil.copyfile(one.files[id_], path)
+        file = RunFile(id_, path, self._pool)
+        file.pin()
+        opened = MappedFile(file, self._layout, verify=True)
+        self._files[id_] = opened
+        return opened
+
+
+def rekeyed(
+    pieces: Iterator[PackedRows],
+    layout: RowLayout,
+    identify: Callable[[pa.Table], tuple[Hashes, Hashes | None]],
+) -> Iterator[PackedRows]:
+    """The rows with their check lanes computed anew."""
+    for piece in pieces:
+        table = layout.unpack(piece)
+        yield from packed_sorted(layout, table, *identify(table), len(piece))
+
+
+def packed_sorted(
+    layout: RowLayout, table: pa.Table, hashes: Hashes, checks: Hashes | None, rows: int
+) -> Iterator[PackedRows]:
+    """A table's rows in the order of their identities, `rows` at a time."""
+    order = np.argsort(hashes) if checks is None else np.lexsort((checks, hashes))
+    for start in range(0, len(order), max(1, rows)):
+        part = order[start : start + rows]
+        some = None if checks is None else checks[part]
+        yield layout.pack(hashes[part], some, table.take(pa.array(part)))

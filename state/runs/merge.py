@@ -1,0 +1,168 @@
+"""Runs merged into one sequence of rows: of each identity the row of the newest run.
+
+A step takes the rows of all runs up to a common hash, about as many as fit the processor's cache. They
+are read into a buffer that is used again, not through the mapping: that costs no page faults, and a merge
+does not count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ..hashing import Hashes
+from ..values import Index
+from .layout import PackedRows, Records, RowLayout
+from .run import Run, Segment
+from .run_file import damaged
+
+LAST_HASH = (1 << 64) - 1
+
+
+def merged(
+    runs: Sequence[Run],
+    layout: RowLayout,
+    chunk_bytes: int,
+    *,
+    keep_deleted: bool,
+    first: int = 0,
+    last: int = LAST_HASH,
+) -> Iterator[PackedRows]:
+    """The rows of `runs`, newest first, with hashes from `first` to `last`, in their order.
+
+    Each piece is valid until the next one is asked for. The files must be pinned.
+    """
+    chunk_rows = max(1, chunk_bytes // (8 + layout.dtype.itemsize))
+    cursors = [_Cursor(run, first, last) for run in runs]
+    source = layout.empty(chunk_rows + len(runs))
+    target = layout.empty(chunk_rows + len(runs))
+    try:
+        while True:
+            live = [cursor for cursor in cursors if cursor.rows_left]
+            if not live:
+                return
+            rows_left = sum(cursor.rows_left for cursor in live)
+            upto = min(c.hash_after(1 + chunk_rows * c.rows_left // rows_left) for c in live)
+            parts = [cursor.upto(upto) for cursor in live]
+            total = sum(stop - start for _, start, stop in parts)
+            if total > len(source):
+                source, target = layout.empty(total), layout.empty(total)
+            piece = _read(live, parts, source[:total])
+            if len([part for part in parts if part[2] > part[1]]) > 1:
+                piece = _newest(piece, layout, target)
+            if not keep_deleted:
+                deleted = layout.deleted(piece.records)
+                if deleted.any():
+                    piece = piece.take(np.flatnonzero(~deleted))
+            if len(piece):
+                yield piece
+    finally:
+        for cursor in cursors:
+            cursor.close()
+
+
+_Part = tuple[Segment, int, int]
+
+
+def _read(cursors: Sequence[_Cursor], parts: Sequence[_Part], records: Records) -> PackedRows:
+    """The rows of all parts, one part after the other; the cursors move behind them."""
+    at = 0
+    for cursor, (_, start, stop) in zip(cursors, parts, strict=True):
+        cursor.read(records[at : at + stop - start], stop)
+        at += stop - start
+    slices = [segment.rows.slice(start, stop) for segment, start, stop in parts]
+    columns = zip(*(rows.variable for rows in slices), strict=True)
+    return PackedRows(
+        np.concatenate([rows.hashes for rows in slices]),
+        records,
+        [pa.concat_arrays(list(column)) for column in columns],
+    )
+
+
+def _newest(rows: PackedRows, layout: RowLayout, target: Records) -> PackedRows:
+    """Rows of several runs, newest run first, sorted, and of each identity the first only."""
+    order = np.argsort(rows.hashes, kind="stable")
+    hashes = rows.hashes.take(order)
+    same = hashes[1:] == hashes[:-1]
+    if same.any():
+        checks = layout.checks(rows.records)
+        if checks is not None:
+            sorted_checks = checks[order]
+            if (same & (sorted_checks[1:] != sorted_checks[:-1])).any():
+                order, hashes, sorted_checks = _by_identity(rows.hashes, checks)
+                same = hashes[1:] == hashes[:-1]
+            same &= sorted_checks[1:] == sorted_checks[:-1]
+        kept = np.flatnonzero(np.concatenate([[True], ~same]))
+        order, hashes = order.take(kept), hashes.take(kept)
+    records = target[: len(order)]
+    # With mode="raise" numpy would fill a copy of its own first.
+    rows.records.take(order, out=records, mode="clip")
+    indices = pa.array(order) if rows.variable else None
+    return PackedRows(hashes, records, [column.take(indices) for column in rows.variable])
+
+
+def _by_identity(hashes: Hashes, checks: Hashes) -> tuple[Index, Hashes, Hashes]:
+    """A stable sort by both lanes: two keys share the first one, which is rare."""
+    order = np.lexsort((checks, hashes))
+    return order, hashes.take(order), checks[order]
+
+
+class _Cursor:
+    """A place in a run, moving forward."""
+
+    def __init__(self, run: Run, first: int, last: int) -> None:
+        self._parts: list[_Part] = []
+        for segment in run.segments:
+            hashes = segment.rows.hashes
+            start = int(np.searchsorted(hashes, np.uint64(first), "left"))
+            stop = int(np.searchsorted(hashes, np.uint64(last), "right"))
+            if start < stop:
+                self._parts.append((segment, start, stop))
+        self._parts.reverse()
+        self.rows_left = sum(stop - start for _, start, stop in self._parts)
+        self._file: int | None = None
+
+    def hash_after(self, rows: int) -> int:
+        """The hash of the row so many rows on, within the segment."""
+        segment, start, stop = self._parts[-1]
+        return int(segment.rows.hashes[min(start + rows, stop) - 1])
+
+    def upto(self, last: int) -> _Part:
+        """The rows up to the hash `last`. That lies within the segment, or rows of it are left."""
+        segment, start, stop = self._parts[-1]
+        hashes = segment.rows.hashes[start:stop]
+        return segment, start, start + int(np.searchsorted(hashes, np.uint64(last), "right"))
+
+    def read(self, records: Records, upto: int) -> None:
+        """Read the records of the rows before `upto` and move there."""
+        segment, start, stop = self._parts[-1]
+        path = segment.file.file.path
+        if self._file is None:
+            try:
+                self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise damaged(path, str(error)) from error
+        size = records.dtype.itemsize
+        offset = segment.file.records_at + (segment.start + start) * size
+        view = records.view(np.uint8).data
+        while view:
+            count = os.preadv(self._file, [view], offset)
+            if not count:
+                raise damaged(path, "it became shorter")
+            view, offset = view[count:], offset + count
+        self.rows_left -= upto - start
+        if upto < stop:
+            self._parts[-1] = (segment, upto, stop)
+        else:
+            self._parts.pop()
+            self.close()
+            segment.forget()
+
+    def close(self) -> None:
+        """Close the file; it is opened again when it is read."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

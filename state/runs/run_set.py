@@ -1,0 +1,269 @@
+"""The runs of one state: lookup, new runs, merges, and versions that keep files alive.
+
+A version is an immutable list of runs. Whoever reads for long pins one; a file is deleted when no version
+that is current or pinned has it. Lookups come from one thread, the mailbox; new runs and merges from
+others. The content of a version changes with new runs only, never with a merge.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+
+from ..hashing import Hashes
+from ..values import Index
+from .compaction import choose_runs
+from .file_pool import FilePool
+from .layout import PackedRows, RowLayout, join_rows
+from .merge import LAST_HASH, merged
+from .run import Hits, Run
+from .run_writer import RunWriter
+from .settings import RunSettings
+
+
+class _Stopped(Exception):
+    """A merge is not wanted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Runs, newest first."""
+
+    runs: tuple[Run, ...] = ()
+
+    def pin(self) -> None:
+        """Keep the files until `unpin`."""
+        for run in self.runs:
+            for segment in run.segments:
+                segment.file.file.pin()
+
+    def unpin(self) -> None:
+        """Undo one `pin`."""
+        for run in self.runs:
+            for segment in run.segments:
+                segment.file.file.unpin()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup found: row i of `table` belongs to what was asked for at `positions[i]`."""
+
+    positions: Index
+    table: pa.Table
+
+
+class RunSet:
+    """The runs of one state in one directory. `clear` deletes what nobody else has pinned."""
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: RowLayout,
+        settings: RunSettings,
+        new_id: Callable[[], str],
+        pool: FilePool | None = None,
+    ) -> None:
+        self.layout, self._settings = layout, settings
+        self._directory, self._new_id = directory, new_id
+        self._version = Version()
+        self._lock = Lock()
+        self._flush_writer, self._merge_writer = (
+            RunWriter(directory, layout, settings.file_bytes, new_id, pool) for _ in range(2)
+        )
+        self._cold = False
+        self._stopped = False
+
+    @property
+    def version(self) -> Version:
+        """The current version, not pinned."""
+        return self._version
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of the indexes."""
+        return sum(run.index.nbytes for run in self._version.runs)
+
+    def pin(self) -> Version:
+        """The current version, pinned."""
+        with self._lock:
+            self._version.pin()
+            return self._version
+
+    def stop(self) -> None:
+        """Make a merge under way end early, without effect."""
+        self._stopped = True
+
+    def clear(self) -> None:
+        """Forget all runs. Files that are pinned elsewhere stay until they are not."""
+        self._install(lambda runs: ())
+        self._flush_writer.release()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def lookup(self, hashes: Hashes, checks: Hashes | None) -> Found:
+        """The rows of these identities, which are distinct; what is deleted is not found."""
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        checks = checks[order] if checks is not None and self.layout.wide else None
+        if self.layout.wide and checks is None:
+            checks = np.zeros(len(hashes), np.uint64)
+        faults = _faults()
+        found: list[tuple[Index, PackedRows]] = []
+        rest = np.arange(len(hashes))
+        for run in self._version.runs:
+            if not rest.size:
+                break
+            hits = run.find(hashes, checks, self._cold)
+            if hits:
+                found += [(rest[hit.positions], hit.rows) for hit in hits]
+                left = _others(hits, len(rest))
+                rest, hashes = rest[left], hashes[left]
+                checks = None if checks is None else checks[left]
+        self._cold = _faults() - faults >= self._settings.prefetch_faults
+        self._forget_pages()
+        return self._gather(order, found)
+
+    def _gather(self, order: Index, found: list[tuple[Index, PackedRows]]) -> Found:
+        if not found:
+            return Found(np.empty(0, np.intp), self.layout.schema.empty_table())
+        positions = np.concatenate([at for at, _ in found])
+        rows = join_rows([rows for _, rows in found])
+        deleted = self.layout.deleted(rows.records)
+        if deleted.any():
+            kept = np.flatnonzero(~deleted)
+            positions, rows = positions[kept], rows.take(kept)
+        return Found(order[positions], self.layout.unpack(rows))
+
+    def _forget_pages(self) -> None:
+        """Unmap pages once lookups have touched as many as the settings allow."""
+        segments = [segment for run in self._version.runs for segment in run.segments]
+        if sum(segment.touched_bytes for segment in segments) > self._settings.mapped_bytes:
+            for segment in segments:
+                segment.forget()
+
+    def merged(
+        self,
+        version: Version,
+        *,
+        first: int = 0,
+        last: int = LAST_HASH,
+        chunk_bytes: int | None = None,
+    ) -> Iterator[PackedRows]:
+        """The rows of a pinned version in the order of their hashes; see `merge.merged`."""
+        return merged(
+            version.runs,
+            self.layout,
+            chunk_bytes or self._settings.merge_bytes,
+            keep_deleted=False,
+            first=first,
+            last=last,
+        )
+
+    # --- writing, in threads -------------------------------------------------------------------
+
+    def add(self, pieces: Iterator[PackedRows]) -> Version:
+        """Write the newest run; returns the version that begins with it, pinned.
+
+        One call at a time.
+        """
+        run = self._flush_writer.write(pieces)
+        if run is None:
+            return self.pin()
+        return self._install(lambda runs: (run, *runs), pin=True, born=run)
+
+    def adopt(self, runs: Sequence[Run]) -> None:
+        """Take over runs, newest first, into an empty set; their files have been pinned once."""
+        self._version = Version(tuple(runs))
+
+    @property
+    def wants_merge(self) -> bool:
+        """True if `merge_once` has work."""
+        return self._choice(self._version.runs) is not None
+
+    @property
+    def has_too_many_runs(self) -> bool:
+        """True if new runs should wait for a merge."""
+        return len(self._version.runs) >= self._settings.runs_stop
+
+    def merge_once(self) -> None:
+        """Merge some runs, if there are too many. One call at a time, beside `add`."""
+        version = self.pin()
+        try:
+            choice = self._choice(version.runs)
+            if choice is None:
+                return
+            chosen = version.runs[choice[0] : choice[1]]
+            oldest = choice[1] == len(version.runs)
+            pieces = merged(
+                chosen, self.layout, self._settings.merge_bytes, keep_deleted=not oldest
+            )
+            run = self._merge_writer.write(self._until_stopped(pieces))
+            self._install(lambda runs: _replaced(runs, chosen, run), born=run)
+        except _Stopped:
+            return
+        finally:
+            self._merge_writer.release()
+            version.unpin()
+
+    def _until_stopped(self, pieces: Iterator[PackedRows]) -> Iterator[PackedRows]:
+        for piece in pieces:
+            if self._stopped:
+                raise _Stopped
+            yield piece
+
+    def _choice(self, runs: Sequence[Run]) -> tuple[int, int] | None:
+        sizes = [len(run) for run in runs]
+        return choose_runs(sizes, self._settings.runs_per_level, self._settings.runs_max)
+
+    def _install(
+        self,
+        change: Callable[[tuple[Run, ...]], tuple[Run, ...]],
+        *,
+        pin: bool = False,
+        born: Run | None = None,
+    ) -> Version:
+        """Make a new version current. `born` has been pinned by its writer."""
+        with self._lock:
+            before = self._version
+            after = Version(change(before.runs))
+            after.pin()
+            if pin:
+                after.pin()
+            self._version = after
+        before.unpin()
+        if born is not None:
+            Version((born,)).unpin()
+        return after
+
+
+def _replaced(
+    runs: tuple[Run, ...], chosen: Sequence[Run], merged_run: Run | None
+) -> tuple[Run, ...]:
+    """The merged run in the place of the chosen ones; newer runs may have come meanwhile.
+
+    If the set was cleared meanwhile nothing is there to replace.
+    """
+    if chosen[0] not in runs:
+        return runs
+    at = runs.index(chosen[0])
+    new = () if merged_run is None else (merged_run,)
+    return (*runs[:at], *new, *runs[at + len(chosen) :])
+
+
+def _others(hits: Sequence[Hits], size: int) -> Index:
+    """The positions that were not hit."""
+    left = np.ones(size, np.bool_)
+    for hit in hits:
+        left[hit.positions] = False
+    return np.flatnonzero(left)
+
+
+def _faults() -> int:
+    """How often this thread waited for the disk."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

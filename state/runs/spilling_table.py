@@ -1,0 +1,411 @@
+"""Keyed state that need not fit into memory: a delta in memory over runs on disk.
+
+Rows are changed in the delta only. A key that is new there is looked up in the runs first, and its state
+loaded (read, modify, write). When the delta has used up its budget it is handed to a thread, which sorts it
+and writes it as the newest run, while a second delta takes its place; keys are looked up in the first one
+until the run is there. A snapshot does the same, and then *is* the runs. Merges run beside all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from ..hashing import Hashes
+from ..keygroups import KeyGroupRange
+from ..slots import Slots
+from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
+from ..values import Index
+from .cut import RunRestorer, canonical_tables, files_cut, packed_sorted, rekeyed
+from .file_pool import FilePool
+from .layout import PackedRows, RowLayout
+from .run_set import Found, RunSet, Version
+from .settings import RunSettings
+
+Submit: TypeAlias = Callable[[Callable[[], Any]], "Future[Any]"]
+"""Runs a function in a thread; two at a time are needed at most."""
+Identify: TypeAlias = Callable[[pa.Table], tuple[Hashes, Hashes | None]]
+"""The two lanes of the identity of each row of a table, from its key columns."""
+
+_PACK_ROWS = 1 << 16
+_HELD_FACTOR = 2
+"""Arrays grow by doubling: what a delta holds may be twice what its rows take."""
+
+
+def delta_room(memory_bytes: int, index_bytes: int) -> int:
+    """Bytes for the delta being filled; there may be as much being written."""
+    return max(memory_bytes // 8, (memory_bytes - index_bytes) // 2)
+
+
+class Delta(Protocol):
+    """Rows in memory, one per slot: 0, 1, 2, ... While it is being written nobody changes it."""
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take; 0 if there are none."""
+        ...
+
+    def lanes(self) -> tuple[Hashes, Hashes | None]:
+        """The identity of each slot's key; None: all second lanes are 0."""
+        ...
+
+    def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
+        """The slot of each identity, -1 where there is none. Adds nothing."""
+        ...
+
+    def table(self, slots: Index) -> pa.Table:
+        """Keys and state of these slots. With a column `deleted` (bool): which of them are gone."""
+        ...
+
+    def load(self, slots: Index, table: pa.Table) -> None:
+        """Set the state of new slots, whose keys are known, to rows as `table` returned them."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that it holds, also when it is empty."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all rows; may keep the memory."""
+        ...
+
+
+D = TypeVar("D", bound=Delta)
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What is stored, and for whom.
+
+    Attributes:
+        schema: keys and state.
+        keys: which columns are keys.
+        wide: keys have a check lane. Without one their hash alone is their identity.
+        identity: how check lanes are computed; two jobs that compute them alike share the text.
+        identify: computes both lanes.
+        key_groups: of this subtask.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    wide: bool
+    identity: str
+    identify: Identify
+    key_groups: KeyGroupRange
+    max_parallelism: int
+
+
+@dataclass(slots=True)
+class _Flush:
+    version: Future[Version]
+    owned_by_cut: bool
+
+
+class SpillingTable(Generic[D]):
+    """One state of one subtask. All methods run in its mailbox.
+
+    Per batch: find or add the keys in `delta`, `fetch` the new ones, update, then `settle`.
+
+    Args:
+        new_delta: makes an empty delta. Two are in use at a time, and are used again.
+        directory: of this table alone.
+        new_id: ids of files, unlike those of any subtask and attempt of this operator.
+        memory_bytes: the budget, asked after every batch; without it, that of the settings.
+        pool: for files to use again; other tables of the directory may share it.
+    """
+
+    def __init__(
+        self,
+        shape: TableShape,
+        new_delta: Callable[[], D],
+        directory: Path,
+        new_id: Callable[[], str],
+        settings: RunSettings,
+        submit: Submit,
+        memory_bytes: Callable[[], int] | None = None,
+        pool: FilePool | None = None,
+    ) -> None:
+        self.delta = new_delta()
+        """The rows new or changed since the last flush."""
+        self._shape, self._settings, self._submit = shape, settings, submit
+        self._memory_bytes = memory_bytes or (lambda: settings.memory_bytes)
+        self._new_delta, self._directory = new_delta, directory
+        self._layout = RowLayout(shape.schema, shape.wide)
+        self._pool = pool
+        self._runs = RunSet(directory, self._layout, settings, new_id, pool)
+        self._frozen: D | None = None  # while it is being written
+        self._spare: D | None = None
+        self._flush: _Flush | None = None
+        self._merge: Future[None] | None = None
+
+    @property
+    def spilled(self) -> bool:
+        """True if some rows are, or are about to be, on disk only."""
+        return bool(self._frozen is not None or self._runs.version.runs)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use: rows not yet on disk, and the index of those that are."""
+        frozen = 0 if self._frozen is None else self._frozen.nbytes
+        return self.delta.nbytes + frozen + self._runs.index_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of the index of rows on disk."""
+        return self._runs.index_bytes
+
+    # --- records -------------------------------------------------------------------------------
+
+    def fetch(self, slots: Index, hashes: Hashes, checks: Hashes | None) -> None:
+        """Load the state of keys that have just become `slots` of the delta, as far as there is any."""
+        found = self.lookup(hashes, checks)
+        if found is not None:
+            self.delta.load(slots[found.positions], found.table)
+
+    def lookup(self, hashes: Hashes, checks: Hashes | None) -> Found | None:
+        """The rows of keys that are not in the delta; None if there are none.
+
+        Raises:
+            StorageError: a flush or a merge failed.
+        """
+        self._reap()
+        if not len(hashes) or not self.spilled:
+            return None
+        found: list[Found] = []
+        if self._frozen is not None:
+            before = self._frozen.find(hashes, checks)
+            held, rest = np.flatnonzero(before >= 0), np.flatnonzero(before < 0)
+            if held.size:
+                found.append(self._living(held, self._frozen.table(before[held].astype(np.intp))))
+            some = None if checks is None else checks[rest]
+            in_runs = self._runs.lookup(hashes[rest], some)
+            found.append(Found(rest[in_runs.positions], in_runs.table))
+        else:
+            found.append(self._runs.lookup(hashes, checks))
+        positions = np.concatenate([one.positions for one in found])
+        if not positions.size:
+            return None
+        return Found(positions, pa.concat_tables([one.table for one in found]))
+
+    def _living(self, positions: Index, table: pa.Table) -> Found:
+        """Rows of the delta that is being written, without those that are deleted."""
+        if DELETED_COLUMN in table.column_names:
+            living = np.flatnonzero(~table.column(DELETED_COLUMN).to_numpy())
+            positions, table = positions[living], table.take(pa.array(living))
+        return Found(positions, table.select(self._shape.schema.names))
+
+    def settle(self) -> None:
+        """Flush if the budget is used up, merge if there are many runs. Waits if they fall behind.
+
+        Raises:
+            StorageError: a flush or a merge failed, now or earlier.
+        """
+        self._reap()
+        if self.delta.nbytes >= delta_room(self._memory_bytes(), self._runs.index_bytes):
+            self.flush()
+
+    def flush(self) -> None:
+        """Begin to write the delta, if there is anything in it. Waits as `settle` does.
+
+        Raises:
+            StorageError: a flush or a merge failed, now or earlier.
+        """
+        if self.delta.size:
+            self._start_flush(owned_by_cut=False)
+
+    @property
+    def flushing(self) -> bool:
+        """True while a delta is being written."""
+        return self._flush is not None
+
+    def wait_for_flush(self) -> None:
+        """Wait until a delta that is being written has been.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        self._wait_for_flush()
+
+    def poll(self) -> bool:
+        """Take note of what threads have finished. True while they work for this table.
+
+        Raises:
+            StorageError: what they could not do.
+        """
+        self._reap()
+        return self._flush is not None or self._merge is not None
+
+    def _start_flush(self, *, owned_by_cut: bool) -> Future[Version]:
+        """Hand the delta to a thread. Waits for the flush before, and for a merge if runs are many."""
+        self._wait_for_flush()
+        while self._runs.has_too_many_runs and self._merge is not None:
+            self._merge.result()
+            self._reap()
+        frozen = self.delta
+        version: Future[Version] = self._submit(lambda: self._write(frozen))
+        self._frozen, self._flush = frozen, _Flush(version, owned_by_cut)
+        self.delta = self._spare if self._spare is not None else self._new_delta()
+        self._spare = None
+        return version
+
+    def _write(self, frozen: D) -> Version:
+        """Write the rows of a delta as the newest run; in a thread."""
+        return self._runs.add(self._sorted_rows(frozen))
+
+    def _sorted_rows(self, frozen: D) -> Iterator[PackedRows]:
+        hashes, checks = frozen.lanes()
+        order = np.argsort(hashes) if checks is None else np.lexsort((checks, hashes))
+        for start in range(0, len(order), _PACK_ROWS):
+            part = order[start : start + _PACK_ROWS]
+            some = None if checks is None else checks[part]
+            yield self._layout.pack(hashes[part], some, frozen.table(part))
+
+    def _wait_for_flush(self) -> None:
+        if self._flush is not None:
+            self._flush.version.exception()
+            self._reap()
+
+    def _reap(self) -> None:
+        """Take note of what threads have finished; start the next merge.
+
+        Raises:
+            StorageError: what they could not do.
+        """
+        flush = self._flush
+        if flush is not None and flush.version.done():
+            version = flush.version.result()
+            self._flush = None
+            if not flush.owned_by_cut:
+                version.unpin()
+            assert self._frozen is not None
+            self._keep_spare(self._frozen)
+            self._frozen = None
+        if self._merge is not None and self._merge.done():
+            self._merge.result()
+            self._merge = None
+        if self._merge is None and self._runs.wants_merge:
+            self._merge = self._submit(self._runs.merge_once)
+
+    def _keep_spare(self, written: D) -> None:
+        """Use the memory again, unless it has become more than the budget allows."""
+        if written.held_bytes <= _HELD_FACTOR * delta_room(self._memory_bytes(), 0):
+            written.clear()
+            self._spare = written
+
+    # --- everything ----------------------------------------------------------------------------
+
+    def rows_on_disk(self) -> Iterator[pa.Table]:
+        """The rows that are not in the delta, in the order of their hashes.
+
+        The delta must not change meanwhile. Waits if a flush is under way.
+        """
+        self._wait_for_flush()
+        version = self._runs.pin()
+        try:
+            for rows in self._runs.merged(version):
+                checks = self._layout.checks(rows.records)
+                absent = np.flatnonzero(self.delta.find(rows.hashes, checks) < 0)
+                if absent.size:
+                    yield self._layout.unpack(rows.take(absent))
+        finally:
+            version.unpin()
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, in the order of key groups, which are the first column. Flushes first."""
+        version = self._flushed().result()
+        try:
+            yield from canonical_tables(self._runs, version, self._shape.max_parallelism)
+        finally:
+            version.unpin()
+
+    def snapshot(self, chunk_bytes: int | None = None) -> FilesCut:
+        """A cut as of now. Waits only if an earlier flush is still under way.
+
+        `chunk_bytes`: rows that its `tables` handle at a time; None: as many as a merge.
+        """
+        return files_cut(
+            self._runs,
+            self._flushed(),
+            chunk_bytes=chunk_bytes,
+            identity=self._shape.identity,
+            keys=self._shape.keys,
+            max_parallelism=self._shape.max_parallelism,
+        )
+
+    def _flushed(self) -> Future[Version]:
+        """A version, pinned for the caller, with all rows of now."""
+        self._wait_for_flush()
+        if self.delta.size:
+            return self._start_flush(owned_by_cut=True)
+        version: Future[Version] = Future()
+        version.set_result(self._runs.pin())
+        return version
+
+    def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
+        """Take over the rows of own key groups of an earlier `snapshot`; only into an empty table.
+
+        Raises:
+            StateError: a file is missing, damaged, or does not fit.
+        """
+        range_ = self._shape.key_groups
+        restorer = RunRestorer(
+            self._directory,
+            self._layout,
+            identity=self._shape.identity,
+            range_=(range_.first, range_.last),
+            max_parallelism=self._shape.max_parallelism,
+            pool=self._pool,
+        )
+        runs, same_identity = restorer.runs(restored)
+        if same_identity:
+            self._runs.adopt(runs)
+            return
+        old = Version(tuple(runs))
+        pieces = rekeyed(self._runs.merged(old), self._layout, self._shape.identify)
+        self._runs.add(pieces).unpin()
+        old.unpin()
+
+    def restore_table(self, table: pa.Table) -> None:
+        """Take over the rows of a canonical table; only into an empty one."""
+        if table.num_rows:
+            hashes, checks = self._shape.identify(table)
+            table = table.select(self._shape.schema.names)
+            pieces = packed_sorted(self._layout, table, hashes, checks, _PACK_ROWS)
+            self._runs.add(pieces).unpin()
+
+    def clear(self) -> None:
+        """Forget all rows. What a snapshot has pinned stays for it."""
+        self._wait_for_flush()
+        if self._merge is not None:
+            self._merge.result()
+            self._merge = None
+        self.delta.clear()
+        self._runs.clear()
+
+    def stop(self) -> bool:
+        """Make a merge end early. True while threads still work for this table: `close` waits for them."""
+        self._runs.stop()
+        under_way = [self._merge, None if self._flush is None else self._flush.version]
+        return any(work is not None and not work.done() for work in under_way)
+
+    def close(self) -> None:
+        """Give up the files, but for those that a cut has pinned. Does not raise."""
+        self._runs.stop()
+        if self._merge is not None:
+            self._merge.exception()
+        flush, self._flush = self._flush, None
+        if flush is not None and flush.version.exception() is None and not flush.owned_by_cut:
+            flush.version.result().unpin()
+        self._runs.clear()

@@ -1,0 +1,108 @@
+"""`headgate savepoint ...`, `stop --savepoint`, `run --from` and `rescale`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+IN_PROCESS = ("--cluster", "in-process")
+
+
+def path_in(text: str) -> str:
+    """The path behind `savepoint: ` in what a verb printed."""
+    return text.split("savepoint: ")[1].split(" (")[0].splitlines()[0]
+
+
+def test_a_savepoint_from_its_making_to_its_end(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    first = path_in(cli("savepoint", "take", "ticker", "kept").stdout)
+    assert first.startswith(str(cli.directory / "kept" / "savepoint-ticker-"))
+
+    rescaled = cli("rescale", "ticker", "-p", "2")
+    assert rescaled.stdout.startswith("job ticker runs at parallelism 2 from checkpoint ")
+    assert "it paused for " in rescaled.stdout
+    assert json.loads(cli("list", "--json").stdout)[0]["parallelism"] == 2
+    refused = cli("rescale", "ticker", "-p", "2")
+    assert refused.returncode == 2
+    assert "nothing would change" in refused.stderr
+
+    stopped = cli("stop", "ticker", "--savepoint", "kept")
+    second = path_in(stopped.stdout)
+    assert "job ticker stopped with checkpoint" in stopped.stdout
+    assert run.end()[0] == 0
+
+    shown = cli("savepoint", "inspect", first).stdout
+    assert "savepoint 1 of job ticker" in shown
+    assert "format canonical" in shown
+    assert "counts" in shown
+    assert "user string" in shown
+    facts = json.loads(cli("savepoint", "inspect", second, "--json").stdout)
+    assert facts["job"] == "ticker"
+    by_name = {operator["operator"]: operator for operator in facts["operators"]}
+    assert by_name["counts"]["parallelism"] == 2
+    assert by_name["counts"]["states"][0]["rows"] == 10
+    assert by_name["ticks"]["states"][0]["kind"] == "split"
+
+    changes = cli("savepoint", "diff", first, second).stdout
+    assert "parallelism: 1 -> 2" in changes
+    assert cli("savepoint", "diff", first, first).stdout == "no difference\n"
+
+    again = cli.start("run", ticker, *IN_PROCESS, "--from", first)
+    restored = again.wait_for("restored savepoint ")
+    bytes_ = json.loads(cli("savepoint", "inspect", first, "--json").stdout)["bytes"]
+    assert restored.endswith(f"restored savepoint 1 in {first} ({bytes_:,} bytes)")
+    again.wait_for("RUNNING")
+    assert cli("cancel", "ticker").returncode == 0
+    assert again.end()[0] == 130
+
+    assert cli("savepoint", "dispose", first).stdout.startswith(
+        "deleted the savepoint of job ticker"
+    )
+    gone = cli("savepoint", "inspect", first)
+    assert gone.returncode == 1
+    assert "no such directory" in gone.stderr
+
+
+def test_check_says_before_anything_starts_whether_a_job_can_restore(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    path = path_in(cli("stop", "ticker", "--savepoint", "kept").stdout)
+    run.end()
+
+    good = cli("savepoint", "check", path, ticker)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.endswith(f"ok, job ticker can restore {path}\n")
+
+    text = (cli.directory / ticker).read_text()
+    renamed = cli.write("renamed.yaml", text.replace("counts", "totals"))
+    bad = cli("savepoint", "check", path, renamed)
+    assert bad.returncode == 1
+    assert "unclaimed: counts.running" in bad.stdout
+    assert "new: totals.running" in bad.stdout
+    assert cli("savepoint", "check", path, renamed, "--allow-non-restored-state").returncode == 0
+
+    retyped = cli.write(
+        "retyped.yaml", text.replace("{kind: pattern, prefix: u, distinct: 10}", "sequence")
+    )
+    wrong = cli("savepoint", "check", path, retyped)
+    assert wrong.returncode == 1
+    assert "incompatible: operator `counts`" in wrong.stdout
+
+    wide = cli("savepoint", "check", path, ticker, "-p", "200")
+    assert wide.returncode == 1
+    assert "wrong: parallelism 200 is above the 128 key groups" in wide.stdout
+
+
+def test_the_record_of_a_job_that_lives_is_not_removed(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, *IN_PROCESS)
+    run.wait_for("RUNNING")
+    (record,) = (cli.directory / "run").glob("job-*.json")
+    text = record.read_text()
+    broken = json.loads(text)
+    broken["addresses"] = ["tcp:127.0.0.1:1"]
+    record.write_text(json.dumps(broken))
+    assert json.loads(cli("list", "--json").stdout)[0]["status"] == "NOT ANSWERING"
+    assert record.exists()
+    record.write_text(text)
+    assert cli("cancel", "ticker").returncode == 0
+    run.end()

@@ -1,0 +1,105 @@
+"""Reduce with values that its function changes in place, while threads write snapshots of them."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.operators.elements import ObjectBatch
+from headgate.operators.reduce import ReduceOperator
+from headgate.state.snapshot import RestoredState
+
+
+class Numbers:
+    """A value that is changed in place, and grows while it is pickled."""
+
+    def __init__(self, key: int, number: int) -> None:
+        self.key = key
+        self.numbers = [number]
+        self.seen = {number: number}
+
+
+def absorb(value: Numbers, record: Numbers) -> Numbers:
+    value.numbers += record.numbers
+    value.seen[len(value.seen) + 10**6] = record.numbers[0]
+    return value
+
+
+def started(state: RestoredState | None = None) -> Any:
+    operator = ReduceOperator(absorb, lambda record: record.key)
+    operator.output = SimpleNamespace(emit=lambda batch: None)
+    operator.open(SimpleNamespace(max_parallelism=16))
+    if state is not None:
+        operator.restore(state)
+    return operator
+
+
+def content(table: pa.Table) -> dict[int, list[int]]:
+    values = [pickle.loads(value) for value in table["value"].to_pylist()]
+    for value in values:
+        assert len(value.seen) == len(value.numbers), "a torn value"
+    return {value.key: value.numbers for value in values}
+
+
+def test_cuts_deltas_and_restore() -> None:
+    operator, rng = started(), random.Random(5)
+    model: dict[int, list[int]] = {}
+
+    def work(batches: int) -> None:
+        for _ in range(batches):
+            pairs = [(rng.randrange(400), rng.randrange(100)) for _ in range(200)]
+            for key, number in pairs:
+                model.setdefault(key, []).append(number)
+            operator.process(ObjectBatch([Numbers(*pair) for pair in pairs]), 0)
+
+    def cut() -> Any:
+        return operator.snapshot(1).tables["reduce"], {k: list(v) for k, v in model.items()}
+
+    work(5)
+    base, expected = cut()
+    assert base.epoch == 1
+    stored = content(base.make(None))
+    assert stored == expected
+    for round_ in range(8):
+        taken, expected = cut()
+        made: list[pa.Table] = []
+        since = taken.epoch - 1 if round_ % 2 else None
+        thread = threading.Thread(target=lambda: made.append(taken.make(since)))  # noqa: B023
+        thread.start()
+        work(6)
+        thread.join(30)
+        stored = (stored if since else {}) | content(made[0])
+        assert stored == expected
+        taken.confirm(taken.epoch)
+    late, expected = cut()
+    work(2)
+    newer, expected_newer = cut()
+    work(2)
+    full = newer.make(None)
+    assert content(full) == expected_newer
+    assert content(late.make(None)) == expected
+    infos = {info.name: info for info in operator.states()}
+    again = started(RestoredState(tables={"reduce": full}, states=infos))
+    operator = again
+    model = {key: list(numbers) for key, numbers in expected_newer.items()}
+    work(1)
+    taken, expected = cut()
+    assert taken.epoch == 2
+    delta = content(taken.make(1))
+    assert len(delta) < len(model)
+    assert content(full) | delta == expected
+
+
+def test_nothing_is_logged_once_no_cut_is_open() -> None:
+    operator = started()
+    operator.process(ObjectBatch([Numbers(1, 1)]), 0)
+    cut = operator.snapshot(1).tables["reduce"]
+    assert operator._changes.newest is not None
+    cut.discard()
+    operator.process(ObjectBatch([Numbers(1, 1)]), 0)
+    assert operator._changes.newest is None

@@ -1,0 +1,323 @@
+"""Windows over runs give what those in memory give, also after snapshots, restores and rescales."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headgate.errors import StateError
+from headgate.operators import small_windows, window_aggregate
+from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
+from headgate.operators.base import OperatorContext
+from headgate.operators.clock import SystemClock
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.window_aggregate import LATE, WindowAggregate
+from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
+from headgate.state.hashing import hash_columns, key_groups_of
+from headgate.state.keygroups import key_group_range
+from headgate.state.snapshot import RestoredFiles, RestoredState
+
+MAX_PARALLELISM = 16
+WINDOW = TumblingWindow(100, 7, 150)
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string()),
+        pa.field("number", pa.int64()),
+        pa.field("x", pa.int64()),
+        pa.field("price", pa.decimal128(22, 2)),
+        pa.field("text", pa.string()),
+    ]
+)
+AGGREGATES = {
+    "n": count(), "some": count("x"), "total": sum("x"), "mean": avg("x"), "least": min("x"),
+    "money": sum("price"), "word": max("text"),
+}  # fmt: skip
+KEYS = [("name",), ("number",), ("name", "number")]
+ROCKSDB = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "24kb"}
+ROOMY = {**ROCKSDB, "taskmanager.memory.managed.size": "4mb"}
+attempts = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, params=[0, 20, 512], ids=["own", "mixed", "small"])
+def small_rows(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows in tables of their own, windows of both kinds, and all in the shared table."""
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", request.param)
+    monkeypatch.setattr(small_windows, "SMALL_ROWS", request.param)
+
+
+class Output:
+    """Rows that went out since `take`; how a window's keys are ordered is not defined."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.ends: list[int] = []
+        self.largest = 0
+
+    def emit(self, batch: ColumnBatch) -> None:
+        assert batch.timestamps is not None
+        self.largest = np.maximum(self.largest, len(batch))
+        self.ends += batch.timestamps.tolist()
+        self.rows += [f"result {row}" for row in batch.data.to_pylist()]
+
+    def emit_side(self, tag: str, batch: ColumnBatch) -> None:
+        assert tag == LATE
+        self.rows += [f"late {row}" for row in batch.data.to_pylist()]
+
+    def emit_watermark(self, timestamp: int) -> None:
+        assert self.ends == sorted(self.ends)
+        self.ends = []
+        self.rows.append(f"watermark {timestamp}")
+
+    def take(self) -> list[str]:
+        """The rows, sorted between watermarks."""
+        found, self.rows, self.ends = self.rows, [], []
+        return sorted(found)
+
+
+class Side:
+    """The subtasks of one operator."""
+
+    def __init__(self, directory: Path, keys: tuple[str, ...], parallelism: int, **options: str):
+        self.keys, self.parallelism, self.disk = keys, parallelism, bool(options)
+        self.operators, self.outputs = [], []
+        for index in range(parallelism):
+            operator, attempt = WindowAggregate(WINDOW, plan(keys)), next(attempts)
+            own = directory / f"attempt{attempt}"
+            own.mkdir()
+            self.outputs.append(Output())
+            operator.output = self.outputs[-1]
+            operator.open(
+                OperatorContext(
+                    job_name="job", operator_name="agg", subtask_index=index,
+                    parallelism=parallelism, max_parallelism=MAX_PARALLELISM, attempt=attempt,
+                    key_groups=key_group_range(index, parallelism, MAX_PARALLELISM),
+                    clock=SystemClock(), timers=None,
+                    metrics=SimpleNamespace(counter=lambda _: SimpleNamespace(inc=lambda _: None)),
+                    logger=logging.getLogger("test"), run_in_thread=None, options=options,
+                    local_directory=lambda own=own: own,
+                )
+            )  # fmt: skip
+            self.operators.append(operator)
+
+    def process(self, data: pa.RecordBatch, times: Any) -> None:
+        groups = key_groups_of(hash_columns([data.column(key) for key in self.keys]), 16)
+        for index, operator in enumerate(self.operators):
+            own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
+            rows = np.flatnonzero((groups >= own.first) & (groups <= own.last))
+            operator.process(ColumnBatch(data.take(pa.array(rows)), times[rows]), 0)
+
+    def watermark(self, timestamp: int) -> None:
+        for operator in self.operators:
+            operator.on_watermark(timestamp)
+
+    def take(self) -> list[str]:
+        rows = [row for output in self.outputs for row in output.take()]
+        return sorted(row for row in rows if not row.startswith("watermark"))
+
+    def snapshots(self, store: Path, *, canonical: bool) -> list[RestoredState]:
+        """What each subtask would get back of what it had."""
+        return [self._snapshot(index, store, canonical) for index in range(self.parallelism)]
+
+    def _snapshot(self, index: int, store: Path, canonical: bool) -> RestoredState:
+        operator = self.operators[index]
+        snapshot = operator.snapshot(1)
+        states = {info.name: info for info in operator.states()}
+        tables = {name: cut.make(None) for name, cut in snapshot.tables.items()}
+        if not self.disk:
+            return RestoredState(tables=tables, states=states)
+        cut = snapshot.files["windows"]
+        own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
+        files = {}
+        try:
+            if canonical:
+                made = list(cut.tables())
+                if made:
+                    tables["windows"] = pa.concat_tables(made)
+                return RestoredState(tables=tables, states=states)
+            collected = cut.collect()
+            for file in collected.files:
+                files[file.id] = store / file.id
+                if not files[file.id].exists():
+                    shutil.copy(file.path, files[file.id])
+        finally:
+            cut.release()
+        restored = RestoredFiles(collected.meta, files, own.first, own.last)
+        return RestoredState(tables=tables, files={"windows": [restored]}, states=states)
+
+    def restore(self, parts: list[RestoredState]) -> None:
+        for index, operator in enumerate(self.operators):
+            own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
+            state = RestoredState(states=parts[0].states)
+            for name in {name for part in parts for name in part.tables}:
+                table = pa.concat_tables([p.tables[name] for p in parts if name in p.tables])
+                groups = table.column("key_group").to_numpy()
+                rows = np.flatnonzero((groups >= own.first) & (groups <= own.last))
+                state.tables[name] = table.take(pa.array(rows))
+            for part in parts:
+                for name, found in part.files.items():
+                    state.files.setdefault(name, []).extend(
+                        one for one in found
+                        if one.first_key_group <= own.last and one.last_key_group >= own.first
+                    )  # fmt: skip
+            operator.restore(state)
+
+    def close(self) -> None:
+        for operator in self.operators:
+            operator.close()
+
+
+def plan(keys: tuple[str, ...]) -> AggregatePlan:
+    return AggregatePlan(keys, AGGREGATES, SCHEMA, WINDOW_FIELDS)
+
+
+def batch(rng: np.random.Generator, at: int) -> tuple[pa.RecordBatch, Any]:
+    """Rows around a time, some long before it; few or many."""
+    size = int(rng.choice([10, 150]))
+    x = rng.integers(-50, 50, size)
+    number = rng.integers(0, 120, size)
+    columns = [
+        pa.array([f"name {value % 97}" if value % 13 else None for value in number * 7]),
+        pa.array(number, mask=number == 5),
+        pa.array(x, mask=x % 4 == 0),
+        pa.array(x, mask=x % 5 == 0).cast(pa.decimal128(22, 2)),
+        pa.array([None if value % 3 == 0 else f"{value}" for value in x]),
+    ]
+    times = at - rng.integers(0, rng.choice([30, 400]), size)
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), times
+
+
+def canonical_rows(parts: list[RestoredState]) -> list[str]:
+    rows = []
+    for part in parts:
+        table = part.tables.get("windows")
+        if table is not None:
+            assert table.schema.remove_metadata() == plan_schema(table)
+            groups = table.column("key_group").to_pylist()
+            assert groups == sorted(groups)
+            rows += [str(row) for row in table.to_pylist()]
+    return sorted(rows)
+
+
+def plan_schema(table: pa.Table) -> pa.Schema:
+    keys = tuple(name for name in table.schema.names[1:3] if name in ("name", "number"))
+    return plan(keys).state_schema
+
+
+def events(seed: int, steps: int) -> Iterator[tuple[str, Any]]:
+    """Batches, watermarks, checkpoints and restores; time goes on."""
+    chance, rng, now = random.Random(seed), np.random.default_rng(seed), 0
+    for _ in range(steps):
+        now += chance.choice([0, 5, 40])
+        yield "batch", batch(rng, now)
+        kind = chance.choice(["watermark", "watermark", "checkpoint", "restore", "", ""])
+        yield kind, now - 20
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize(("seed", "options"), [(1, ROCKSDB), (2, ROOMY)])
+def test_results_and_snapshots_are_those_of_memory(
+    tmp_path: Path, keys: tuple[str, ...], seed: int, options: dict[str, str]
+) -> None:
+    chance = random.Random(seed)
+    disk, memory = Side(tmp_path, keys, 1, **options), Side(tmp_path, keys, 1)
+    spilled = fired = 0
+    for kind, what in events(seed, 40):
+        if kind == "batch":
+            for side in (disk, memory):
+                side.process(*what)
+        elif kind == "watermark":
+            for side in (disk, memory):
+                side.watermark(what)
+        elif kind == "checkpoint":
+            both = [side.snapshots(tmp_path, canonical=True) for side in (disk, memory)]
+            assert canonical_rows(both[0]) == canonical_rows(both[1])
+        elif kind == "restore":
+            before = [disk, memory]
+            canonical = chance.random() < 0.4
+            parts = [side.snapshots(tmp_path, canonical=canonical) for side in before]
+            if canonical:  # each backend reads what the other wrote
+                parts.reverse()
+            parallelism = chance.choice([1, 2, 3])
+            disk = Side(tmp_path, keys, parallelism, **options)
+            memory = Side(tmp_path, keys, parallelism)
+            for side, part in zip((disk, memory), parts, strict=True):
+                side.restore(part)
+            for side in before:
+                side.close()
+        found = disk.take()
+        assert found == memory.take()
+        fired += len(found)
+        spilled = np.maximum(spilled, len(list(tmp_path.rglob("attempt*/windows/*.arrow"))))
+    for side in (disk, memory):
+        side.watermark(WATERMARK_MAX)
+    assert disk.take() == memory.take()
+    for side in (disk, memory):
+        side.close()
+    assert fired > 100
+    assert spilled > 5 or options is ROOMY or small_windows.SMALL_ROWS == 512
+    assert not list(tmp_path.rglob("attempt*/windows/*.arrow"))
+
+
+def test_a_fired_window_comes_in_pieces_and_drops_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_aggregate, "EMIT_ROWS_MAX", 500)
+    side = Side(tmp_path, ("number",), 1, **ROCKSDB)
+    rows = 5_000
+    for low in range(0, rows, 1_000):
+        number = pa.array(np.arange(low, low + 1_000))
+        columns = [pa.nulls(1_000, pa.string()), number, number]
+        columns += [pa.nulls(1_000, type_) for type_ in SCHEMA.types[3:]]
+        data = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        side.process(data, np.full(1_000, 10))
+    assert list(tmp_path.rglob("*.arrow"))
+    side.watermark(WINDOW.due_at(WINDOW.start_of(10)))
+    assert len(side.take()) == rows
+    assert side.outputs[0].largest <= 500
+    side.watermark(WINDOW.gone_at(WINDOW.start_of(10)))
+    side.watermark(WATERMARK_MAX)
+    operator = side.operators[0]
+    operator._spilling.settle(operator._small)
+    side.close()
+    assert not list(tmp_path.rglob("*.arrow"))
+
+
+def test_deltas_of_all_windows_keep_to_the_budget(tmp_path: Path) -> None:
+    side, rng = Side(tmp_path, ("name",), 1, **ROCKSDB), np.random.default_rng(4)
+    for step in range(40):
+        side.process(*batch(rng, step * 20))
+        spilling, small = side.operators[0]._spilling, side.operators[0]._small
+        if not spilling._tables:
+            continue
+        deltas = [table.table.delta.nbytes for table in spilling._tables.values()]
+        assert np.sum(deltas) <= 12 << 10
+        assert small.nbytes <= 3 << 10 or small_windows.SMALL_ROWS > 0
+    side.close()
+
+
+def test_files_need_their_backend_and_window(tmp_path: Path) -> None:
+    side, rng = Side(tmp_path, ("name",), 1, **ROCKSDB), np.random.default_rng(5)
+    for _ in range(5):
+        side.process(*batch(rng, 50))
+    parts = side.snapshots(tmp_path, canonical=False)
+    with pytest.raises(StateError, match="files of another state backend"):
+        Side(tmp_path, ("name",), 1).restore(parts)
+    other = Side(tmp_path, ("name",), 1, **ROCKSDB)
+    other.operators[0]._window = TumblingWindow(50)
+    with pytest.raises(StateError, match="other windows"):
+        other.restore(parts)
+    damaged = RestoredFiles(b"?", {}, 0, 15)
+    with pytest.raises(StateError, match="damaged"):
+        side.restore([RestoredState(files={"windows": [damaged]})])
+    for one in (side, other):
+        one.close()
