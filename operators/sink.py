@@ -160,11 +160,21 @@ class _Ledger:
                 held = sorted(self._prepared.items())
         return [_Pending(id_, values) for id_, values in held if id_ <= checkpoint_id]
 
-    def take(self, checkpoint_id: int) -> list[bytes]:
-        """Remove and return the committables of all checkpoints up to `checkpoint_id`, in order."""
+    def due(self, checkpoint_id: int) -> list[bytes]:
+        """The committables of all checkpoints up to `checkpoint_id`, in order."""
         with self._lock:
             due = sorted(id_ for id_ in self._prepared if id_ <= checkpoint_id)
-            return [value for id_ in due for value in self._prepared.pop(id_)]
+            return [value for id_ in due for value in self._prepared[id_]]
+
+    def committed(self, checkpoint_id: int) -> None:
+        """Forget the committables of all checkpoints up to `checkpoint_id`.
+
+        Not before they are visible: a later checkpoint may be written, and complete, meanwhile, and a
+        process that dies in the middle of the commit leaves the rest to whoever restores that one.
+        """
+        with self._lock:
+            for id_ in [id_ for id_ in self._prepared if id_ <= checkpoint_id]:
+                del self._prepared[id_]
 
 
 class SinkOperator(Operator):
@@ -194,12 +204,8 @@ class SinkOperator(Operator):
         for item in state.items.get(_STATE, []):
             pending = msgspec.msgpack.decode(item, type=_Pending)
             self._ledger.add(pending.checkpoint_id, pending.committables)
-        committables = self._ledger.take(restored)
-        if not committables:
-            return None
-        check(restored > 0, "restored committables without a checkpoint")
-        writer, permit = self.writer, CommitPermit(self.context.job_name, 0, restored)
-        return self.context.run_in_thread(lambda: writer.commit(committables, permit))
+        check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
+        return self._commit(CommitPermit(self.context.job_name, 0, restored))
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)
@@ -217,11 +223,19 @@ class SinkOperator(Operator):
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Commit everything up to the permit's checkpoint, in a thread; failures fail the job."""
-        due = self._ledger.take(permit.checkpoint_id)
+        return self._commit(permit)
+
+    def _commit(self, permit: CommitPermit) -> Awaitable[None] | None:
+        ledger, writer = self._ledger, self.writer
+        due = ledger.due(permit.checkpoint_id)
         if not due:
             return None
-        writer = self.writer
-        return self.context.run_in_thread(lambda: writer.commit(due, permit))
+
+        def commit() -> None:
+            writer.commit(due, permit)
+            ledger.committed(permit.checkpoint_id)
+
+        return self.context.run_in_thread(commit)
 
     def finish(self) -> Awaitable[None] | None:
         rest = self.writer.finish()

@@ -442,7 +442,7 @@ def test_a_foreign_file_in_the_way_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / draft.name).write_text("precious")
     with pytest.raises(StorageError, match="another file has the name"):
         operator.writer.commit(
-            [item for id_ in [1] for item in operator._ledger.take(id_)],
+            operator._ledger.due(1),
             CommitPermit("conformance", 1, 1),
         )
     assert (tmp_path / draft.name).read_text() == "precious"

@@ -1,0 +1,128 @@
+"""The operator around a sink's writer: what it still holds, and what a later snapshot says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate.connectors.conformance import make_context
+from headgate.operators.elements import Batch, ObjectBatch
+from headgate.operators.sink import Sink, SinkOperator, SinkWriter
+from headgate.state.snapshot import CommitPermit, RestoredState
+
+
+class _Writer(SinkWriter):
+    """Stages what is written; a commit may be held up, or fail."""
+
+    def __init__(self) -> None:
+        self.staged: list[bytes] = []
+        self.committed: list[bytes] = []
+        self.fails = False
+        self.while_committing: Callable[[], None] = lambda: None
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, ObjectBatch)
+        self.staged += batch.records
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]]:
+        staged, self.staged = self.staged, []
+        return lambda: staged
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        self.while_committing()
+        if self.fails:
+            raise OSError("the storage is away")
+        self.committed += committables
+
+
+class _Sink(Sink):
+    def __init__(self, writer: _Writer) -> None:
+        self._writer = writer
+
+    def writer(self) -> SinkWriter:
+        return self._writer
+
+
+def _items(operator: SinkOperator, checkpoint_id: int) -> Callable[[], list[bytes]]:
+    """The synchronous part of a snapshot; what it returns is the asynchronous one."""
+    snapshot = operator.snapshot(checkpoint_id)
+    assert snapshot is not None
+    make = snapshot.items["committables"].items
+    assert callable(make)
+    return make
+
+
+async def _opened(writer: _Writer, restored: int = 0) -> SinkOperator:
+    operator = SinkOperator(_Sink(writer))
+    opening = operator.open(make_context(restored_checkpoint=restored))
+    if opening is not None:
+        await opening
+    return operator
+
+
+async def _complete(operator: SinkOperator, checkpoint_id: int) -> None:
+    waiting = operator.on_checkpoint_complete(CommitPermit("job", 1, checkpoint_id))
+    if waiting is not None:
+        await waiting
+
+
+async def _restored_commits(items: list[bytes], checkpoint_id: int) -> list[bytes]:
+    """What a new attempt commits that begins with these items."""
+    writer = _Writer()
+    operator = await _opened(writer, restored=checkpoint_id)
+    waiting = operator.restore(RestoredState(items={"committables": items}))
+    if waiting is not None:
+        await waiting
+    return writer.committed
+
+
+def test_a_snapshot_written_during_a_commit_holds_what_is_not_committed_yet() -> None:
+    """Its checkpoint may complete, and the process die, before the commit is done."""
+
+    async def run() -> None:
+        writer = _Writer()
+        operator = await _opened(writer)
+        operator.process(ObjectBatch([b"one"]), 0)
+        _items(operator, 1)()
+        operator.process(ObjectBatch([b"two"]), 0)
+        make_second = _items(operator, 2)  # its barrier overtook the notice of checkpoint 1
+        seen: list[Any] = []
+        writer.while_committing = lambda: seen.append(make_second())
+        await _complete(operator, 1)
+        assert await _restored_commits(seen[0], 2) == [b"one", b"two"]
+        assert writer.committed == [b"one"]
+        make_third = _items(operator, 3)
+        assert await _restored_commits(make_third(), 3) == [b"two"]
+
+    asyncio.run(run())
+
+
+def test_what_was_not_committed_is_in_the_next_snapshot() -> None:
+    async def run() -> None:
+        writer = _Writer()
+        operator = await _opened(writer)
+        operator.process(ObjectBatch([b"one"]), 0)
+        _items(operator, 1)()
+        writer.fails = True
+        with pytest.raises(OSError, match="away"):
+            await _complete(operator, 1)
+        assert await _restored_commits(_items(operator, 2)(), 2) == [b"one"]
+
+    asyncio.run(run())
+
+
+def test_a_notice_that_was_lost_is_made_up_for_by_the_next() -> None:
+    async def run() -> None:
+        writer = _Writer()
+        operator = await _opened(writer)
+        for number in (1, 2):
+            operator.process(ObjectBatch([b"%d" % number]), 0)
+            _items(operator, number)()
+        await _complete(operator, 2)
+        await _complete(operator, 1)
+        assert writer.committed == [b"1", b"2"]
+
+    asyncio.run(run())
