@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
+import pyarrow as pa
 import xxhash
 
 from ...state.chain import Chain, ChainPlan, StateKey, Written, extend
@@ -222,11 +224,9 @@ class StateWriter:
         cut, since = work.cut, work.plan.since
         async with self._transfers:
             work.begun = True
-            encoded = await self._in_thread(
-                lambda: encode_tables([cut.make(since)], self._directory.temporary_file)
-            )
             kind = "table" if since is None else "delta"
-            handle = await self._store_table(work.key, kind, encoded, target, cut.keys)
+            async with self._encoded(lambda: [cut.make(since)]) as encoded:
+                handle = await self._store_table(work.key, kind, encoded, target, cut.keys)
         chain = extend(work.chain, work.plan, handle, cut.epoch)
         written.chains[work.key] = chain
         return list(chain.handles), [handle] if handle is not None else []
@@ -236,10 +236,8 @@ class StateWriter:
     ) -> tuple[list[StateHandle], list[StateHandle]]:
         cut = work.cut
         async with self._transfers:
-            encoded = await self._in_thread(
-                lambda: encode_tables(cut.tables(), self._directory.temporary_file)
-            )
-            handle = await self._store_table(work.key, "table", encoded, target, cut.keys)
+            async with self._encoded(cut.tables) as encoded:
+                handle = await self._store_table(work.key, "table", encoded, target, cut.keys)
         handles = [handle] if handle is not None else []
         return handles, handles
 
@@ -259,6 +257,23 @@ class StateWriter:
         own = self._key_groups
         meta = msgspec.structs.replace(meta, first_key_group=own.first, last_key_group=own.last)
         return [meta, *written.files[work.key].values()], [meta, *uploaded]
+
+    @asynccontextmanager
+    async def _encoded(
+        self, tables: Callable[[], Iterable[pa.Table]]
+    ) -> AsyncIterator[EncodedTable | None]:
+        """The tables as one file, which is gone afterwards, also if nobody gets to see it."""
+        large: list[Path] = []
+
+        def path_for_large() -> Path:
+            large.append(self._directory.temporary_file())
+            return large[-1]
+
+        try:
+            yield await self._in_thread(lambda: encode_tables(tables(), path_for_large))
+        finally:
+            for path in large:
+                path.unlink(missing_ok=True)
 
     # -- into the store -----------------------------------------------------------------------------
 
@@ -282,14 +297,10 @@ class StateWriter:
             last_key_group=encoded.last_key_group,
             keys=keys,
         )
-        try:
-            if isinstance(encoded.data, bytes) and encoded.size_bytes <= target.inline_bytes_max:
-                return msgspec.structs.replace(handle, inline=encoded.data)
-            name = await self._put(target, key, kind, "", encoded.data)
-            return msgspec.structs.replace(handle, file=name, footer=encoded.footer)
-        finally:
-            if isinstance(encoded.data, Path):
-                encoded.data.unlink(missing_ok=True)
+        if isinstance(encoded.data, bytes) and encoded.size_bytes <= target.inline_bytes_max:
+            return msgspec.structs.replace(handle, inline=encoded.data)
+        name = await self._put(target, key, kind, "", encoded.data)
+        return msgspec.structs.replace(handle, file=name, footer=encoded.footer)
 
     async def _store_bytes(
         self,

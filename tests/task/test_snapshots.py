@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from headgate.errors import StorageError
 from headgate.runtime.protocol.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.sweep import sweep_orphans
+from headgate.runtime.task import state_files
 from headgate.state.snapshot import state_info
 
 
@@ -319,6 +321,42 @@ def test_given_up_snapshots_settle_their_cuts_and_leave_no_files(
         assert not bench.reports.declines
         assert (1 in bench.reports.acks) == (when == "after")
         assert bool(store._objects) == (when == "after" and how == "cancel")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("savepoint", ["", "memory://s"])
+def test_a_snapshot_given_up_while_a_large_table_is_encoded_leaves_no_local_file(
+    make_bench, model, tmp_path, monkeypatch, savepoint
+):
+    """The thread goes on to its end, and what it has made is nobody's: it goes at once."""
+    monkeypatch.setattr("headgate.runtime.task.parquet_files.SPILL_BYTES", 100)
+
+    async def main():
+        bench = prepared(make_bench, model, tmp_path, MemoryStore("job", {}))
+        loop, encoding, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        encode = state_files.encode_tables
+        large = []
+
+        def held(tables, path_for_large):
+            encoded = encode(tables, path_for_large)
+            large.append(encoded.data.exists())
+            loop.call_soon_threadsafe(encoding.set)
+            go_on.wait()
+            return encoded
+
+        monkeypatch.setattr(state_files, "encode_tables", held)
+        bench.take(1, savepoint=savepoint)
+        await encoding.wait()
+        bench.runner.abort(1)
+        for _ in range(5):  # until the thread is all that is left
+            await asyncio.sleep(0)
+        go_on.set()
+        await bench.runner.drain()
+        assert large
+        assert all(large)
+        assert not list((bench.path / "transfers").iterdir())
+        assert_settled(bench)
 
     asyncio.run(main())
 
