@@ -5,8 +5,8 @@
 | `key_group` | int32; rows are sorted by it |
 | key columns | typed; see `KeyShape` |
 | `namespace` | binary (identity.py), of states with namespaces only |
-| `map_key`, `position` | of a map: typed; of a list: int64, one row per element |
-| `value` | typed; see `codecs` |
+| `map_key`, `position` | of a map: typed; of timers: the tag; of a list: int64, one row per element |
+| `value` | typed; see `codecs`; of timers: int64, when they are due, ms since 1970 UTC |
 | `last_used` | timestamp(ms, UTC), of states with a TTL only |
 | `deleted` | in deltas only; then the columns from `value` on mean nothing |
 """
@@ -31,7 +31,7 @@ from .key_shape import KeyShape
 
 NAMESPACE_COLUMN = "namespace"
 VALUE_COLUMN = "value"
-ENTRY_COLUMNS = {"map": "map_key", "list": "position"}
+ENTRY_COLUMNS = {"map": "map_key", "list": "position", "timers": "map_key"}
 _INSTANT = pa.timestamp("ms", tz="UTC")
 
 
