@@ -55,6 +55,7 @@ class _Spill(io.RawIOBase):
         self._file: Any = None
         self._path: Path | None = None
         self._hash = xxhash.xxh3_64()
+        self._given_up = False
         self.size = 0
 
     def writable(self) -> bool:
@@ -62,6 +63,8 @@ class _Spill(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
+        if self._given_up:
+            return view.nbytes
         self._hash.update(view)
         self.size += view.nbytes
         if self._file is None and self.size > SPILL_BYTES:
@@ -82,7 +85,8 @@ class _Spill(io.RawIOBase):
         return self._path or self._memory.getvalue(), self._hash.hexdigest()
 
     def give_up(self) -> None:
-        """Remove what was written."""
+        """Remove what was written. The Parquet writer writes its footer all the same: to nowhere."""
+        self._given_up = True
         if self._path is not None:
             self._file.close()
             self._path.unlink(missing_ok=True)

@@ -235,9 +235,8 @@ class StateWriter:
         self, work: FilesWork, target: Target
     ) -> tuple[list[StateHandle], list[StateHandle]]:
         cut = work.cut
-        async with self._transfers:
-            async with self._encoded(cut.tables) as encoded:
-                handle = await self._store_table(work.key, "table", encoded, target, cut.keys)
+        async with self._transfers, self._encoded(cut.tables) as encoded:
+            handle = await self._store_table(work.key, "table", encoded, target, cut.keys)
         handles = [handle] if handle is not None else []
         return handles, handles
 

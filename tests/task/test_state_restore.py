@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import random
@@ -376,3 +377,28 @@ def test_other_tools_read_the_files(make_bench, model):
         )
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("large", ["from the start", "only when it is given up"])
+def test_a_file_that_could_not_be_finished_is_gone(tmp_path, monkeypatch, large):
+    """Also what the Parquet writer still wants to write when it is collected goes nowhere."""
+    spill_bytes = 100 if large == "from the start" else 1 << 30
+    monkeypatch.setattr(parquet_files, "SPILL_BYTES", spill_bytes)
+    paths = []
+
+    def path_for_large():
+        paths.append(tmp_path / f"{len(paths)}")
+        return paths[-1]
+
+    def tables():
+        for group in range(3):
+            yield pa.table({"key_group": pa.array([group] * 1000, pa.int32())})
+        monkeypatch.setattr(parquet_files, "SPILL_BYTES", 1)
+        raise OSError("the disk is broken")
+
+    with pytest.raises(OSError, match="broken") as failed:
+        encode_tables(tables(), path_for_large)
+    del failed  # with its frames, and the writer in them
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+    assert len(paths) == (large == "from the start")
