@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -241,22 +240,34 @@ def test_keys_are_found_while_they_are_being_written(runs: SimpleNamespace, tmp_
     table.close()
 
 
+class OnDemand(Future[Any]):
+    """A thread that begins when somebody waits for it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self.set_result(self.call())
+        return super().exception(timeout)
+
+
 def test_only_one_flush_is_under_way(runs: SimpleNamespace, tmp_path: Path) -> None:
-    held = Held()
-    table = runs.new_table(tmp_path, "a", submit=held)
+    flushes: list[OnDemand] = []
+
+    def submit(call: Callable[[], Any]) -> OnDemand:
+        assert all(flush.done() for flush in flushes), "two at a time"
+        flushes.append(OnDemand(call))
+        return flushes[-1]
+
+    table = runs.new_table(tmp_path, "a", submit=submit)
     runs.upsert(table, [f"k{number}" for number in range(20)], 1)
-    waited = threading.Thread(
-        target=lambda: runs.upsert(table, [f"l{number}" for number in range(20)], 1), daemon=True
-    )
-    waited.start()
-    waited.join(0.2)
-    assert waited.is_alive()
-    assert len(held.calls) == 1
-    held.let_go()
-    waited.join(30)
-    assert len(held.calls) == 1  # the second one
-    held.let_go()
+    assert [flush.done() for flush in flushes] == [False]
+    runs.upsert(table, [f"l{number}" for number in range(20)], 1)
+    assert [flush.done() for flush in flushes] == [True, False]
     table.close()
+    assert not files_in(tmp_path)
 
 
 def test_a_failed_write_fails_every_later_call(
