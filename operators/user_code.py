@@ -7,11 +7,14 @@ import reprlib
 import traceback
 from typing import Any, Final
 
+from polars.exceptions import PanicException
+
 from ..errors import UserCodeError
 from .graph import Origin
 
-FAILURES: Final = (Exception, asyncio.CancelledError)
-"""What a user's function fails with. Code that is called, not awaited, is never cancelled from outside."""
+FAILURES: Final = (Exception, asyncio.CancelledError, PanicException)
+"""What a user's function fails with. Code that is called, not awaited, is never cancelled from outside.
+A bug inside Polars shows itself as a panic, which is no `Exception`."""
 RECORD_TEXT_MAX = 300
 """Characters of a record shown in an error."""
 

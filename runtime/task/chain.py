@@ -15,8 +15,10 @@ from typing import Any, Protocol
 from ...errors import HeadgateError, UserCodeError
 from ...operators.base import Operator
 from ...operators.elements import Batch, Control, Watermark, WatermarkStatus
-from ...operators.user_code import FAILURES
 from .threads import to_the_end
+
+LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+"""Not failures of a task: somebody wants it, or the process, to end."""
 
 
 class Partition(Protocol):
@@ -139,9 +141,11 @@ def with_context(chained: ChainedOperator, call: Any, *arguments: Any) -> Any:
     """Call into an operator; an error that is not ours becomes one that names the operator."""
     try:
         return call(*arguments)
-    except HeadgateError:
+    except (HeadgateError, KeyboardInterrupt, SystemExit):
         raise
-    except FAILURES as error:
+    except (
+        BaseException
+    ) as error:  # code that is called, not awaited, is never cancelled from outside
         raise wrap_error(chained.name, error) from error
 
 
@@ -154,9 +158,9 @@ async def call_and_wait(
         return
     try:
         await to_the_end(waiting)
-    except (HeadgateError, asyncio.CancelledError):
+    except (HeadgateError, *LEAVING):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise wrap_error(chained.name, error) from error
 
 

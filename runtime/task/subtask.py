@@ -27,7 +27,7 @@ from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from ..protocol.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, TimeAccounting
 from .build import build_chain, open_chain
-from .chain import ChainedOperator, call_and_wait, with_context, wrap_error
+from .chain import LEAVING, ChainedOperator, call_and_wait, with_context, wrap_error
 from .environment import TaskEnvironment
 from .signal import Signal
 from .snapshots import SnapshotRunner
@@ -126,11 +126,11 @@ class Subtask:
             await self.snapshots.drain()
             await self._release()
             self.env.reports.terminated()
-        except asyncio.CancelledError:
+        except LEAVING:
             raise
         except HeadgateError as error:
             self.env.reports.failed(error)
-        except Exception as error:
+        except BaseException as error:  # nobody else looks at this task: the job would hang
             self.env.reports.failed(wrap_error(self.env.task_name, error))
 
     # -- mailbox ------------------------------------------------------------------------------------
@@ -239,9 +239,9 @@ class Subtask:
         assert isinstance(head.operator, AsyncOperator)
         try:
             await head.operator.process_async(batch, input_index)
-        except (HeadgateError, asyncio.CancelledError):
+        except (HeadgateError, *LEAVING):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise wrap_error(head.name, error) from error
 
     def _adapt_slice(self, rows: int, seconds: float) -> None:

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from typing import Any
 
+import polars as pl
 import pytest
 
 import headgate as hg
@@ -84,6 +85,39 @@ def test_a_commit_that_fails_is_done_again_after_the_restart(lab: Any) -> None:
     assert len(ran.failures) == 1
     assert "the first commit" in ran.failures[0]
     finished_exactly(ran, sink)
+
+
+class Abandoned(BaseException):
+    """As some libraries raise it, past every `except Exception`."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (pl.exceptions.PanicException("once"), "the function of `map` raised PanicException: once"),
+        (Abandoned("once"), "Abandoned: once"),
+    ],
+)
+def test_what_a_function_raises_need_not_be_an_exception(
+    lab: Any, error: BaseException, said: str
+) -> None:
+    path = str(lab.path / "raised")
+
+    def fails_once(n: int) -> int:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return n
+        raise error
+
+    sink = exactly_once()
+    job = hg.Job("job")
+    job.checkpoint(every="40ms", storage=lab.storage)
+    job.restart(attempts=1, delay="10ms")
+    job.read(numbers(10), name="numbers").map(fails_once).write(sink, name="out")
+    ran = lab.run(job)
+    assert said in ran.failures[0]
+    assert sink.rows == list(range(10))
 
 
 @pytest.mark.parametrize(("tolerable", "fails"), [(1, 0), (0, 1)])
