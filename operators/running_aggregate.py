@@ -7,7 +7,7 @@ intermediate results are seen; the last one of each key always is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -107,8 +107,15 @@ class RunningAggregate(Operator):
         """Table `running`."""
         return [aggregate_info(self._plan, _RUNNING, "running")]
 
-    def restore(self, state: RestoredState) -> None:
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Take over the aggregates; new ones start empty."""
+        if self._spilling is None:
+            self._restore(state)
+            return None
+        # Files are read from end to end: who is larger than memory takes its time.
+        return self.context.run_in_thread(lambda: self._restore(state))
+
+    def _restore(self, state: RestoredState) -> None:
         self._epoch.restored()
         files = state.files.get(_RUNNING)
         if files:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,7 +84,7 @@ def started(
             max_parallelism=MAX_PARALLELISM, attempt=next(numbers),
             key_groups=key_group_range(index, parallelism, MAX_PARALLELISM), clock=SystemClock(),
             timers=None, metrics=SimpleNamespace(), logger=logging.getLogger("test"),
-            run_in_thread=None, options=options, local_directory=lambda: own,
+            run_in_thread=lambda call: call(), options=options, local_directory=lambda: own,
         )
     )  # fmt: skip
     return operator, output
@@ -160,6 +162,24 @@ def test_files_are_restored_at_another_parallelism(tmp_path: Path, keys: tuple[s
     assert sorted_rows([t for cut in cuts for t in cut.tables()]) == sorted_rows([expected])
     for operator, _ in parts:
         operator.close()
+
+
+def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
+    """A worker has one event loop: while it reads for long it would miss its heartbeats."""
+    disk, _ = started(("name",), tmp_path, **ROCKSDB)
+    disk.process(ColumnBatch(batch(np.random.default_rng(5))), 0)
+    files = files_of(disk, tmp_path, 0, 1)
+    again, _ = started(("name",), tmp_path, **ROCKSDB)
+    calls: list[Callable[[], None]] = []
+    again.context = replace(again.context, run_in_thread=calls.append)
+    again.restore(RestoredState(files={"running": [files]}))
+    assert again._spilling is not None
+    assert not again._spilling.table.spilled
+    for call in calls:
+        call()
+    assert again._spilling.table.spilled
+    disk.close()
+    again.close()
 
 
 def test_a_canonical_table_changes_the_backend(tmp_path: Path) -> None:
