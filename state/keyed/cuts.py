@@ -5,7 +5,10 @@ then writes. A thread that reads the cut reads the live value first and the undo
 found there wins. So it sees the state at the cut, without locks, one atomic dictionary operation at a time.
 
 Cuts are a linked list, oldest to newest; writes go to the log of the newest only, and a reader looks
-through the logs from its own cut on. Logs that no reader can need are dropped with the cuts in front.
+through the logs from its own cut on. It asks which cut is behind before it looks into a log: once there is
+one, the log is complete. The other way round, a write, a cut and a second write may come in between, and
+what the reader finds is the value of the newer cut. Logs that no reader can need are dropped with the cuts
+in front.
 
 What changed between two cuts is kept as a set of addresses per cut, for deltas, until it is confirmed
 that nobody will ask so far back.
@@ -45,18 +48,20 @@ class Cut:
         merged: dict[Any, Any] = {}
         cut: Cut | None = self
         while cut is not None:
+            later = cut.later
             for address, held in cut.undo[part].copy().items():
                 merged.setdefault(address, held)
-            cut = cut.later
+            cut = later
         return merged
 
     def find(self, part: int, address: Any, live: Any) -> Any:
         """The value of one address at the cut; `live` was read before this call."""
         cut: Cut | None = self
         while cut is not None:
+            later = cut.later
             if address in (undo := cut.undo[part]):
                 return undo[address]
-            cut = cut.later
+            cut = later
         return live
 
 
@@ -106,8 +111,9 @@ class Changes:
     def _join_oldest(self) -> None:
         """Nobody confirms: what changed in the two oldest epochs becomes one set, that of the later."""
         first, second = sorted(self._sealed)[:2]
-        # A new set: a thread may be reading the old one.
-        self._sealed[second] = self._sealed.pop(first) | self._sealed[second]
+        # A new set: a thread may be reading the old one. And in this order: it must find one of the two.
+        self._sealed[second] = self._sealed[first] | self._sealed[second]
+        del self._sealed[first]
 
     def log(self, part: int, address: Any, old: Any) -> None:
         """Store the value that an address has, before it is written; only while `newest` is set."""
@@ -128,7 +134,9 @@ class Changes:
             raise InternalError(
                 f"changes since cut `{since}` are forgotten; known since `{self._known_since}`"
             )
-        return (sealed[epoch] for epoch in sorted(sealed) if since < epoch <= cut.epoch)
+        # The set of a cut may have become part of that of the next one.
+        last = min((epoch for epoch in sealed if epoch >= cut.epoch), default=cut.epoch)
+        return (sealed[epoch] for epoch in sorted(sealed) if since < epoch <= last)
 
     def confirm(self, oldest: int) -> None:
         """No delta will be asked for that begins before cut number `oldest`."""
