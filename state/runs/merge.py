@@ -17,7 +17,7 @@ from ..hashing import Hashes
 from ..values import Index
 from .layout import PackedRows, Records, RowLayout
 from .run import Run, Segment
-from .run_file import damaged
+from .run_file import damaged, unreadable
 
 LAST_HASH = (1 << 64) - 1
 
@@ -144,12 +144,15 @@ class _Cursor:
             try:
                 self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
-                raise damaged(path, str(error)) from error
+                raise unreadable(path, error) from error
         size = records.dtype.itemsize
         offset = segment.file.records_at + (segment.start + start) * size
         view = records.view(np.uint8).data
         while view:
-            count = os.preadv(self._file, [view], offset)
+            try:
+                count = os.preadv(self._file, [view], offset)
+            except OSError as error:
+                raise unreadable(path, error) from error
             if not count:
                 raise damaged(path, "it became shorter")
             view, offset = view[count:], offset + count

@@ -143,6 +143,7 @@ class MappedFile:
 
     Raises:
         StateError: the file is missing, damaged, of another format, or holds other columns.
+        StorageError: it cannot be opened, or not mapped, whatever it holds.
     """
 
     def __init__(self, file: RunFile, layout: RowLayout, *, verify: bool) -> None:
@@ -151,7 +152,9 @@ class MappedFile:
             with file.path.open("rb") as opened:
                 self._map = mmap.mmap(opened.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
                 file.mapped(self._map)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise unreadable(file.path, error) from error
+        except ValueError as error:  # it is empty
             raise damaged(file.path, str(error)) from error
         buffer = pa.py_buffer(self._map)
         try:
@@ -238,6 +241,17 @@ def _checksum(rows: PackedRows) -> str:
 def _as_bytes(records: Records) -> npt.NDArray[np.uint8]:
     flat: npt.NDArray[np.uint8] = records.view(np.uint8)
     return flat
+
+
+def unreadable(path: Path, error: OSError) -> StateError | StorageError:
+    """The error of a run file that the system does not let us read."""
+    if isinstance(error, FileNotFoundError):
+        return damaged(path, str(error))
+    return StorageError(
+        f"cannot read a run file file=`{path}` reason=`{error}`",
+        fix="look after the disk, and after the limits of this process: open files (ulimit -n), "
+        "memory mappings (vm.max_map_count)",
+    )
 
 
 def damaged(path: Path, reason: str) -> StateError:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +15,8 @@ import pytest
 
 from headgate.errors import StateError, StorageError
 from headgate.state.runs.layout import PackedRows, RowLayout
+from headgate.state.runs.merge import merged
+from headgate.state.runs.run import Run, Segment
 from headgate.state.runs.run_file import MappedFile, RunFile, write_run_file
 
 
@@ -78,6 +84,35 @@ def test_a_truncated_file_is_named(layout: RowLayout, rows: PackedRows, tmp_path
 def test_a_missing_file_is_named(layout: RowLayout, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"damaged file=`.*b\.arrow`"):
         opened(tmp_path / "b.arrow", layout)
+
+
+def test_what_the_system_refuses_is_not_taken_for_damage(
+    layout: RowLayout,
+    rows: PackedRows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restore that falls back to an older checkpoint because of it would lose what came since."""
+    path = tmp_path / "a.arrow"
+    write_run_file(path, layout, rows)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    run = Run([Segment(opened(path, layout), 0, len(rows))])
+    refused = r"cannot read a run file file=`.*a\.arrow` reason=`.*Too many open files`"
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", refuse)
+        with pytest.raises(StorageError, match=refused):
+            opened(path, layout)
+    for call in ("open", "preadv"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            with pytest.raises(StorageError, match=refused):
+                list(merged([run], layout, 1_000, keep_deleted=False))
+    path.unlink()
+    with pytest.raises(StateError, match="damaged"):
+        list(merged([run], layout, 1_000, keep_deleted=False))
 
 
 def test_other_columns_are_refused(
