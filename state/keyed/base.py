@@ -100,7 +100,7 @@ class EntryTable(ABC):
 
     @abstractmethod
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        """Entry keys and values as they are now; changes while iterating are not seen.
+        """Entry keys and values as they are at this call; changes before and while iterating are not seen.
 
         Those of a list in the order of position; those of a map in no promised order.
         """

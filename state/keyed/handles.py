@@ -80,8 +80,7 @@ class ListHandle(Generic[T]):
         return [value for _, value in self._table.entries()]
 
     def __iter__(self) -> Iterator[T]:
-        for _, value in self._table.entries():
-            yield value
+        return (value for _, value in self._table.entries())
 
     def add(self, value: T) -> None:
         """Append one element."""
@@ -131,17 +130,15 @@ class MapHandle(Generic[K, V]):
 
     def keys(self) -> Iterator[K]:
         """The keys of the entries as they are now."""
-        for key, _ in self._table.entries():
-            yield key
+        return (key for key, _ in self._table.entries())
 
     def values(self) -> Iterator[V]:
         """The values of the entries as they are now."""
-        for _, value in self._table.entries():
-            yield value
+        return (value for _, value in self._table.entries())
 
     def items(self) -> Iterator[tuple[K, V]]:
         """The entries as they are now."""
-        yield from self._table.entries()
+        return self._table.entries()
 
     def is_empty(self) -> bool:
         """True if there are no entries."""

@@ -277,9 +277,8 @@ class MemoryEntryTable(_Table, EntryTable):
     def entries(self) -> Iterator[tuple[Any, Any]]:
         at = self._position
         entries = self._parts[at.part].get(at.address)
-        release = self._release
-        for name, held in list(entries.items()) if entries else ():
-            yield key_of(name), release(held)
+        found, release = list(entries.items()) if entries else (), self._release
+        return ((key_of(name), release(held)) for name, held in found)
 
     def last(self) -> int:
         at = self._position

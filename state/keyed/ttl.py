@@ -82,7 +82,7 @@ class _Rules:
     """What both kinds of tables decide."""
 
     def __init__(self, expiry: Expiry, sweep: Callable[[int, int], int]) -> None:
-        self._dead_until = expiry.dead_until
+        self.dead_until = expiry.dead_until
         self._use = expiry.clock.use
         self._after_ms = expiry.after_ms
         self._on_read = expiry.ttl.update == "read_and_write"
@@ -93,19 +93,17 @@ class _Rules:
     def clean(self) -> None:
         """Look at a few entries, as every access does."""
         if self._cleanup:
-            self._sweep(self._cleanup, self._dead_until())
+            self._sweep(self._cleanup, self.dead_until())
 
-    def read(
-        self, pair: Any, remove: Callable[[], None], write: Callable[[Any], None] | None
-    ) -> Any:
+    def read(self, pair: Any, remove: Callable[[], None], write: Callable[[Any], None]) -> Any:
         """The value of what a table holds, or `ABSENT`; removes or renews it."""
         if pair is ABSENT:
             return ABSENT
         value, last_used = pair
-        if last_used <= self._dead_until():
+        if last_used <= self.dead_until():
             remove()
             return value if self._return_expired else ABSENT
-        if self._on_read and write is not None:
+        if self._on_read:
             used = self._use()
             if used > last_used:
                 write((value, used))
@@ -171,16 +169,29 @@ class TtlEntryTable(EntryTable):
         self._inner.delete(entry)
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        for entry, pair in self._inner.entries():
-            value = self._read(entry, pair)
+        return self._living(self._inner.entries())
+
+    def _living(self, found: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        for entry, pair in found:
+            value = self._passing(entry, pair)
             if value is not ABSENT:
                 yield entry, value
+
+    def _passing(self, entry: Any, pair: Any) -> Any:
+        """The value of a pair met while iterating. By now there may be another in its place, or none: that
+        is what is renewed or removed.
+        """
+
+        def look_again(_: Any = None) -> None:
+            self._read(entry, self._inner.get(entry))
+
+        return self._rules.read(pair, look_again, look_again)
 
     def last(self) -> int:
         return self._inner.last()
 
     def empty(self) -> bool:
-        dead_until = self._rules._dead_until()
+        dead_until = self._rules.dead_until()
         return not any(pair[1] > dead_until for _, pair in self._inner.entries())
 
     def clear(self) -> None:

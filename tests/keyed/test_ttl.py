@@ -94,3 +94,46 @@ def test_a_few_others_are_removed_at_each_access(tables: Any) -> None:
     assert left == sorted(left, reverse=True)
     assert 200 > left[0] >= 150
     assert left[-1] == 0
+
+
+def test_iterating_does_not_undo_what_is_written_meanwhile(tables: Any) -> None:
+    """Renewing and removing concern what is there now, not what was there when the iteration began."""
+    _, clock, _, entries, elements = tables(update="read_and_write")
+    handle, listed = MapHandle[str, int](entries), ListHandle[int](elements)
+    for name in "abc":
+        handle.put(name, 1)
+    listed.add_all([1, 2, 3])
+    clock.ms = 50
+    seen = []
+    for name, value in handle.items():
+        seen.append(value)
+        if name == "a":
+            handle.put("b", 2)
+            handle.remove("c")
+    assert seen == [1, 1, 1]
+    assert sorted(handle.items()) == [("a", 1), ("b", 2)]
+    for _ in listed:
+        listed.clear()
+    assert listed.get() == []
+
+    handle.put("old", 1)
+    clock.ms = 149
+    handle.put("new", 1)
+    clock.ms = 150
+    for name, _ in handle.items():
+        assert name == "new"
+        handle.put("old", 2)
+    assert handle.get("old") == 2
+
+
+def test_an_expired_entry_that_is_written_while_iterating_stays(tables: Any) -> None:
+    _, clock, _, entries, _ = tables(cleanup_per_access=0)
+    handle = MapHandle[str, int](entries)
+    handle.put("z", 1)
+    clock.ms = 50
+    handle.put("a", 1)
+    clock.ms = 100
+    left = handle.items()
+    handle.put("z", 2)
+    assert dict(left) == {"a": 1}
+    assert dict(handle.items()) == {"a": 1, "z": 2}
