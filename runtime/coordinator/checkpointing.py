@@ -58,7 +58,8 @@ class PublishResult:
 
     checkpoint_id: int
     error: HeadgateError | None
-    savepoint: bool = False
+    savepoint: str = ""
+    """Its address, if it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class CheckpointDriver:
         self._sweeping: asyncio.Task[None] | None = None
         self.trimmer = None if log is None or store is None else Trimmer(log, store)
         self._unanswered: set[int] = set()
+        self._savepoint_ids: set[int] = set()
+        """Of the savepoints under way."""
         self._next_id = 0
         self.savepoints: dict[str, Manifest] = {}
         """Complete savepoints by their address, until whoever asked for one takes it out."""
@@ -190,7 +193,8 @@ class CheckpointDriver:
             next_parallelism: with this one the job stops, to go on at another parallelism; the log
                 entry says so, and whoever continues the job obeys it.
         """
-        self._next_parallelism = next_parallelism
+        if stop:
+            self._next_parallelism = next_parallelism
         decisions = self.protocol.request(
             self._clock.now_ms(),
             token=RequestToken(token),
@@ -246,14 +250,23 @@ class CheckpointDriver:
             _log.error("checkpoint %s not published: %s", checkpoint_id, result.error)
             return self._carry_out(self.protocol.publish_failed(checkpoint_id, now))
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
-        if not result.savepoint:
+        if result.savepoint:
+            self._savepoint_published(checkpoint_id, result.savepoint)
+        elif self._log is not None:
             self.last_completed = result.checkpoint_id
             self.last_completed_at_ms = now
             self.completed += 1
             if self.on_completed is not None:
                 self.on_completed()
-            self.tidy(self._trim(self.protocol.oldest_base))
+            # Until the trim has its turn others may begin, and build on this one.
+            self.tidy(self._trim(self.protocol.oldest_base or checkpoint_id))
         return outcome
+
+    def _savepoint_published(self, checkpoint_id: int, address: str) -> None:
+        self._savepoint_ids.discard(checkpoint_id)
+        manifest = self.savepoints.get(address)
+        if manifest is not None:  # else it came too late, and is being deleted
+            self._announce_complete("savepoint", "COMPLETED", manifest, path=address)
 
     def job_failed(self) -> Outcome:
         """The attempt is over."""
@@ -289,6 +302,7 @@ class CheckpointDriver:
                 case NotifyAborted(checkpoint_id, reason):
                     self._aborted(checkpoint_id, reason)
                 case Discard():
+                    self.savepoints.pop(decision.options.savepoint, None)
                     self.tidy(self._delete(decision))
                 case WakeAt(at_ms):
                     self._wake_at(at_ms)
@@ -302,6 +316,8 @@ class CheckpointDriver:
 
     def _trigger(self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions) -> None:
         self._next_id = checkpoint_id + 1
+        if options.savepoint:
+            self._savepoint_ids.add(checkpoint_id)
         self._broadcast(
             TriggerCheckpoint(
                 attempt=self._attempt,
@@ -312,11 +328,13 @@ class CheckpointDriver:
         )
 
     def _aborted(self, checkpoint_id: int, reason: CheckpointFailure) -> None:
+        kind = "savepoint" if checkpoint_id in self._savepoint_ids else "checkpoint"
+        self._savepoint_ids.discard(checkpoint_id)
         if reason.counts:
-            self.failed += 1
+            self.failed += kind == "checkpoint"
             self.announce(
-                "checkpoint",
-                f"checkpoint {checkpoint_id} failed: {reason.sentence}",
+                kind,
+                f"{kind} {checkpoint_id} failed: {reason.sentence}",
                 id=checkpoint_id,
                 status="FAILED",
             )
@@ -328,10 +346,12 @@ class CheckpointDriver:
         if options.savepoint:
             writing = self._write_savepoint(manifest, options)
         else:
-            stops = options.stop and not self._next_parallelism
-            writing = self._write_entry(manifest, is_final=decision.final or stops)
+            # The log says it with the checkpoint that stops the job, not with an older one.
+            parallelism = self._next_parallelism if options.stop else 0
+            is_final = decision.final or (options.stop and not parallelism)
+            writing = self._write_entry(manifest, is_final=is_final, parallelism=parallelism)
         task = asyncio.get_running_loop().create_task(
-            self._answer(writing, checkpoint_id, savepoint=bool(options.savepoint)),
+            self._answer(writing, checkpoint_id, options.savepoint),
             name=f"publish {checkpoint_id}",
         )
         self._unanswered.add(checkpoint_id)
@@ -339,7 +359,7 @@ class CheckpointDriver:
         task.add_done_callback(lambda _: self._publishing.pop(checkpoint_id, None))
 
     async def _answer(
-        self, writing: Coroutine[Any, Any, None], checkpoint_id: int, *, savepoint: bool
+        self, writing: Coroutine[Any, Any, None], checkpoint_id: int, savepoint: str
     ) -> None:
         error: HeadgateError | None = None
         try:
@@ -351,11 +371,10 @@ class CheckpointDriver:
             error = InternalError(f"{type(caught).__name__}: {caught}")
         self._put_event(PublishResult(checkpoint_id, error, savepoint))
 
-    async def _write_entry(self, manifest: Manifest, *, is_final: bool) -> None:
-        if self._log is not None:
-            await self._log.complete_checkpoint(
-                manifest, is_final=is_final, parallelism=self._next_parallelism
-            )
+    async def _write_entry(self, manifest: Manifest, *, is_final: bool, parallelism: int) -> None:
+        if self._log is None:
+            return  # the end of a stop with savepoint: sinks commit, and nothing is kept
+        await self._log.complete_checkpoint(manifest, is_final=is_final, parallelism=parallelism)
         self.last_duration_ms = manifest.duration_ms
         self.last_size_bytes = size_of(manifest)
         self._announce_complete("checkpoint", "COMPLETED", manifest)
@@ -366,7 +385,6 @@ class CheckpointDriver:
         async with savepoints.opened(self._open_at, address, self._options) as store:
             await savepoints.publish(store, savepoint)
         self.savepoints[address] = manifest
-        self._announce_complete("savepoint", "COMPLETED", manifest, path=address)
 
     def _announce_complete(self, kind: str, status: str, manifest: Manifest, **body: Any) -> None:
         size = size_of(manifest)
@@ -409,7 +427,6 @@ class CheckpointDriver:
         address = discard.options.savepoint
         snapshots = [snapshot for ack in discard.payloads for snapshot in ack.snapshots]
         if address:
-            self.savepoints.pop(address, None)
             files = sorted({h.file for s in snapshots for h in s.handles if h.file is not None})
             async with savepoints.opened(self._open_at, address, self._options) as store:
                 await savepoints.delete(store, files)

@@ -180,8 +180,10 @@ class Running(State):
         if done.token == FINAL:
             self._terminate(job, End(JobStatus.FINISHED))
         elif done.token == STOP:
-            with_savepoint = f"savepoint {address} and " if address else ""
-            reason = f"stopped with {with_savepoint}checkpoint {done.checkpoint_id}"
+            kept = [f"savepoint {address}"] * bool(address)
+            kept += [f"checkpoint {done.checkpoint_id}"] * job.keeps_checkpoints
+            what = f"stopped with {' and '.join(kept)}"
+            reason = what if kept else "stopped; the job keeps no checkpoints"
             self._terminate(job, End(JobStatus.STOPPED, reason, wish=wish, savepoint=address))
         elif done.token == RESCALE and job.rescale is not None:
             self._terminate(job, job.rescale)
@@ -198,6 +200,9 @@ class Running(State):
     def _refused(self, job: JobContext, refused: RequestFailed, *, failed: bool) -> None:
         wish = self._wishes.pop(refused.token, None)
         address = self._addresses.pop(refused.token, "")
+        job.checkpoints.savepoints.pop(
+            address, None
+        )  # complete, if only what came behind it failed
         if refused.token == RESCALE:
             job.rescale = None
             job.pool.retire(self._workers)

@@ -231,6 +231,8 @@ def test_a_job_without_checkpoint_storage_takes_savepoints_all_the_same(lab: Any
         await job.until("status", status="RUNNING")
         await job.tick()
         done = await job.request("stop", savepoint=str(lab.path))
+        assert done["reason"] == f"stopped with savepoint {done['savepoint']}"
+        assert not done["checkpoint"], "there is none to resume from"
         taken.append(done["savepoint"])
 
     first, second = collect(guarantee="none"), collect(guarantee="none")
