@@ -15,7 +15,7 @@ from rocksdict import Checkpoint, Rdict, ReadOptions, WriteBatch
 from ...errors import StorageError
 from ..keygroups import KeyGroupRange
 from .backend_settings import RocksDBSettings
-from .rocksdb_keys import END_OF_GROUPS, behind, bounds_of
+from .rocksdb_keys import END_OF_GROUPS, behind, bounds_of, group_prefix
 from .rocksdb_settings import database_options, shared_memory, without_log
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ class Database:
     def clip(self) -> None:
         """Remove everything outside the own key groups."""
         first, stop = bounds_of(self.groups)
-        self._db.delete_range(b"", first, self._no_log)
+        self._db.delete_range(
+            group_prefix(0), first, self._no_log
+        )  # cuts read the groups of bounds
         self._db.delete_range(stop, END_OF_GROUPS, self._no_log)
 
     def ingest(self, files: list[Path]) -> None:

@@ -1,0 +1,30 @@
+"""What a change of parallelism leaves in the files of a RocksDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.state.keyed.backend_settings import RocksDBSettings
+from headgate.state.keyed.rocksdb_database import Database
+from headgate.state.keyed.rocksdb_keys import group_of, group_prefix
+from headgate.state.keygroups import KeyGroupRange
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 7), (4, 7), (4, 15), (0, 15)])
+def test_the_bounds_of_clipped_files_are_keys(tmp_path: Path, first: int, last: int) -> None:
+    """Merged with others, a file may have a mark of deletion as its first key; a cut reads its group."""
+    settings = RocksDBSettings(memory_bytes=32 << 20, write_buffer_bytes=1 << 20)
+    database = Database(tmp_path / "db", settings, KeyGroupRange(first, last))
+    for group in range(16):
+        database.put(group_prefix(group) + b"f", b"value")
+    database._db.flush(True)
+    database.clip()
+    database._db.flush(True)
+    for file in database._db.live_files():
+        assert 0 <= group_of(file["start_key"]) <= group_of(file["end_key"])
+    assert [group_of(key) for key, _ in database.all()] == list(range(first, last + 1))
+    database.groups = KeyGroupRange(0, 15)
+    assert [group_of(key) for key, _ in database.all()] == list(range(first, last + 1))
+    database.close()
