@@ -18,7 +18,7 @@ from .keyed_aggregate import GroupCut, Rows, row_count
 
 _HASH = pa.field("hash", pa.uint64(), False)
 AddedColumns = Callable[[Rows], list[Array]]
-"""The values of a plan's added columns, as numbers, for some slots."""
+"""Copies of the values of a plan's added columns, as numbers, for some slots."""
 
 
 class CutPart:
@@ -26,7 +26,7 @@ class CutPart:
 
     Args:
         cut: of the group.
-        added: the added columns; None if the plan has none.
+        added: the added columns, asked for while the cut is open; None if the plan has none.
         first_key: the first key column that is one of the plan.
         alive: leaves out slots that do not count any more.
     """
@@ -49,12 +49,13 @@ class CutPart:
         if self._alive is not None:
             which = self._alive(which)
         count = row_count(which)
+        # First: once the cut is closed, the memory may be used for other windows.
+        added = [] if self._added is None else self._added(which)
         all_keys, state = self.cut.columns(which)
         schema = plan.state_schema
         if not count:
             return schema.set(0, _HASH).empty_table()
         keys = all_keys[self._first_key :]
-        added = [] if self._added is None else self._added(which)
         columns = [
             pa.array(_hashes(keys, count)),
             *keys,

@@ -259,7 +259,8 @@ class WindowAggregate(Operator):
 
     def _set_watermark(self, timestamp: int) -> None:
         self._watermark = timestamp
-        self._first_kept = self._window.first_kept(timestamp)
+        # what is gone does not come back: a restored state may have had less allowed lateness
+        self._first_kept = max(self._first_kept, self._window.first_kept(timestamp))
 
     def _drop(self, start: int) -> None:
         if self._spilling is not None:
@@ -322,7 +323,7 @@ class WindowAggregate(Operator):
 
     def _watermark_maker(self) -> Callable[[int | None], pa.Table]:
         own, watermark = self.context.key_groups, self._watermark
-        gone_through = max(self._window.last_gone(watermark), _INT64_MIN)
+        gone_through = max(self._first_kept - 1, _INT64_MIN)
 
         def make(_: int | None) -> pa.Table:
             groups = np.arange(own.first, own.last + 1, dtype=np.int32)
@@ -339,10 +340,11 @@ class WindowAggregate(Operator):
         ]
 
     def restore(self, state: RestoredState) -> None:
-        """Rebuild the open windows; the watermark is the least of those restored."""
+        """Rebuild the open windows; watermark, and what is gone, are the least of those restored."""
         self._epoch.restored()
         watermarks = state.tables.get(_WATERMARK)
         if watermarks is not None and watermarks.num_rows:
+            self._first_kept = self._window.first_behind(int(self._gone_through(watermarks).min()))
             self._set_watermark(int(watermarks.column("watermark").to_numpy().min()))
         self._restore_rows(self._restore_files(state), watermarks, state.states.get(_WINDOWS))
         self._restore_rows(state.tables.get(_WINDOWS), watermarks, state.states.get(_WINDOWS))
@@ -393,17 +395,18 @@ class WindowAggregate(Operator):
 
     def _gone_at_cut(self, watermarks: pa.Table, groups: Index, starts: Index) -> Mask:
         """True for rows whose window was gone where, and when, the cut was taken."""
-        owned = watermarks.column(KEY_GROUP_COLUMN).to_numpy()
-        if "gone_through" in watermarks.column_names:
-            gone = watermarks.column("gone_through").to_numpy()
-        else:
-            times = watermarks.column("watermark").to_pylist()
-            last_gone = self._window.last_gone
-            gone = np.array([max(last_gone(time), _INT64_MIN) for time in times], np.int64)
         by_group = np.full(self.context.max_parallelism, _INT64_MIN)
-        by_group[owned] = gone
+        by_group[watermarks.column(KEY_GROUP_COLUMN).to_numpy()] = self._gone_through(watermarks)
         mask: Mask = (starts <= by_group[groups]) & (by_group[groups] > _INT64_MIN)
         return mask
+
+    def _gone_through(self, watermarks: pa.Table) -> Index:
+        """Up to which start the windows of each key group were gone; older snapshots do not say it."""
+        if "gone_through" in watermarks.column_names:
+            gone: Index = watermarks.column("gone_through").to_numpy()
+            return gone
+        times, last_gone = watermarks.column("watermark").to_pylist(), self._window.last_gone
+        return np.array([max(last_gone(time), _INT64_MIN) for time in times], np.int64)
 
     def _load(self, table: pa.Table, starts: Index, order: Index) -> None:
         """Load the rows `order`, which is by window."""

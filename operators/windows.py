@@ -54,8 +54,11 @@ class TumblingWindow:
 
     def first_kept(self, watermark: int) -> int:
         """The start of the earliest window that `watermark` has not dropped."""
-        last_gone = self.start_of(watermark - self.allowed_lateness_ms - self.size_ms + 1)
-        return last_gone + self.size_ms
+        return self.first_behind(self.last_gone(watermark))
+
+    def first_behind(self, time: int) -> int:
+        """The start of the earliest window that starts behind `time`."""
+        return self.start_of(time) + self.size_ms
 
     def split(self, timestamps: Timestamps) -> Iterator[tuple[int, slice | npt.NDArray[np.intp]]]:
         """The rows of each window, earliest first; in order of arrival within a window.

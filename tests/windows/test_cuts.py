@@ -19,6 +19,7 @@ from headgate.operators.running_aggregate import RunningAggregate
 from headgate.operators.window_aggregate import WindowAggregate
 from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
 from headgate.state import dense, epochs, key_index, reserved
+from headgate.state.accumulators import CountAccumulator
 from headgate.state.evolution import compare
 from headgate.state.snapshot import RestoredState
 
@@ -379,6 +380,51 @@ def test_a_dropped_window_does_not_leak_into_the_next_while_its_cut_is_open(star
     subject.make(0, True)
     subject.make(0, True)
     subject.check()
+
+
+def test_windows_that_go_while_a_cut_is_made_leave_its_bounds_as_they_were(start, monkeypatch):
+    """The values are read, the cut is closed, and the memory is already used for other windows."""
+    subject = Subject(start, pa.int64(), True, True)
+    subject.harness.process(batch([(n, n, None, None, None, 0) for n in range(5)], pa.int64()))
+    cut = subject.harness.operator.snapshot(1).tables["windows"]
+    columns, left = CountAccumulator.columns, [None]
+
+    def columns_later(self, values):
+        while left:
+            left.pop()
+            subject.harness.watermark(100)
+            rows = [(n, n, None, None, None, 200) for n in range(5)]
+            subject.harness.process(batch(rows, pa.int64()))
+        return columns(self, values)
+
+    monkeypatch.setattr(CountAccumulator, "columns", columns_later)
+    made = cut.make(None)
+    assert not left
+    assert made["window_start"].cast(pa.int64()).to_pylist() == [0] * 5
+    assert made["window_end"].cast(pa.int64()).to_pylist() == [SIZE] * 5
+
+
+def test_a_window_that_is_gone_stays_gone_when_the_allowed_lateness_grows(start):
+    """Its rows are in the base of the chain, and more records for it may come."""
+    plan = plan_for(pa.int64(), True, True)
+    gone, kept = (1, 1, None, None, None, 3), (1, 1, None, None, None, 23)
+    first = start(WindowAggregate(TumblingWindow(SIZE), plan))
+    first.process(batch([gone, kept], pa.int64()))
+    base = first.operator.snapshot(1).tables["windows"].make(None)
+    first.watermark(15)
+    delta = first.operator.snapshot(2).tables
+    chain = [base, delta["windows"].make(1)]
+    watermark = delta["watermark"].make(None)
+    for _ in range(2):
+        tables = {"windows": merged(chain, delta["windows"].keys), "watermark": watermark}
+        second = start(WindowAggregate(TumblingWindow(SIZE, 0, 1_000), plan), tables)
+        second.process(batch([gone, kept], pa.int64()))
+        assert len(second.output.rows("late")) == 1
+        cut = second.operator.snapshot(3).tables
+        chain.append(cut["windows"].make(1))
+        watermark = cut["watermark"].make(None)
+    second.watermark(1_000)
+    assert [row[3] for row in second.output.rows()] == [3]
 
 
 # --- evolution ---------------------------------------------------------------------------------
