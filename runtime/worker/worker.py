@@ -83,7 +83,8 @@ class Worker:
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
         self._background: set[asyncio.Task[None]] = set()
-        self._heard = 0.0
+        self._heard: float | None = None
+        """When the last message was done with; None: one is being worked on, and others may wait."""
 
     async def run(self, exchange_address: bytes) -> None:
         """Greet the coordinator and serve it. Returns when the worker is to exit."""
@@ -96,10 +97,16 @@ class Worker:
             metrics_url=self._metrics_url,
         )
         self._link.send(hello)
-        welcome = await self._link.receive()
-        if not isinstance(welcome, Welcome):
-            self._log.warning("the coordinator did not answer")
-            return
+        try:
+            welcome = await self._link.receive()
+            if isinstance(welcome, Welcome):
+                await self._serve(welcome)
+            else:
+                self._log.warning("the coordinator did not answer")
+        finally:
+            await self._close()
+
+    async def _serve(self, welcome: Welcome) -> None:
         self._job_name = self._fields["job"] = welcome.job_name
         self._heard = self._clock.monotonic()
         beat = asyncio.get_running_loop().create_task(
@@ -108,20 +115,23 @@ class Worker:
         )
         try:
             while (message := await self._link.receive()) is not None:
-                self._heard = self._clock.monotonic()
                 if isinstance(message, Shutdown):
                     break
+                self._heard = None
                 await self._handle(message)
+                self._heard = self._clock.monotonic()
         finally:
             beat.cancel()
-            await self._drop_attempt()
-            self._link.close()
-            if self._store is not None:
-                await self._store[1].close()
-            await self._hub.close()
-            if self._directories is not None:
-                await asyncio.to_thread(self._directories.close)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _close(self) -> None:
+        await self._drop_attempt()
+        self._link.close()
+        if self._store is not None:
+            await self._store[1].close()
+        await self._hub.close()
+        if self._directories is not None:
+            await asyncio.to_thread(self._directories.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _beat(self, interval_ms: int, timeout_ms: int) -> None:
         """Heartbeats out; and if none comes in, the coordinator hangs: give it up."""
@@ -129,7 +139,8 @@ class Worker:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
             self._link.send(Heartbeat())
             self._send_statistics()
-            if self._clock.monotonic() - self._heard > timeout_ms / 1000:
+            heard = self._heard
+            if heard is not None and self._clock.monotonic() - heard > timeout_ms / 1000:
                 self._log.warning("no heartbeat from the coordinator")
                 self._link.close()
 
@@ -220,16 +231,25 @@ class Worker:
             return None
         if self._store is None or self._store[0] != message.storage:
             store = self._open_store(message.storage, self._job_name, message.settings)
-            await store.open()
+            try:
+                await store.open()
+            except BaseException:
+                await store.close()
+                raise
             self._store = (message.storage, store)
         return self._store[1]
 
     async def _directories_for(self, message: Deploy) -> LocalDirectories:
         if self._directories is None:
-            bases = local_dirs(Options(message.settings))
-            make = partial(LocalDirectories, bases, self.worker_id)
+            make = partial(LocalDirectories, local_dirs(Options(message.settings)), self.worker_id)
             loop = asyncio.get_running_loop()
-            self._directories = await to_the_end(loop.run_in_executor(self._threads, make))
+            making = loop.run_in_executor(self._threads, make)
+            try:
+                self._directories = await to_the_end(making)
+            except asyncio.CancelledError:
+                if making.exception() is None:
+                    self._directories = making.result()  # the next attempt, or the end, needs them
+                raise
         return self._directories
 
     async def _drop_attempt(self) -> None:
