@@ -50,6 +50,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("job", "status", "uptime", "parallelism", "restarts", "checkpoint"):
@@ -58,7 +59,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     table.add_column("cluster", no_wrap=True)
     table.add_column("pid", justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(
+        cells = (
             row["name"],
             row["status"],
             format_duration(row["uptime_ms"] // 1000 * 1000),
@@ -68,6 +69,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             row["cluster"],
             str(row["pid"]),
         )
+        table.add_row(*map(Text, cells))  # as they are: brackets in a name are no markup
     console = Console()
     # In a pipe nobody is there to widen the window: a job's name must not be cut.
     console.print(table, width=None if console.is_terminal else 200, crop=console.is_terminal)

@@ -107,7 +107,7 @@ def _cells(vertex: VertexView) -> list[str | Text]:
         _percent(vertex.backpressured), style="red" if vertex.backpressured > 500 else ""
     )
     return [
-        vertex.name,
+        Text(vertex.name),  # brackets in it are no markup
         str(vertex.parallelism),
         f"{vertex.records_in:,}",
         f"{vertex.in_per_second:,.0f}",

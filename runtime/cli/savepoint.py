@@ -220,12 +220,13 @@ def _print_table(
 ) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as they are: `timestamp[us]` is no markup
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_COLUMNS)

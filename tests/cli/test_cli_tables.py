@@ -1,0 +1,44 @@
+"""Tables print what they are given: brackets in types and names are no styles."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from headgate.runtime.cli import list as listing
+from headgate.runtime.cli import live, savepoint
+from headgate.runtime.cli.rates import VertexView
+
+
+def test_a_type_with_a_unit_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    savepoint._print_table(("state", "value"), [("seen", "at timestamp[us, tz=UTC]")], ())
+    assert "at timestamp[us, tz=UTC]" in capsys.readouterr().out
+
+
+def test_a_jobs_name_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    row: dict[str, Any] = {
+        "name": "job[red]",
+        "status": "RUNNING",
+        "uptime_ms": 0,
+        "parallelism": 1,
+        "restarts": 0,
+        "last_checkpoint": None,
+        "cluster": "tcp:[::1]:6379 [dev]",
+        "pid": 1,
+    }
+    listing._print([row])
+    printed = capsys.readouterr().out
+    assert "job[red]" in printed
+    assert "[dev]" in printed
+
+
+def test_a_vertex_name_is_printed_whole() -> None:
+    table, written = Table(), io.StringIO()
+    vertex = VertexView("window[red]", 1, 0, 0, 0.0, 0.0, 0, 0, 0, None)
+    table.add_row(*live._cells(vertex))
+    Console(file=written, width=120).print(table)
+    assert "window[red]" in written.getvalue()
