@@ -89,6 +89,15 @@ class RunSet:
         """Memory of the indexes."""
         return sum(run.index.nbytes for run in self._version.runs)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory that is kept between new runs."""
+        return self._flush_writer.nbytes
+
+    def release_buffer(self) -> None:
+        """Give it up; not while `add` runs."""
+        self._flush_writer.release()
+
     def pin(self) -> Version:
         """The current version, pinned."""
         with self._lock:
@@ -102,7 +111,7 @@ class RunSet:
     def clear(self) -> None:
         """Forget all runs. Files that are pinned elsewhere stay until they are not."""
         self._install(lambda runs: ())
-        self._flush_writer.release()
+        self.release_buffer()
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -48,6 +48,11 @@ class RunWriter:
             raise
         return Run(segments) if segments else None
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffer."""
+        return self._hashes.nbytes + self._records.nbytes
+
     def release(self) -> None:
         """Give up the memory of the buffer."""
         self._hashes, self._records = np.empty(0, np.uint64), np.empty(0, self._plain)

@@ -300,9 +300,12 @@ class SpillingTable(Generic[D]):
 
     def _keep_spare(self, written: D) -> None:
         """Use the memory again, unless it has become more than the budget allows."""
-        if written.held_bytes <= _HELD_FACTOR * delta_room(self._memory_bytes(), 0):
+        room = delta_room(self._memory_bytes(), 0)
+        if written.held_bytes <= _HELD_FACTOR * room:
             written.clear()
             self._spare = written
+        if self._runs.buffer_bytes > room:
+            self._runs.release_buffer()
 
     # --- everything ----------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ def test_text_counts_as_memory(tmp_path: Path) -> None:
 
 
 def test_memory_that_was_given_to_other_tables_is_given_back(tmp_path: Path) -> None:
-    """What a delta once held is not kept for the next one if the share has become smaller."""
+    """What a delta, or writing it, once took is not kept if the share has become smaller."""
     options = {**ROCKSDB, "taskmanager.memory.managed.size": "2mb"}
     rng = np.random.default_rng(6)
     first, _ = started(("number",), tmp_path, **options)
@@ -243,8 +243,10 @@ def test_memory_that_was_given_to_other_tables_is_given_back(tmp_path: Path) -> 
 
     process(5_000)
     assert spare_bytes() > 100_000
+    assert table._runs.buffer_bytes > 100_000
     others = [started(("number",), tmp_path, **options)[0] for _ in range(30)]
     process(5_000)
     assert spare_bytes() < 100_000
+    assert table._runs.buffer_bytes < 100_000
     for operator in (first, *others):
         operator.close()
