@@ -7,7 +7,7 @@ so that a value changed in place changes no state, and no snapshot that is being
 |---|---|
 | int, float, bool, str, bytes | int64, double, bool, string, binary |
 | datetime | timestamp(us, UTC); with `Annotated[datetime, msgspec.Meta(tz=False)]` without zone |
-| date, time, timedelta | date32, time64(us), duration(us) |
+| date, time (without zone), timedelta | date32, time64(us), duration(us) |
 | Decimal, UUID | string (exact; Arrow's decimals would need a scale) |
 | Enum | that of its values |
 | Struct, dataclass | struct |
@@ -23,7 +23,7 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, get_origin
@@ -102,6 +102,8 @@ class ScalarCodec(Codec):
                     raise TypeError(f"an int of a state has 64 bits value=`{value}`")
             elif kind is datetime:
                 return self._hold_datetime(value)
+            elif kind is time:
+                return self._hold_time(value)
             return value
         return self._hold_other(value)
 
@@ -119,8 +121,18 @@ class ScalarCodec(Codec):
         if isinstance(value, kind) and not narrow:
             if kind is datetime:
                 return self._hold_datetime(value)
-            return self.hold(kind(value)) if kind in (int, float, str, bytes) else value
+            if kind is time:
+                return self._hold_time(value)
+            if kind is str:
+                return str.__str__(value)  # that of an Enum of str would be the name of the member
+            return self.hold(kind(value)) if kind in (int, float, bytes) else value
         raise _wrong(value, kind.__name__)
+
+    @staticmethod
+    def _hold_time(value: time) -> time:
+        if value.tzinfo is not None:
+            raise TypeError(f"the time has a zone, which no column keeps value=`{value}`")
+        return value
 
     def _hold_datetime(self, value: datetime) -> datetime:
         zone = value.tzinfo

@@ -40,6 +40,7 @@ _PYTHON = {
 }
 RESERVED = {"key_group", "namespace", "map_key", "position", "value", "last_used", "deleted"}
 """Columns of the tables of keyed state; a key column of such a name gets an underscore behind it."""
+_INT_LIMIT = 1 << 63
 TEXT_MAX = 200
 """Characters of an opaque key that are kept readable beside it."""
 
@@ -77,7 +78,11 @@ class KeyShape:
         return ("key",) if self.columns is None else tuple(c.name for c in self.columns)
 
     def check(self, keys: Sequence[Any]) -> None:
-        """Raise StateError if a key is not of the declared type. Cheap: by the set of their types."""
+        """Raise StateError if a key is not of the declared type. Cheap: by the set of their types.
+
+        A key that its column would change, or not take, is refused here and not by each checkpoint: after
+        a restore a datetime without zone would be another key.
+        """
         if self.columns is None:
             return
         if not self.is_tuple:
@@ -91,9 +96,19 @@ class KeyShape:
             self._check_column(column, [key[index] for key in keys])
 
     def _check_column(self, column: KeyColumn, values: Sequence[Any]) -> None:
-        wanted = {column.kind, type(None)}
-        if set(map(type, values)) <= wanted:
-            return
+        if not set(map(type, values)) <= {column.kind, type(None)}:
+            self._check_each(column, values)
+        present = [value for value in values if value is not None]
+        if column.kind is int and present:
+            for value in (min(present), max(present)):
+                if not -_INT_LIMIT <= value < _INT_LIMIT:
+                    raise self._misfit(value, "has more than 64 bits", "make it a str")
+        if column.kind is datetime:
+            for value in present:
+                if value.tzinfo is None:
+                    raise self._misfit(value, "lacks a zone", "give it a time zone, such as UTC")
+
+    def _check_each(self, column: KeyColumn, values: Sequence[Any]) -> None:
         for value in values:
             fits = value is None or isinstance(value, column.kind)
             confused = isinstance(value, bool) != (column.kind is bool) or (
@@ -108,6 +123,13 @@ class KeyShape:
             f"a key is not of the declared type key=`{key!r}` type=`{type(key).__name__}` "
             f"declared=`{wanted}`",
             fix="let the key function return what the first type parameter of KeyedProcess says",
+        )
+
+    @staticmethod
+    def _misfit(key: Any, what: str, fix: str) -> StateError:
+        return StateError(
+            f"a key does not fit its type: it {what} key=`{key!r}`",
+            fix=f"{fix}; or leave the type of the key open in KeyedProcess",
         )
 
     def to_arrays(self, keys: Sequence[Any]) -> list[pa.Array]:
