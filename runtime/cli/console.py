@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from ...errors import HeadgateError, InternalError, ManifestErrors, UsageError, UserCodeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OK = 0
 FAILED = 1
@@ -14,6 +18,8 @@ USAGE = 2
 CANCELLED = 130
 """As shells report a process that was ended by Ctrl-C."""
 
+PIPE_COLUMNS = 250
+"""In a pipe nobody is there to widen the window."""
 REPORT = "this is a bug in headgate; please report it with the text above"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 
@@ -21,6 +27,14 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S
 def say(text: str) -> None:
     """A line on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def make_console() -> Console:
+    """What tables are printed on: stdout."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def report(error: BaseException) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...operators.durations import format_duration
+from .console import make_console
 
 if TYPE_CHECKING:
     from ..control.registry import JobRecord
@@ -48,7 +49,6 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -70,9 +70,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             str(row["pid"]),
         )
         table.add_row(*map(Text, cells))  # as they are: brackets in a name are no markup
-    console = Console()
-    # In a pipe nobody is there to widen the window: a job's name must not be cut.
-    console.print(table, width=None if console.is_terminal else 200, crop=console.is_terminal)
+    make_console().print(table)
 
 
 def _checkpoint(row: dict[str, Any]) -> str:

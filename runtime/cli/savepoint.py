@@ -11,14 +11,12 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ...operators.durations import format_duration
-from .console import FAILED
+from .console import FAILED, make_console
 from .jobs import request
 from .load import File, Parallelism, Settings, load_file, parse_settings
 from .stop import JobName, Native, target
 
 T = TypeVar("T")
-PIPE_COLUMNS = 250
-"""In a pipe nobody is there to widen the window."""
 savepoint_app = typer.Typer(
     help="Take, look at, compare, check and delete savepoints.", no_args_is_help=True
 )
@@ -218,7 +216,6 @@ def _details(row: dict[str, Any]) -> str:
 def _print_table(
     titles: tuple[str, ...], rows: list[tuple[str, ...]], right: tuple[str, ...]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -227,7 +224,4 @@ def _print_table(
         table.add_column(title, justify="right" if title in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # as they are: `timestamp[us]` is no markup
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_COLUMNS)
-    console.print(table)
+    make_console().print(table)
