@@ -303,7 +303,7 @@ class Stream(StreamBase[T]):
         return KeyedStream(self, HashColumns(tuple(columns)))
 
     def key_with(self, function: Callable[[T], Hashable]) -> KeyedStream[T]:
-        """Bring records with equal `function(record)` together: str, int, bool, bytes or tuples of them."""
+        """Bring records with equal `function(record)` together: no floats, no mutable values."""
         from .keyed_stream import KeyedStream
 
         origin = capture_origin()
