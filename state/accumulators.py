@@ -231,44 +231,57 @@ class IntSum(_NumericAccumulator):
     """sum of integers, in int64; fails rather than wraps.
 
     `_bound` is what no sum exceeds in magnitude. While it is small, which costs one look at the
-    extremes of each batch to know, nothing can overflow; only then are the sums themselves looked at.
+    extremes of each batch to know, nothing can overflow; else the sums that a batch changes are looked
+    at. The bound grows with each batch. It is taken from the sums again once as many rows have come as
+    there are sums, so that no batch pays for all of them.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, pa.int64(), np.int64, 0)
         self._bound = 0
+        self._rows = 0  # since the bound was taken from the sums
+        self._totals = SlotArray(np.float64)  # scratch by slot, zeros but while a batch is checked
 
     def reset(self, size: int) -> None:
         super().reset(size)
-        self._bound = 0
+        self._bound = self._rows = 0
 
     def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         super().load(slots, table, known, size)
         self._bound = max(self._bound, self._magnitude(self._field.data[slots]))
 
     def _combine_at(self, slots: Index, data: Array) -> None:
-        self._check(data, lambda size: np.bincount(slots, data.astype(np.float64), size))
+        if not self._fits(data):
+            self._totals.reserve(self._field.filled)
+            totals = self._totals.data
+            np.add.at(totals, slots, data.astype(np.float64))
+            expected = self._field.data.take(slots) + totals.take(slots)
+            totals[slots] = 0
+            self._check(expected)
         np.add.at(self._field.data, slots, data.astype(np.int64, copy=False))
 
     def _combine_all(self, data: Array) -> None:
-        self._check(data, lambda _: data.sum(dtype=np.float64))
+        if not self._fits(data):
+            self._check(self._field.data[:1] + data.sum(dtype=np.float64))
         self._field.data[0] += data.sum(dtype=np.int64)
 
-    def _check(self, data: Array, totals: Callable[[int], Any]) -> None:
-        """Raise JobError if a sum would leave int64; `totals` adds up the batch in float64, by slot."""
+    def _fits(self, data: Array) -> bool:
+        """True if no sum can leave int64 by these values, wherever they go; counts them in the bound."""
         growth = self._magnitude(data) * len(data)
-        if self._bound + growth >= _INT64_LIMIT:
+        self._rows += len(data)
+        if self._bound + growth >= _INT64_LIMIT and self._rows >= self._field.filled:
             sums = self._field.data[: self._field.filled]
-            self._bound = self._magnitude(sums)
-            if self._bound + growth >= _INT64_LIMIT:
-                expected = np.abs(sums.astype(np.float64) + totals(len(sums)))
-                if expected.max() >= _SAFE_LIMIT:
-                    raise JobError(
-                        f"a sum left the range of int64 column=`{self.name}`",
-                        fix="sum a float64 or decimal instead, for example CAST(x AS DOUBLE)",
-                    )
-                self._bound, growth = int(expected.max()), 0
-        self._bound += growth
+            self._bound, self._rows = self._magnitude(sums), 0
+        self._bound = min(self._bound + growth, _INT64_LIMIT)
+        return self._bound < _INT64_LIMIT
+
+    def _check(self, expected: Array) -> None:
+        """Raise JobError if one of these new sums, in float64, is none of int64."""
+        if np.abs(expected).max() >= _SAFE_LIMIT:
+            raise JobError(
+                f"a sum left the range of int64 column=`{self.name}`",
+                fix="sum a float64 or decimal instead, for example CAST(x AS DOUBLE)",
+            )
 
     @staticmethod
     def _magnitude(data: Array) -> int:

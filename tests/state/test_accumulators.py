@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import JobError, PlanError, StateError
+from headgate.state.accumulators import IntSum
 from headgate.state.aggregate_state import AggregateSpec, AggregateState, accumulator_for
 from headgate.state.values import values_of
 
@@ -189,6 +190,24 @@ def test_a_sum_that_leaves_int64_fails_instead_of_wrapping(whole):
     add(2**62)
     with pytest.raises(JobError, match="total"):
         add(2**62)
+
+
+def test_large_numbers_do_not_make_each_batch_look_at_all_sums(monkeypatch):
+    looked, magnitude = [], IntSum._magnitude
+    monkeypatch.setattr(
+        IntSum,
+        "_magnitude",
+        staticmethod(lambda data: (looked.append(len(data)), magnitude(data))[1]),
+    )
+    state = AggregateState([AggregateSpec("sum", "total", "x", pa.int64())])
+    keys, rows = 50_000, 100
+    state.add(np.arange(keys), {"x": values_of(pa.array(np.zeros(keys, np.int64)))}, keys)
+    looked.clear()
+    steps = [2**60, -(2**60)] * 25
+    for step in steps:
+        state.add(np.arange(rows), {"x": values_of(pa.array([step] * rows))}, keys)
+    assert state.results(slice(0, keys))[0].to_pylist() == [0] * keys
+    assert sum(looked) <= rows * len(steps) + 2 * keys
 
 
 def test_integer_averages_do_not_depend_on_order():
