@@ -101,12 +101,16 @@ class FunctionTimes:
         """
         records = self._user.reader(batch)
         results = self._user.apply(records)
-        if not all(type(result) is int for result in results):
-            results = [self._one(r, record) for r, record in zip(results, records, strict=True)]
-        return np.array(results, np.int64)
+        try:
+            if all(type(result) is int for result in results):
+                return np.array(results, np.int64)
+        except OverflowError:
+            pass  # said below, with the record
+        times = [self._one(r, record) for r, record in zip(results, records, strict=True)]
+        return np.array(times, np.int64)
 
     def _one(self, result: Any, record: Any) -> int:
-        if type(result) is int:
+        if type(result) is int and -(2**63) <= result < 2**63:
             return result
         if isinstance(result, datetime) and result.tzinfo is not None:
             return round(result.timestamp() * 1_000_000) // 1_000
