@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import HeadgateError, InternalError
+from ...errors import HeadgateError, InternalError, JobError
 from ..control.link import Link
 from ..control.messages import Event, Heartbeat, Reply, Request
 from .context import ClientWish
@@ -17,6 +17,9 @@ from .context import ClientWish
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
 VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale"})
+
+
+ENDED = "the job has ended"
 
 
 class ClientServer:
@@ -33,6 +36,8 @@ class ClientServer:
         self._links: set[Link] = set()
         self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._open: list[ClientWish] = []
+        """Wishes without an answer yet."""
         self._ended = False
 
     async def serve(self, link: Link) -> None:
@@ -74,12 +79,16 @@ class ClientServer:
         if request.verb not in VERBS:
             raise HeadgateError(f"unknown request verb=`{request.verb}`")
         if self._ended:
-            raise HeadgateError("the job has ended")
+            raise JobError(ENDED)
         wish = ClientWish(
             request.verb, asyncio.get_running_loop().create_future(), _arguments(request)
         )
-        self._put_event(wish)
-        return await wish.answer
+        self._open.append(wish)
+        try:
+            self._put_event(wish)
+            return await wish.answer
+        finally:
+            self._open.remove(wish)
 
     def publish(self, event: Event) -> None:
         """Send an event to all subscribers. Progress is not kept for late ones."""
@@ -89,8 +98,13 @@ class ClientServer:
             link.send(event)
 
     def end(self, body: dict[str, Any], error: HeadgateError | None) -> None:
-        """The job is over: the last event says how, and carries the error if it failed."""
+        """The job is over: the last event says how, and carries the error if it failed.
+
+        Nobody is left to hear the wishes that came while it ended.
+        """
         self._ended = True
+        for wish in self._open:
+            wish.refuse(JobError(ENDED))
         detail = dict(body)
         if error is not None:
             detail["error"] = _pickled(error).hex()
