@@ -99,7 +99,7 @@ class KeyedStream(Generic[T]):
         fields = None
         if isinstance(key, HashColumns):
             fields = [stream._columns("key_by", origin).field(column) for column in key.columns]
-        declared = declared_states(function, fields, str(origin))
+        declared = declared_states(function, fields, str(origin), event_time=stream.has_event_time)
         operator = partial(
             KeyedProcessOperator,
             function,

@@ -91,6 +91,8 @@ def declared_states(
     function: KeyedProcess[Any, Any, Any],
     key_fields: Sequence[pa.Field] | None,
     where: str,
+    *,
+    event_time: bool,
 ) -> Declared:
     """Read the descriptors of a function's class, its base classes included.
 
@@ -98,9 +100,11 @@ def declared_states(
         function: the user's object.
         key_fields: the key columns; None: keys are of the type that the class says.
         where: the user's line, for errors.
+        event_time: whether the stream has event time.
 
     Raises:
-        PlanError: two states of one name, or a type that cannot be a key or is not known.
+        PlanError: two states of one name, a type that cannot be a key or is not known, or values that
+            expire by event time where there is none.
     """
     found: dict[str, StateDescriptor] = {}
     for attribute, descriptor in _descriptors(type(function)).items():
@@ -126,17 +130,23 @@ def declared_states(
         for name, milliseconds in ttl_ms.items():
             if milliseconds < 1:
                 raise PlanError(f"ttl of state `{name}` must be at least 1 ms")
+            ttl = keyed[name].ttl
+            if ttl is not None and ttl.time == "event" and not event_time:
+                raise PlanError(
+                    f"state `{name}` expires by event time, and the stream has none",
+                    fix='call .event_time("column", max_out_of_order="10s") before',
+                )
         for name, descriptor in keyed.items():
             descriptor.spec(keys, ttl_ms.get(name))
+        lists = {n: d for n, d in found.items() if isinstance(d, OperatorListState)}
+        for listed in lists.values():
+            listed.handle()
+        broadcast = {n: d for n, d in found.items() if isinstance(d, BroadcastState)}
+        for shared in broadcast.values():
+            shared.handle(lambda: False)
     except HeadgateError as error:
         raise PlanError(error.message, where=error.where or where, fix=error.fix) from error
-    return Declared(
-        keyed,
-        {n: d for n, d in found.items() if isinstance(d, OperatorListState)},
-        {n: d for n, d in found.items() if isinstance(d, BroadcastState)},
-        ttl_ms,
-        keys,
-    )
+    return Declared(keyed, lists, broadcast, ttl_ms, keys)
 
 
 def _descriptors(kind: type[Any]) -> dict[str, StateDescriptor]:
@@ -279,7 +289,9 @@ class KeyedProcessOperator(Operator):
             self._backend.restore(state, self.context.clock.now_ms())
         except StateError as error:
             fresh = StateError(
-                f"{error.message} step=`{operator}`", where=error.where, fix=error.fix
+                f"{error.message} step=`{operator}`",
+                where=error.where or str(self._user.origin),
+                fix=error.fix,
             )
             raise fresh from error
 
@@ -398,7 +410,9 @@ class KeyedProcessOperator(Operator):
     def close(self) -> None:
         if self._cancel_sweep is not None:
             self._cancel_sweep()
-        if self._opened:
-            self._function.close()
-        if self._backend is not None:
-            self._backend.close()
+        try:
+            if self._opened:
+                self._function.close()
+        finally:
+            if self._backend is not None:
+                self._backend.close()

@@ -56,12 +56,15 @@ def compare(old: StateInfo, new: StateInfo) -> Compatibility:
     return Compatibility("same")
 
 
-def check_compatible(old: StateInfo, new: StateInfo, operator: str) -> None:
-    """Raise StateError, with what to do, if `old` cannot be loaded as `new`."""
+def check_compatible(old: StateInfo, new: StateInfo, operator: str = "") -> None:
+    """Raise StateError, with what to do, if `old` cannot be loaded as `new`.
+
+    `operator` is named in it, unless the caller does that.
+    """
     found = compare(old, new)
     if not found.ok:
         raise StateError(
-            f"{found.text} operator=`{operator}`",
+            f"{found.text} operator=`{operator}`" if operator else found.text,
             fix="declare the old type again; or raise version= and give migrate=, which turns old values "
             "into new ones; or give the state a new name and drop the old one",
         )

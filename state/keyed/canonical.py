@@ -142,8 +142,12 @@ class Layout:
             if values is None:
                 values = self.value.from_array(table.column(VALUE_COLUMN))
             rows = Rows(self.keys.from_table(table), values=values)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise StateError(f"restored values do not fit the declared type: {error}") from error
+        except StateError:
+            raise
+        except Exception as error:  # pickled values and constructors run the user's code
+            raise StateError(
+                f"restored values do not fit the declared type: {type(error).__name__}: {error}"
+            ) from error
         if self.namespaced:
             rows.namespaces = [decode_key(n) for n in table.column(NAMESPACE_COLUMN).to_pylist()]
         if self.entry is not None:

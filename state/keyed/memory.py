@@ -371,6 +371,12 @@ class MemoryBackend(KeyedBackend):
 
     def restore(self, state: RestoredState, now_ms: int) -> None:
         for name, table in self._tables.items():
+            if state.files.get(name):
+                raise StateError(
+                    f"state `{name}` lies in files of another state backend "
+                    "found=`rocksdb` expected=`hashmap`",
+                    fix="keep state.backend.type, or change it with a savepoint in canonical format",
+                )
             rows = restored_rows(table.spec, state, now_ms)
             if rows is None:
                 continue

@@ -14,26 +14,23 @@ from .base import TableSpec
 from .canonical import VALUE_COLUMN, Rows
 
 
-def restored_rows(
-    spec: TableSpec, state: RestoredState, now_ms: int, operator: str = ""
-) -> Rows | None:
+def restored_rows(spec: TableSpec, state: RestoredState, now_ms: int) -> Rows | None:
     """The rows of a restored table under its present declaration; None if there is none.
 
     Args:
         spec: what is declared now.
         state: all restored state of the operator.
         now_ms: the last use of values that had no TTL when they were stored.
-        operator: its name, for errors.
 
     Raises:
-        StateError: the stored state cannot be loaded; names both types.
+        StateError: the stored state cannot be loaded; names the state and both types.
     """
     table = state.tables.get(spec.name)
     if table is None:
         return None
     old = state.states.get(spec.name)
     if old is not None:
-        check_compatible(old, spec.info, operator)
+        check_compatible(old, spec.info)
     migrated = old is not None and old.version != spec.version
     target = spec.layout.schema()
     if migrated or spec.layout.value.adapts:
@@ -46,9 +43,7 @@ def restored_rows(
             return _migrated(spec, adapted, old)
         return spec.layout.rows(adapted)
     except StateError as error:
-        raise StateError(
-            f"state `{spec.name}` operator=`{operator}`: {error.message}", fix=error.fix
-        ) from error
+        raise StateError(f"state `{spec.name}`: {error.message}", fix=error.fix) from error
 
 
 def is_reshaped(spec: TableSpec, state: RestoredState) -> bool:

@@ -138,7 +138,7 @@ class Restorer:
         old = state.states.get(name, self._spec.info)
         if not stored:
             return
-        check_compatible(old, self._spec.info, "")
+        check_compatible(old, self._spec.info)
         if _stored_alike(old, self._spec.info):
             self._take_over(stored)
         else:

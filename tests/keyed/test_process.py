@@ -53,7 +53,13 @@ class Output:
 class Subtask:
     """One subtask of the process step of a job."""
 
-    def __init__(self, function: Any, schema: pa.Schema | None = None, key: Any = None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        schema: pa.Schema | None = None,
+        key: Any = None,
+        event_time: bool = True,
+    ) -> None:
         job = JobGraph("test")
         from headgate.connectors import from_list, generator
 
@@ -65,6 +71,8 @@ class Subtask:
             )
         )
         stream = job.read(rows, name="in")
+        if event_time:
+            stream = stream.event_time("n" if schema is not None else lambda record: 0)
         keyed = stream.key_by("k") if schema is not None else stream.key_with(key or first)
         node = keyed.process(function, name="p")._node
         self.operator = node.factory()
@@ -357,3 +365,75 @@ def test_event_time_to_live_follows_the_watermark() -> None:
     assert subtask.push([("a", 0)], [100]) == [3]
     subtask.operator.on_watermark(6_000)
     assert subtask.push([("a", 0)], [7_000]) == [1]
+
+
+def test_the_state_is_closed_although_the_users_close_fails() -> None:
+    class Fails(Plain):
+        def close(self) -> None:
+            raise RuntimeError("no")
+
+    subtask, closed = Subtask(Fails()), []
+    subtask.push([("a", 1)])
+    subtask.operator._backend.close = lambda: closed.append(True)
+    with pytest.raises(RuntimeError, match="no"):
+        subtask.operator.close()
+    assert closed == [True]
+
+
+class Event(hg.KeyedProcess[str, Any, Any]):
+    seen = hg.MapState[str, int](ttl=hg.StateTtl("30m", time="event"))
+
+    def on_record(self, record: Any, ctx: hg.Context[str]) -> None:
+        return None
+
+
+def test_event_time_to_live_needs_event_time() -> None:
+    """Without it a value would have expired before it is first read."""
+    with pytest.raises(PlanError, match="`seen` expires by event time") as caught:
+        Subtask(Event(), event_time=False)
+    assert "test_process.py" in caught.value.where
+
+
+@pytest.mark.parametrize("make", [hg.OperatorListState, hg.BroadcastState])
+def test_types_of_operator_state_are_checked_before_anything_runs(make: Any) -> None:
+    class Unclear(Plain):
+        pass
+
+    parameters = "NoSuchClass" if make is hg.OperatorListState else (str, "NoSuchClass")
+    Unclear.things = make[parameters]()  # type: ignore[attr-defined]
+    Unclear.things.__set_name__(Unclear, "things")  # type: ignore[attr-defined]
+    with pytest.raises(PlanError, match="NoSuchClass") as caught:
+        Subtask(Unclear())
+    assert "test_process.py" in caught.value.where
+
+
+def test_what_cannot_be_restored_is_said_with_step_state_and_line() -> None:
+    class Old(Plain):
+        total = hg.ValueState[str]()
+        shapes = hg.ValueState[Any]()
+
+        def on_record(self, record: Any, ctx: hg.Context[str]) -> None:
+            self.total.set("x")
+            self.shapes.set(Gone())
+
+    class New(Plain):
+        total = hg.ValueState[int]()
+
+    class Same(Plain):
+        shapes = hg.ValueState[Any]()
+
+    old = Subtask(Old())
+    old.push([("a", 1)])
+    stored = old.stored()
+    with pytest.raises(StateError, match="step=`p`") as caught:
+        Subtask(New()).operator.restore(stored)
+    assert "state `total`" in caught.value.message
+    assert "=``" not in caught.value.message
+    assert "test_process.py" in caught.value.where
+    del globals()["Gone"]
+    with pytest.raises(StateError, match="state `shapes`.*Gone"):
+        Subtask(Same()).operator.restore(stored)
+
+
+class Gone:
+    """Unpickling needs its name."""
