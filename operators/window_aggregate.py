@@ -16,7 +16,7 @@ lateness does not bring half of a window's state back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -339,8 +339,15 @@ class WindowAggregate(Operator):
             state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
         ]
 
-    def restore(self, state: RestoredState) -> None:
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Rebuild the open windows; watermark, and what is gone, are the least of those restored."""
+        if self._spilling is None:
+            self._restore(state)
+            return None
+        # Files are read from end to end: who is larger than memory takes its time.
+        return self.context.run_in_thread(lambda: self._restore(state))
+
+    def _restore(self, state: RestoredState) -> None:
         self._epoch.restored()
         watermarks = state.tables.get(_WATERMARK)
         if watermarks is not None and watermarks.num_rows:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +90,7 @@ class Side:
     def __init__(self, directory: Path, keys: tuple[str, ...], parallelism: int, **options: str):
         self.keys, self.parallelism, self.disk = keys, parallelism, bool(options)
         self.operators, self.outputs = [], []
+        self.calls: list[Callable[[], None]] | None = None  # None: they run at once
         for index in range(parallelism):
             operator, attempt = WindowAggregate(WINDOW, plan(keys)), next(attempts)
             own = directory / f"attempt{attempt}"
@@ -103,11 +104,18 @@ class Side:
                     key_groups=key_group_range(index, parallelism, MAX_PARALLELISM),
                     clock=SystemClock(), timers=None,
                     metrics=SimpleNamespace(counter=lambda _: SimpleNamespace(inc=lambda _: None)),
-                    logger=logging.getLogger("test"), run_in_thread=None, options=options,
+                    logger=logging.getLogger("test"), run_in_thread=self.threads,
+                    options=options,
                     local_directory=lambda own=own: own,
                 )
             )  # fmt: skip
             self.operators.append(operator)
+
+    def threads(self, call: Callable[[], None]) -> None:
+        if self.calls is None:
+            call()
+        else:
+            self.calls.append(call)
 
     def process(self, data: pa.RecordBatch, times: Any) -> None:
         groups = key_groups_of(hash_columns([data.column(key) for key in self.keys]), 16)
@@ -303,6 +311,25 @@ def test_deltas_of_all_windows_keep_to_the_budget(tmp_path: Path) -> None:
         assert np.sum(deltas) <= 12 << 10
         assert small.nbytes <= 3 << 10 or small_windows.SMALL_ROWS > 0
     side.close()
+
+
+def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
+    """A worker has one event loop: while it reads for long it would miss its heartbeats."""
+    side, rng = Side(tmp_path, ("name",), 1, **ROCKSDB), np.random.default_rng(6)
+    for _ in range(5):
+        side.process(*batch(rng, 50))
+    parts = side.snapshots(tmp_path, canonical=False)
+    again = Side(tmp_path, ("name",), 1, **ROCKSDB)
+    again.calls = []
+    again.restore(parts)
+    operator = again.operators[0]
+    assert not list(operator._spilling)
+    assert not operator._small.open
+    for call in again.calls:
+        call()
+    assert list(operator._spilling) or operator._small.open
+    for one in (side, again):
+        one.close()
 
 
 def test_files_need_their_backend_and_window(tmp_path: Path) -> None:
