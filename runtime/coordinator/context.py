@@ -71,8 +71,15 @@ class RoomMade:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class FinalAgain:
+    """Event: the final checkpoint of this attempt failed a moment ago, without harm."""
+
+    attempt: int
+
+
 JobEvent: TypeAlias = (
-    FromWorker | WorkerLost | ClientWish | PublishResult | Tick | Prepared | RoomMade
+    FromWorker | WorkerLost | ClientWish | PublishResult | Tick | Prepared | RoomMade | FinalAgain
 )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 
 from ...errors import HeadgateError, JobError
+from ..control.messages import CheckpointAcked
 from ..options import CHECKPOINT_RETENTION
 from ..protocol.joblog import JobStatus
 from ..storage.sweep import sweep_orphans
-from .context import JobContext
+from .checkpointing import PublishResult
+from .context import ClientWish, JobContext
 from .states import End, State
+from .workers import FromWorker
 
 _log = logging.getLogger("headgate.job")
 _SHOWN = {JobStatus.STOPPED: "SUSPENDED"}
@@ -24,6 +27,7 @@ class Ended(State):
     async def run(self, job: JobContext) -> None:
         end = self.end
         job.checkpoints.job_failed()
+        await _settle_publications(job)
         await job.checkpoints.close()
         if job.rescale is not None:
             job.rescale.wish.refuse(JobError(f"the job ended: {end.reason or end.status.value}"))
@@ -45,6 +49,18 @@ class Ended(State):
                 duration_ms=job.checkpoints.last_duration_ms,
                 savepoint=end.savepoint,
             )
+
+
+async def _settle_publications(job: JobContext) -> None:
+    """What is being published will be there or not: whoever asks how the job ended is told."""
+    while job.checkpoints.publishing:
+        match await job.events.get():
+            case PublishResult() as result:
+                job.checkpoints.publish_result(result)
+            case FromWorker(_, CheckpointAcked(attempt=attempt) as late) if attempt == job.attempt:
+                job.checkpoints.acked(late)  # its files belong to nothing any more
+            case ClientWish() as wish:
+                wish.refuse(JobError("the job has ended"))
 
 
 async def _clean_up(job: JobContext, status: JobStatus) -> None:

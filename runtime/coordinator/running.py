@@ -21,7 +21,7 @@ from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import JobStatus
 from .checkpointing import Outcome, PublishResult
-from .context import ClientWish, Failure, JobContext, Rescale, RoomMade, Tick
+from .context import ClientWish, Failure, FinalAgain, JobContext, Rescale, RoomMade, Tick
 from .deploying import failure_of_subtask, failure_of_worker
 from .manifests import size_of
 from .placement import workers_needed
@@ -108,6 +108,8 @@ class Running(State):
                 return self._settle(job, job.checkpoints.tick())
             case RoomMade(attempt) if attempt == job.attempt:
                 return self._room_made(job)
+            case FinalAgain(attempt) if attempt == job.attempt:
+                return self._settle(job, job.checkpoints.request(FINAL, final=True))
             case ClientWish():
                 return self._handle_wish(job, event)
         return None
@@ -217,8 +219,7 @@ class Running(State):
             wish.refuse(JobError(text))
         elif refused.token == FINAL and not failed:
             loop = asyncio.get_running_loop()
-            again = ClientWish(FINAL, loop.create_future())
-            loop.call_later(FINAL_RETRY_S, job.events.put_nowait, again)
+            loop.call_later(FINAL_RETRY_S, job.events.put_nowait, FinalAgain(job.attempt))
 
     # -- clients ------------------------------------------------------------------------------------
 
@@ -233,8 +234,6 @@ class Running(State):
                     return self._savepoint(job, wish)
                 case "rescale":
                     return self._rescale(job, wish)
-                case "final":
-                    return self._settle(job, job.checkpoints.request(FINAL, final=True))
                 case _:
                     return self._checkpoint(job, wish)
         except UsageError as error:
