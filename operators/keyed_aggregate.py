@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..state.aggregate_state import AggregateState, StateCut
 from ..state.epochs import RESTORED_EPOCH, TableEpoch
 from ..state.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column, taken_keys
-from ..state.values import Index, values_of
+from ..state.values import Index, validity_of, values_of
 from .aggregates import AggregatePlan
 from .elements import Batch, ColumnBatch
 
@@ -37,8 +37,12 @@ class KeyedRows:
         self.size: int = data.num_rows
         self.key_columns = [data.column(key) for key in plan.keys]
         self.keys = BatchKeys(hasher, self.key_columns) if plan.keys else None
-        read = {spec.column for spec in plan.specs if spec.column is not None}
-        self.values = {name: values_of(data.column(name)) for name in read}
+        columns = {spec.column for spec in plan.specs if spec.column is not None}
+        read = {spec.column for spec in plan.specs if spec.kind != "count"}
+        self.values = {
+            name: (values_of if name in read else validity_of)(data.column(name))
+            for name in columns
+        }
 
     def keys_at(self, rows: Index) -> list[pa.Array]:
         """The keys of some rows, as they are emitted."""

@@ -27,9 +27,8 @@ class Values:
 
 def values_of(array: pa.Array) -> Values:
     """A column as numpy, without copying where Arrow's layout allows it."""
-    valid = None
-    if array.null_count:
-        valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     dtype = storage_dtype(array.type)
     if dtype is None:
         data = np.empty(len(array), object)
@@ -39,7 +38,21 @@ def values_of(array: pa.Array) -> Values:
     else:
         buffer = np.frombuffer(array.buffers()[1] or b"", dtype)
         data = buffer[array.offset : array.offset + len(array)]
-    return Values(data, valid)
+    return Values(data, _valid(array))
+
+
+def validity_of(array: pa.Array) -> Values:
+    """The same of a column whose values nobody reads: `data` means nothing."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return Values(np.zeros(len(array), np.bool_), _valid(array))
+
+
+def _valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
 def storage_dtype(type_: pa.DataType) -> np.dtype[Any] | None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import PlanError
 from headgate.operators.aggregates import AggregatePlan, count, sum
+from headgate.operators.aggregates import max as largest
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.running_aggregate import RunningAggregate
 from headgate.state.hashing import hash_key, key_group_of
@@ -88,3 +89,30 @@ def test_without_keys_there_is_one_row_per_batch(start):
 def test_python_objects_are_refused(start):
     with pytest.raises(PlanError):
         start(RunningAggregate(PLAN)).process(ObjectBatch([1]))
+
+
+def test_a_count_of_a_column_does_not_read_its_values(start):
+    """Nor turns them into Python objects: these could not be."""
+    schema = pa.schema([("k", pa.int64()), ("s", pa.string())])
+    plan = AggregatePlan(("k",), {"n": count("s")}, schema)
+    texts = pa.array([b"\xff", None, b"\xfe"], pa.binary()).view(pa.string())
+    data = pa.RecordBatch.from_arrays([pa.array([1, 1, 2]), texts], schema=schema)
+    harness = start(RunningAggregate(plan))
+    harness.process(ColumnBatch(data, None))
+    assert harness.output.rows() == [(1, 1, None), (2, 1, None)]
+
+
+def test_a_null_in_a_dictionary_is_a_null(start):
+    """Its index is not null, only what it stands for."""
+    type_ = pa.dictionary(pa.int8(), pa.int64())
+    schema = pa.schema([("k", pa.int64()), ("d", type_)])
+    plan = AggregatePlan(("k",), {"n": count("d"), "top": largest("d")}, schema)
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array([5, None]))
+    data = pa.RecordBatch.from_arrays([pa.array([1, 1, 2]), column], schema=schema)
+    harness = start(RunningAggregate(plan))
+    harness.process(ColumnBatch(data, None))
+    assert harness.output.rows() == [(1, 1, 5, None), (2, 1, 5, None)]
+    alone = AggregatePlan(("k",), {"n": count("d")}, schema)
+    harness = start(RunningAggregate(alone))
+    harness.process(ColumnBatch(data, None))
+    assert harness.output.rows() == [(1, 1, None), (2, 1, None)]
