@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import UsageError, UserCodeError, check
+from ...errors import BadRecordError, StateError, UsageError, UserCodeError, check
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
 from ...operators.partitioning import (
     Broadcast,
@@ -30,7 +30,7 @@ from ...operators.partitioning import (
     Shuffle,
 )
 from ...operators.rows import to_rows
-from ...state.hashing import hash_columns, hash_keys, key_groups_of
+from ...state.hashing import hash_columns, hash_key, hash_keys, key_groups_of
 from ...state.keygroups import owner_of
 
 Partitioner: TypeAlias = Callable[[Batch], Iterable[tuple[int, Batch]]]
@@ -165,9 +165,26 @@ class _HashFunction:
         self._rows = rows
 
     def __call__(self, batch: Batch) -> list[tuple[int, Batch]]:
-        keys = _call_each("key function", self._function, self._rows(batch))
-        groups = key_groups_of(hash_keys(keys), self._max_parallelism)
+        records = self._rows(batch)
+        keys = _call_each("key function", self._function, records)
+        try:
+            hashes = hash_keys(keys)
+        except StateError:
+            _refuse_bad_key(keys, records)
+            raise
+        groups = key_groups_of(hashes, self._max_parallelism)
         return split(batch, self._owners[groups], self._channels)
+
+
+def _refuse_bad_key(keys: Sequence[Any], records: Sequence[Any]) -> None:
+    """Name the record whose key cannot be one: no snapshot is to blame, and it would be bad again."""
+    for key, record in zip(keys, records, strict=True):
+        try:
+            hash_key(key)
+        except StateError as error:
+            raise BadRecordError(
+                f"{error.message} key=`{key!r:.200}` record=`{record!r:.200}`", fix=error.fix
+            ) from error
 
 
 class _Custom:

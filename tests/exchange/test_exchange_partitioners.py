@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import UsageError, UserCodeError
+from headgate.errors import BadRecordError, UsageError, UserCodeError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.partitioning import (
     Broadcast,
@@ -104,6 +104,14 @@ def test_key_function_sees_rows_and_its_failure_names_the_record():
         partitioner(HashFunction(lambda record: 1 // record), 2)(ObjectBatch([1, 0]))
     assert "record=`0`" in str(caught.value)
     assert "ZeroDivisionError" in caught.value.detail
+
+
+@pytest.mark.parametrize("bad", [1.5, ("a", [1]), {}])
+def test_what_cannot_be_a_key_is_a_bad_record_and_no_snapshot_that_cannot_be_restored(bad):
+    with pytest.raises(BadRecordError, match="cannot be a key") as caught:
+        partitioner(HashFunction(lambda record: record[0]), 2)(ObjectBatch([("a",), (bad,)]))
+    assert f"record=`{(bad,)!r}`" in str(caught.value)
+    assert caught.value.fix
 
 
 def test_rebalance_goes_round_from_the_senders_own_index():
