@@ -40,6 +40,14 @@ class _PickledCodec(PickleCodec):
         return pa.array(values, self.type_)
 
 
+def _pickled(value: Any) -> bytes | Exception:
+    """The value pickled, or why it cannot be: perhaps only because it is changed at the same time."""
+    try:
+        return dumps(value)
+    except Exception as error:
+        return error
+
+
 class ReduceOperator(Operator):
     """Combines the records of each key, two at a time, with the user's function.
 
@@ -147,7 +155,7 @@ class ReduceOperator(Operator):
             if cut is None:
                 return
             if key in values and key not in cut.undo[0]:
-                changes.log(0, key, dumps(values[key]))
+                changes.log(0, key, _pickled(values[key]))
 
     def states(self) -> Sequence[StateInfo]:
         return [self._layout.info(_STATE)]
@@ -188,19 +196,13 @@ class ReduceOperator(Operator):
 
     def _add(self, rows: Rows, cut: Cut, key: Any) -> None:
         """The value of a key at the cut; if it changes while it is pickled, the old one was kept."""
-        failure: Exception | None = None
-        data: Any = None
-        try:
-            data = dumps(self._values[key])
-        except Exception as error:
-            failure = error
-        data = cut.find(0, key, data)
-        if data is None:
+        data = cut.find(0, key, _pickled(self._values[key]))
+        if isinstance(data, Exception):
             raise StateError(
-                f"a value cannot be pickled step=`{self._step}` key=`{key_of(key)!r}`: {failure}",
+                f"a value cannot be pickled step=`{self._step}` key=`{key_of(key)!r}`: {data}",
                 where=str(self._origin),
                 fix="let the function return plain data",
-            ) from failure
+            ) from data
         rows.keys.append(key_of(key))
         rows.values.append(data)
 
@@ -213,7 +215,12 @@ class ReduceOperator(Operator):
             check_compatible(state.states[_STATE], info, self._step)
         if not {*self._layout.identity, "value"} <= set(table.column_names):
             raise StateError(f"the snapshot holds no state of a reduce step=`{self._step}`")
-        rows = self._layout.rows(table)
+        try:
+            rows = self._layout.rows(table)
+        except StateError as error:
+            raise StateError(
+                f"{error.message} step=`{self._step}`", where=str(self._origin), fix=error.fix
+            ) from error
         self._order = list(map(token, rows.keys))
         self._values = dict(zip(self._order, rows.values, strict=True))
         self._changes.restored()

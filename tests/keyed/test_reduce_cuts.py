@@ -9,9 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from headgate.errors import StateError
 from headgate.operators.elements import ObjectBatch
+from headgate.operators.graph import Origin
 from headgate.operators.reduce import ReduceOperator
+from headgate.state.keyed.identity import encode_key
 from headgate.state.snapshot import RestoredState
 
 
@@ -31,7 +35,7 @@ def absorb(value: Numbers, record: Numbers) -> Numbers:
 
 
 def started(state: RestoredState | None = None) -> Any:
-    operator = ReduceOperator(absorb, lambda record: record.key)
+    operator = ReduceOperator(absorb, lambda record: record.key, origin=Origin("job.py:7"))
     operator.output = SimpleNamespace(emit=lambda batch: None)
     operator.open(SimpleNamespace(max_parallelism=16))
     if state is not None:
@@ -103,3 +107,26 @@ def test_nothing_is_logged_once_no_cut_is_open() -> None:
     cut.discard()
     operator.process(ObjectBatch([Numbers(1, 1)]), 0)
     assert operator._changes.newest is None
+
+
+def test_a_value_that_cannot_be_pickled_fails_the_snapshot_and_not_the_records() -> None:
+    """Whether the thread comes to it first, or the record that changes it."""
+    operator = started()
+    operator.process(ObjectBatch([Numbers(1, 1)]), 0)
+    operator._values[1].lock = threading.Lock()
+    cuts = [operator.snapshot(number).tables["reduce"] for number in (1, 2)]
+    with pytest.raises(StateError, match=r"cannot be pickled.*key=`1`.*lock"):
+        cuts[0].make(None)
+    operator.process(ObjectBatch([Numbers(1, 2)]), 0)
+    with pytest.raises(StateError, match=r"cannot be pickled.*key=`1`.*lock"):
+        cuts[1].make(None)
+    assert operator._values[1].numbers == [1, 2]
+
+
+def test_a_value_whose_class_is_gone_is_said_with_step_and_line() -> None:
+    table = pa.table(
+        {"key_group": pa.array([0], pa.int32()), "key": [encode_key(1)], "value": [b"no pickle"]}
+    )
+    with pytest.raises(StateError, match="step=`reduce`") as caught:
+        started(RestoredState(tables={"reduce": table}))
+    assert caught.value.where == "job.py:7"
