@@ -79,7 +79,10 @@ def _sweep(parent: Path) -> None:
     for directory in parent.iterdir():
         if not directory.is_dir():
             continue
-        lock = _lock(directory / LOCK_FILE, wait=False)
+        try:
+            lock = _lock(directory / LOCK_FILE, wait=False)
+        except FileNotFoundError:
+            continue  # its worker has just left, and taken it along
         if lock is not None:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
