@@ -77,10 +77,6 @@ class Codec(ABC):
     def from_array(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
         """The values of a column."""
 
-    def encode_held(self, held: Any) -> bytes:
-        """`encode(release(held))`."""
-        return self.encode(self.release(held))
-
 
 class ScalarCodec(Codec):
     """Immutable values of one plain type; held as they are."""
@@ -258,7 +254,18 @@ class OptionalCodec(Codec):
         return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
 
 
-class RecordCodec(Codec):
+class _EncodedCodec(Codec):
+    """Values that are held as the bytes they are encoded as."""
+
+    def encode(self, value: Any) -> bytes:
+        data: bytes = self.hold(value)
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        return self.release(data)
+
+
+class RecordCodec(_EncodedCodec):
     """Values that msgspec can take apart: Structs, dataclasses, containers. Held as msgpack.
 
     Instances of Structs and dataclasses must be of that very class: what a subclass adds would be lost.
@@ -283,15 +290,6 @@ class RecordCodec(Codec):
     def release(self, held: bytes) -> Any:
         return self._decode(held)
 
-    def encode(self, value: Any) -> bytes:
-        return self.hold(value)
-
-    def decode(self, data: bytes) -> Any:
-        return self.release(data)
-
-    def encode_held(self, held: bytes) -> bytes:
-        return held
-
     def to_array(self, values: Iterable[Any]) -> pa.Array:
         return pa.array([self._form.to_plain(value) for value in values], self.type_)
 
@@ -299,7 +297,7 @@ class RecordCodec(Codec):
         return [self._form.from_plain(value) for value in array.to_pylist()]
 
 
-class PickleCodec(Codec):
+class PickleCodec(_EncodedCodec):
     """Values of any type, pickled."""
 
     type_ = pa.binary()
@@ -311,15 +309,6 @@ class PickleCodec(Codec):
 
     def release(self, held: bytes) -> Any:
         return pickle.loads(held)
-
-    def encode(self, value: Any) -> bytes:
-        return self.hold(value)
-
-    def decode(self, data: bytes) -> Any:
-        return self.release(data)
-
-    def encode_held(self, held: bytes) -> bytes:
-        return held
 
     def to_array(self, values: Iterable[Any]) -> pa.Array:
         return pa.array(map(dumps, values), self.type_)

@@ -31,6 +31,7 @@ from .keyed.key_shape import KeyShape, entry_codec
 from .keyed.ttl import Expiry, StateTtl, TtlEntryTable, TtlValueTable
 from .operator_state import BroadcastHandle, OperatorListHandle
 
+H = TypeVar("H")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -43,7 +44,7 @@ Migrate = Callable[[Any, int], Any]
 
 
 class StateDescriptor:
-    """What all descriptors share: name, type, and the error where there is no state to give."""
+    """What all descriptors share: name and type."""
 
     parameters: ClassVar[int] = 1
     """How many type parameters there are."""
@@ -88,8 +89,19 @@ class StateDescriptor:
                 fix="define the class, and import its types, at the top of a module",
             ) from error
 
-    def _not_running(self) -> PlanError:
-        return PlanError(
+
+class Attribute(StateDescriptor, Generic[H]):
+    """What the attribute is: the descriptor in the class, a handle in an instance that runs."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any]) -> H: ...
+    def __get__(self, instance: object | None, owner: type[Any]) -> Self | H:
+        # Where the instance runs, handles of the same names in it hide the descriptors.
+        if instance is None:
+            return self
+        raise PlanError(
             f"this instance does not run in a job, so it has no state state=`{self.name}`",
             fix="use state in on_record; give configuration to __init__ as plain attributes",
         )
@@ -103,10 +115,10 @@ class KeyedState(StateDescriptor):
     def __init__(
         self,
         *,
-        ttl: str | timedelta | StateTtl | None,
-        name: str,
-        version: int,
-        migrate: Migrate | None,
+        ttl: str | timedelta | StateTtl | None = None,
+        name: str = "",
+        version: int = 1,
+        migrate: Migrate | None = None,
     ) -> None:
         super().__init__(name)
         self.ttl = StateTtl(ttl) if isinstance(ttl, str | timedelta) else ttl
@@ -159,7 +171,7 @@ class KeyedState(StateDescriptor):
         return table if expiry is None else TtlEntryTable(table, expiry)
 
 
-class ValueState(KeyedState, Generic[T]):
+class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
     """One value per key.
 
     Args:
@@ -184,43 +196,15 @@ class ValueState(KeyedState, Generic[T]):
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
         self.default = default
 
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> ValueHandle[T]: ...
-    def __get__(self, instance: object | None, owner: type[Any]) -> Self | ValueHandle[T]:
-        if instance is None:
-            return self
-        raise self._not_running()
-
     def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> ValueHandle[T]:
         codec = backend.specs[self.name].layout.value
         return ValueHandle(self._values(backend, expiry), codec, self.default)
 
 
-class ListState(KeyedState, Generic[T]):
+class ListState(KeyedState, Attribute[ListHandle[T]], Generic[T]):
     """A list per key; elements expire singly. Arguments as of `ValueState`."""
 
     kind = "list"
-
-    def __init__(
-        self,
-        *,
-        ttl: str | timedelta | StateTtl | None = None,
-        name: str = "",
-        version: int = 1,
-        migrate: Migrate | None = None,
-    ) -> None:
-        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> ListHandle[T]: ...
-    def __get__(self, instance: object | None, owner: type[Any]) -> Self | ListHandle[T]:
-        if instance is None:
-            return self
-        raise self._not_running()
 
     def entry(self) -> Codec:
         return codec_of(int)
@@ -229,30 +213,11 @@ class ListState(KeyedState, Generic[T]):
         return ListHandle(self._entries(backend, expiry))
 
 
-class MapState(KeyedState, Generic[K, V]):
+class MapState(KeyedState, Attribute[MapHandle[K, V]], Generic[K, V]):
     """A map per key; entries are read, written and expire singly. Arguments as of `ValueState`."""
 
     kind = "map"
     parameters = 2
-
-    def __init__(
-        self,
-        *,
-        ttl: str | timedelta | StateTtl | None = None,
-        name: str = "",
-        version: int = 1,
-        migrate: Migrate | None = None,
-    ) -> None:
-        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> MapHandle[K, V]: ...
-    def __get__(self, instance: object | None, owner: type[Any]) -> Self | MapHandle[K, V]:
-        if instance is None:
-            return self
-        raise self._not_running()
 
     def value_type(self) -> Any:
         return self.types()[1]
@@ -264,7 +229,7 @@ class MapState(KeyedState, Generic[K, V]):
         return MapHandle(self._entries(backend, expiry))
 
 
-class ReducingState(KeyedState, Generic[T]):
+class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
     """One value per key, combined from all that is added. Other arguments as of `ValueState`.
 
     Args:
@@ -285,20 +250,11 @@ class ReducingState(KeyedState, Generic[T]):
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
         self.reduce = reduce
 
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> ReducingHandle[T]: ...
-    def __get__(self, instance: object | None, owner: type[Any]) -> Self | ReducingHandle[T]:
-        if instance is None:
-            return self
-        raise self._not_running()
-
     def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> ReducingHandle[T]:
         return ReducingHandle(self._values(backend, expiry), self.reduce)
 
 
-class AggregatingState(KeyedState, Generic[IN, ACC, OUT]):
+class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generic[IN, ACC, OUT]):
     """An accumulator per key. Other arguments as of `ValueState`.
 
     Args:
@@ -329,17 +285,6 @@ class AggregatingState(KeyedState, Generic[IN, ACC, OUT]):
                     fix="give an object with create(), add(accumulator, value) and result(accumulator)",
                 )
 
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> AggregatingHandle[IN, OUT]: ...
-    def __get__(
-        self, instance: object | None, owner: type[Any]
-    ) -> Self | AggregatingHandle[IN, OUT]:
-        if instance is None:
-            return self
-        raise self._not_running()
-
     def value_type(self) -> Any:
         return self.types()[1]
 
@@ -347,7 +292,7 @@ class AggregatingState(KeyedState, Generic[IN, ACC, OUT]):
         return AggregatingHandle(self._values(backend, expiry), self.aggregate)
 
 
-class OperatorListState(StateDescriptor, Generic[T]):
+class OperatorListState(Attribute[OperatorListHandle[T]], Generic[T]):
     """A list of the subtask, not of a key.
 
     Args:
@@ -366,21 +311,12 @@ class OperatorListState(StateDescriptor, Generic[T]):
             )
         self.redistribution = redistribution
 
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> OperatorListHandle[T]: ...
-    def __get__(self, instance: object | None, owner: type[Any]) -> Self | OperatorListHandle[T]:
-        if instance is None:
-            return self
-        raise self._not_running()
-
     def handle(self) -> OperatorListHandle[T]:
         """What the user's function holds."""
         return OperatorListHandle(self.name, codec_of(self.types()[0]), self.redistribution)
 
 
-class BroadcastState(StateDescriptor, Generic[K, V]):
+class BroadcastState(Attribute[BroadcastHandle[K, V]], Generic[K, V]):
     """A map that is the same in all subtasks, and small: it is held in memory.
 
     In a `KeyedProcess` it can be written in `open`, where all subtasks do the same.
@@ -390,15 +326,6 @@ class BroadcastState(StateDescriptor, Generic[K, V]):
 
     def __init__(self, *, name: str = "") -> None:
         super().__init__(name)
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any]) -> BroadcastHandle[K, V]: ...
-    def __get__(self, instance: object | None, owner: type[Any]) -> Self | BroadcastHandle[K, V]:
-        if instance is None:
-            return self
-        raise self._not_running()
 
     def handle(self, may_write: Callable[[], bool]) -> BroadcastHandle[K, V]:
         """What the user's function holds."""
