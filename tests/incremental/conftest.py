@@ -23,6 +23,7 @@ import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
+from headgate.operators.source import Source, SourceReader
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.protocol import joblog
 from headgate.runtime.protocol.joblog import CheckpointCompleted
@@ -43,9 +44,9 @@ LOADED = 600
 """Keys that are written once, at the start: the bulk of each base."""
 HOT = 30
 """Keys that are written again and again: what deltas consist of."""
-ROWS = 2_000
-RATE = 500
-"""Records a second behind the load: slow enough for a job to outlast what is done to it."""
+ROWS = 4_000
+BATCHES = 2
+"""Behind the load, between two checkpoints and per subtask: a job outlasts what is done to it."""
 WINDOW_MS = 200
 _SUFFIXES = {
     "delta": ".delta.parquet",
@@ -421,6 +422,64 @@ class Everything(hg.KeyedProcess[int, tuple[int, int], tuple[int, int, int, int]
         return [(ctx.key, self.total.get(), len(self.recent.get()), sum(self.parities.values()))]
 
 
+class Paced(Source):
+    """Gives few batches between one checkpoint and the next, so that no clock decides when it ends."""
+
+    def __init__(self, source: Source, batches: int) -> None:
+        self._source, self._batches = source, batches
+        self.schema, self.row_type = source.schema, source.row_type
+        self.bounded, self.rejected_schema = source.bounded, source.rejected_schema
+
+    def configure(self, options: Any) -> Source:
+        return Paced(self._source.configure(options), self._batches)
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return self._source.splits(parallelism)
+
+    def reader(self) -> SourceReader:
+        return PacedReader(self._source.reader(), self._batches)
+
+    def with_columns(self, columns: Sequence[str]) -> Source:
+        return Paced(self._source.with_columns(columns), self._batches)
+
+
+class PacedReader(SourceReader):
+    def __init__(self, reader: SourceReader, batches: int) -> None:
+        self._reader, self._batches, self._left = reader, batches, batches
+        self._more = asyncio.Event()
+
+    def open(self, context: Any, reject: Any) -> None:
+        super().open(context, reject)
+        self._reader.open(context, reject)
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        self._reader.add_splits(splits)
+
+    def poll(self) -> Any:
+        batch = self._reader.poll() if self._left else None
+        self._left -= batch is not None
+        return batch
+
+    async def wait(self) -> None:
+        if self._left:
+            await self._reader.wait()
+        else:
+            self._more.clear()
+            await self._more.wait()
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def snapshot(self) -> list[bytes]:
+        self._left = self._batches
+        self._more.set()
+        return self._reader.snapshot()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 def key_of(n: int) -> int:
     return n if n < LOADED else (n - LOADED) % HOT
 
@@ -434,7 +493,6 @@ class Shop:
     every: str = "20ms"
     retain: int = 1
     rows: int = ROWS
-    rate: float = RATE
     sinks: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -442,8 +500,7 @@ class Shop:
             self.sinks.setdefault(name, collect(guarantee="exactly_once"))
 
     def job(self, *, hurried: bool = False, parallelism: int = 2, **options: str) -> hg.Job:
-        """The job; a hurried one reads as fast as it can."""
-        rate = None if hurried else self.rate
+        """The job; a hurried one waits for no checkpoint."""
         job = hg.Job("job", parallelism=parallelism, max_parallelism=12)
         job.checkpoint(every=self.every, storage=self.storage, retain=self.retain)
         job.restart(attempts=20, delay="1ms")
@@ -456,10 +513,12 @@ class Shop:
             }
             | options
         )
-        load = self._read(job, "load", LOADED, None, "n", "n AS k")
-        more = self._read(
-            job, "more", self.rows - LOADED, rate, f"n + {LOADED} AS n", f"n % {HOT} AS k"
-        )
+        load = self._source(LOADED)
+        more = self._source(self.rows - LOADED)
+        if not hurried:
+            more = Paced(more, BATCHES)
+        load = self._read(job, "load", load, "n", "n AS k")
+        more = self._read(job, "more", more, f"n + {LOADED} AS n", f"n % {HOT} AS k")
         timed = load.union(more)
         by_key = timed.key_by("k")
         by_key.agg(c=hg.count(), name="running").write(self.sinks["running"], name="to_running")
@@ -475,11 +534,17 @@ class Shop:
         )
         return job
 
-    def _read(self, job: hg.Job, name: str, rows: int, rate: float | None, *columns: str) -> Any:
-        source = generator({"n": sequence()}, rows=rows, rate=rate, batch_rows=10)
+    def _source(self, rows: int) -> Any:
+        return generator({"n": sequence()}, rows=rows, batch_rows=10)
+
+    def _read(self, job: hg.Job, name: str, source: Any, *columns: str) -> Any:
         return (
             job.read(source, name=name).select(*columns).event_time("n", max_out_of_order="100ms")
         )
+
+    def loaded(self) -> bool:
+        """All of the load is in a completed checkpoint: from now on deltas are small."""
+        return {k for k, _ in self.sinks["reduced"].rows} >= set(range(HOT, LOADED))
 
     def check_at_least_once(self) -> None:
         """Everything is there, perhaps some of it again; nothing else is."""

@@ -12,9 +12,10 @@ def test_the_chain_of_the_checkpoint_before_is_whole(lab: Any, shop: Any, backen
     goods = shop(backend=backend, retain=2)
 
     async def script(job: Any) -> None:
-        while (
-            len(lab.disk.retained()) < 2 or lab.disk.counts["delta"] + lab.disk.counts["file"] < 9
-        ):
+        while not goods.loaded():
+            await job.checkpoint()
+        completed = lab.disk.counts["completed"]
+        while lab.disk.counts["completed"] < completed + 6:
             await job.checkpoint()
         await job.request("stop")
 
