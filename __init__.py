@@ -23,13 +23,20 @@ _HOMES = {
     "KeyedStream": "operators.keyed_stream",
     "AggregatingState": "state.descriptors",
     "BroadcastState": "state.descriptors",
-    "Context": "operators.process",
-    "KeyedProcess": "operators.process",
+    "BroadcastContext": "operators.process.context",
+    "BroadcastProcess": "operators.process.functions",
+    "CoProcess": "operators.process.functions",
+    "Context": "operators.process.context",
+    "Groups": "operators.process.batches",
+    "KeyedBatchProcess": "operators.process.batches",
+    "KeyedProcess": "operators.process.functions",
     "ListState": "state.descriptors",
     "MapState": "state.descriptors",
     "OperatorListState": "state.descriptors",
     "ReducingState": "state.descriptors",
+    "SideOutput": "operators.process.sides",
     "StateTtl": "state.keyed.ttl",
+    "Timer": "operators.process.context",
     "ValueState": "state.descriptors",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
@@ -45,7 +52,10 @@ if TYPE_CHECKING:
     from . import connectors, errors
     from .operators.aggregates import avg, count, max, min, sum
     from .operators.keyed_stream import KeyedStream
-    from .operators.process import Context, KeyedProcess
+    from .operators.process.batches import Groups, KeyedBatchProcess
+    from .operators.process.context import BroadcastContext, Context, Timer
+    from .operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
+    from .operators.process.sides import SideOutput
     from .operators.stream import Stream
     from .operators.windows import tumbling
     from .runtime.coordinator.job import JobOutcome
@@ -63,18 +73,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregatingState",
+    "BroadcastContext",
+    "BroadcastProcess",
     "BroadcastState",
+    "CoProcess",
     "Context",
+    "Groups",
     "Job",
     "JobOutcome",
+    "KeyedBatchProcess",
     "KeyedProcess",
     "KeyedStream",
     "ListState",
     "MapState",
     "OperatorListState",
     "ReducingState",
+    "SideOutput",
     "StateTtl",
     "Stream",
+    "Timer",
     "ValueState",
     "__version__",
     "avg",

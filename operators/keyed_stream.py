@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 import polars as pl
 import pyarrow as pa
@@ -12,17 +12,19 @@ import pyarrow as pa
 from ..errors import PlanError
 from .aggregates import Aggregate, AggregatePlan
 from .base import OperatorFactory
+from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .expression_steps import SelectStep
 from .expressions import Column
 from .functions import check_plain
 from .graph import Node, Origin
 from .origin import capture_origin
 from .partitioning import HashColumns, HashFunction, Partitioning
-from .per_record import UserFunction
-from .process import KeyedProcess, KeyedProcessOperator, check_process, declared_states
+from .process.batches import KeyedBatchProcess
+from .process.functions import KeyedProcess
+from .process.plan import add_keyed
+from .process.sides import SideOutput
 from .reduce import ReduceOperator
 from .required_name import named
-from .rows import RowReader
 from .running_aggregate import RunningAggregate
 from .schema import SchemaLike, record_class, same_columns
 from .stream import Stream
@@ -32,6 +34,7 @@ from .window_aggregate import LATE, WindowAggregate
 from .windows import WINDOW_FIELDS, TumblingWindow
 
 T = TypeVar("T")
+U = TypeVar("U")
 Out = TypeVar("Out")
 
 _STATE = "its state is stored under this name"
@@ -73,50 +76,56 @@ class KeyedStream(Generic[T]):
             stream, "reduce", name, origin, operator, self._keyed_by, stream.schema, row_type
         )
 
+    @overload
+    def process(
+        self, function: KeyedProcess[Any, T, Out], *, name: str, into: SchemaLike | None = None
+    ) -> Stream[Out]: ...
+    @overload
+    def process(
+        self, function: KeyedBatchProcess[Any, T, Out], *, name: str, into: SchemaLike | None = None
+    ) -> Stream[Out]: ...
     @named("stateful step", _STATE)
     def process(
         self,
-        function: KeyedProcess[Any, T, Out],
+        function: KeyedProcess[Any, T, Out] | KeyedBatchProcess[Any, T, Out],
         *,
         name: str,
         into: SchemaLike | None = None,
     ) -> Stream[Out]:
-        """Call a function with keyed state for each record; each result has the record's event time.
+        """Call a function with keyed state and timers for each record, or for each batch.
+
+        Each result has the event time of its record, or of the timer that made it.
 
         Args:
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
-            into: columns to make of the results; without it they stay Python objects.
+            into: columns to make of the results; without it they stay Python objects, or, of a
+                `KeyedBatchProcess`, have the columns of this stream.
+        """
+        return add_keyed(self._stream, self._keyed_by, function, name, into, capture_origin())
+
+    @overload
+    def connect(self, other: KeyedStream[U]) -> ConnectedStreams[T, U]: ...
+    @overload
+    def connect(self, other: BroadcastStream[U]) -> BroadcastConnected[T, U]: ...
+    def connect(
+        self, other: KeyedStream[U] | BroadcastStream[U]
+    ) -> ConnectedStreams[T, U] | BroadcastConnected[T, U]:
+        """This stream and another, for one function of both: follow with `.process(...)`.
+
+        Args:
+            other: a stream with the same keys, or `stream.broadcast()`, which every subtask gets.
         """
         origin = capture_origin()
-        check_process(function, str(origin))
-        stream = self._stream
-        schema = None if into is None else into_schema(into, origin)
-        on_record: Any = function.on_record
-        reader = RowReader(stream.schema, stream._row_type, on_record)
-        user = UserFunction(on_record, name, origin, reader, schema)
-        key = self._keyed_by
-        fields = None
-        if isinstance(key, HashColumns):
-            fields = [stream._columns("key_by", origin).field(column) for column in key.columns]
-        declared = declared_states(function, fields, str(origin), event_time=stream.has_event_time)
-        operator = partial(
-            KeyedProcessOperator,
-            function,
-            key.columns if isinstance(key, HashColumns) else key.function,
-            user,
-            declared,
-        )
-        return _add_stateful(
-            stream,
-            "process",
-            name,
-            origin,
-            operator,
-            key,
-            schema,
-            record_class(into),
-            detail=type(function).__name__,
+        keyed = (self._stream, self._keyed_by)
+        if isinstance(other, KeyedStream):
+            return ConnectedStreams(keyed, (other._stream, other._keyed_by), origin)
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnected(keyed, other, origin)
+        raise PlanError(
+            f"connect needs a keyed or a broadcast stream, got `{type(other).__name__}`",
+            where=str(origin),
+            fix="call .key_by(...) or .broadcast() on it",
         )
 
     @named("stateful step", _STATE)
@@ -304,7 +313,7 @@ class _WithSides(Stream[Any]):
         super().__init__(stream._job, stream._node, has_event_time=stream._has_event_time)
         self._before = before
 
-    def side(self, tag: str) -> Stream[Any]:
+    def side(self, tag: SideOutput[Any] | str) -> Stream[Any]:
         return self._before.side(tag)
 
     def parallel(self, parallelism: int) -> Self:

@@ -26,7 +26,6 @@ from .map import AsyncMapOperator, MapOperator
 from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
 from .origin import capture_origin
 from .partitioning import (
-    Broadcast,
     Custom,
     Global,
     HashColumns,
@@ -37,6 +36,7 @@ from .partitioning import (
     Shuffle,
 )
 from .per_record import MAX_IN_FLIGHT
+from .process.sides import SideOutput
 from .required_name import named
 from .schema import SchemaLike, record_class, unknown_column
 from .sink import Sink, SinkOperator
@@ -48,6 +48,7 @@ from .window_aggregate import LATE
 from .windows import TumblingWindow
 
 if TYPE_CHECKING:
+    from .connected import BroadcastStream
     from .keyed_stream import KeyedStream, WindowedStream
 
 T = TypeVar("T")
@@ -268,9 +269,15 @@ class Stream(StreamBase[T]):
         """Send each batch to a random subtask of the next step."""
         return self._routed(Shuffle())
 
-    def broadcast(self) -> Stream[T]:
-        """Send every record to every subtask of the next step."""
-        return self._routed(Broadcast())
+    def broadcast(self, *, name: str = "") -> BroadcastStream[T]:
+        """Send every record to every subtask of the next step; what `KeyedStream.connect` takes.
+
+        Args:
+            name: what errors call the stream, if not by the step that makes it.
+        """
+        from .connected import BroadcastStream  # broadcast streams are streams
+
+        return BroadcastStream(self, name)
 
     def to_one(self) -> Stream[T]:
         """Run the next step in a single subtask."""
@@ -317,8 +324,13 @@ class Stream(StreamBase[T]):
 
         return WindowedStream(self, (), Global(), window, capture_origin())
 
-    def side(self, tag: str) -> Stream[Any]:
-        """The side output `tag` of the step that makes this stream."""
+    @overload
+    def side(self, tag: SideOutput[U]) -> Stream[U]: ...
+    @overload
+    def side(self, tag: str) -> Stream[Any]: ...
+    def side(self, tag: SideOutput[U] | str) -> Stream[Any]:
+        """A side output of the step that makes this stream: `Function.attribute`, or its name."""
+        tag = tag.name if isinstance(tag, SideOutput) else tag
         if tag not in self._node.sides or self._side is not None:
             sides = [] if self._side is not None else list(self._node.sides)
             raise PlanError(
@@ -326,8 +338,7 @@ class Stream(StreamBase[T]):
                 where=str(capture_origin()),
                 fix=suggest(tag, sides, "side outputs"),
             )
-        has_event_time = self._has_event_time and tag == LATE
-        return Stream(self._job, self._node, side=tag, has_event_time=has_event_time)
+        return Stream(self._job, self._node, side=tag, has_event_time=self._has_event_time)
 
     @property
     def late(self) -> Stream[Any]:

@@ -1,0 +1,105 @@
+"""Two streams with one process function: both keyed, or one keyed and one that all subtasks get."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from .graph import Origin
+from .origin import capture_origin
+from .partitioning import Broadcast
+from .process.functions import BroadcastProcess, CoProcess
+from .process.plan import KeyedBy, add_broadcast, add_connected, check_connected
+from .required_name import named
+from .schema import SchemaLike
+from .stream import Stream
+
+T = TypeVar("T")
+U = TypeVar("U")
+Out = TypeVar("Out")
+
+_STATE = "its state is stored under this name"
+
+
+class BroadcastStream(Stream[T]):
+    """A stream whose records all go to every subtask of the next step.
+
+    Args:
+        stream: where they come from.
+        label: names it in errors and `explain`; empty: the stream's own name.
+    """
+
+    def __init__(self, stream: Stream[T], label: str) -> None:
+        super().__init__(
+            stream._job,
+            stream._node,
+            side=stream._side,
+            partitioning=Broadcast(),
+            has_event_time=stream.has_event_time,
+        )
+        self._label = label
+
+    @property
+    def name(self) -> str:
+        """The name given to `broadcast`, or that of the step that makes this stream."""
+        return self._label or super().name
+
+
+class ConnectedStreams(Generic[T, U]):
+    """Two keyed streams of the same keys; `process` says what to do with them."""
+
+    def __init__(
+        self,
+        first: tuple[Stream[T], KeyedBy],
+        second: tuple[Stream[U], KeyedBy],
+        origin: Origin,
+    ) -> None:
+        check_connected(first[0], second[0], origin)
+        self._first = first
+        self._second = second
+
+    def __repr__(self) -> str:
+        return f"ConnectedStreams({self._first[0].name}, {self._second[0].name})"
+
+    @named("stateful step", _STATE)
+    def process(
+        self, function: CoProcess[Any, T, U, Out], *, name: str, into: SchemaLike | None = None
+    ) -> Stream[Out]:
+        """Call a function with shared keyed state for each record of both streams.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        return add_connected(self._first, self._second, function, name, into, capture_origin())
+
+
+class BroadcastConnected(Generic[T, U]):
+    """A keyed stream and a broadcast one; `process` says what to do with them."""
+
+    def __init__(
+        self, keyed: tuple[Stream[T], KeyedBy], broadcast: BroadcastStream[U], origin: Origin
+    ) -> None:
+        check_connected(keyed[0], broadcast, origin)
+        self._keyed = keyed
+        self._broadcast = broadcast
+
+    def __repr__(self) -> str:
+        return f"BroadcastConnected({self._keyed[0].name}, {self._broadcast.name})"
+
+    @named("stateful step", _STATE)
+    def process(
+        self,
+        function: BroadcastProcess[Any, T, U, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Out]:
+        """Call a function for each keyed record, and in every subtask for each broadcast record.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        return add_broadcast(self._keyed, self._broadcast, function, name, into, capture_origin())

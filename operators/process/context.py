@@ -1,0 +1,206 @@
+"""What a process function is handed besides the record: key, times, timers, side outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from ...errors import StateError
+from ...state.timers import TimerTable
+from ..clock import Clock
+from ..durations import Duration, parse_duration
+from ..elements import WATERMARK_MAX, WATERMARK_MIN
+from .emitter import Emitter
+from .sides import SideOutput
+
+K = TypeVar("K")
+U = TypeVar("U")
+State = TypeVar("State")
+
+TimerClock: TypeAlias = Literal["event", "processing"]
+END_REPEATS_MAX: Final = 10_000
+"""How often one timer may set itself again after the end of the input."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer that is due.
+
+    Attributes:
+        tag: as given when it was set; empty if none was.
+        timestamp: when it was to fire, ms since 1970 UTC.
+        clock: `event` or `processing`.
+    """
+
+    tag: str
+    timestamp: int
+    clock: TimerClock
+
+
+class _Timers:
+    """One clock of a context: one timer per key and tag. Without a table, `refusal` says why."""
+
+    def __init__(self, context: Context[Any], table: TimerTable | None, refusal: str) -> None:
+        self._context = context
+        self._table = table
+        self._refusal = refusal
+
+    def at(self, when: datetime | int, *, tag: str = "") -> None:
+        """Call `on_timer` with this key at a point in time; a pending timer of this tag is moved.
+
+        Args:
+            when: an aware datetime, or ms since 1970 UTC; what is past is due at once.
+            tag: tells the timers of one key apart.
+        """
+        table = self._table_for_key()
+        if type(tag) is not str:
+            raise TypeError(f"the tag of a timer is a str, not {type(tag).__name__}")
+        self._set(table, instant_ms(when), tag)
+
+    def cancel(self, tag: str = "") -> bool:
+        """Delete the timer of this key and tag; false if there is none."""
+        return self._table_for_key().cancel(self._context.key, tag)
+
+    def _set(self, table: TimerTable, timestamp: int, tag: str) -> None:
+        table.set(self._context.key, tag, timestamp)
+
+    def _table_for_key(self) -> TimerTable:
+        if self._table is None:
+            raise StateError(self._refusal)
+        return self._table
+
+
+class EventTimers(_Timers):
+    """`ctx.event_time`: timers that are due when the watermark reaches them, in the order of time."""
+
+    def __init__(self, context: Context[Any], table: TimerTable | None, refusal: str) -> None:
+        super().__init__(context, table, refusal)
+        self._after_end: dict[tuple[Any, str], int] = {}
+
+    def _set(self, table: TimerTable, timestamp: int, tag: str) -> None:
+        if self._context.input_ended:
+            self._count_after_end(tag)
+        table.set(self._context.key, tag, timestamp)
+
+    def _count_after_end(self, tag: str) -> None:
+        """A timer that sets itself again for ever would keep the job from ending."""
+        which = (self._context.key, tag)
+        count = self._after_end[which] = self._after_end.get(which, 0) + 1
+        if count > END_REPEATS_MAX:
+            raise StateError(
+                f"a timer goes on for ever after the end of the input key=`{which[0]!r}` tag=`{tag}` "
+                f"times=`{count}`",
+                fix="do not set it again once ctx.input_ended is true",
+            )
+
+
+class ProcessingTimers(_Timers):
+    """`ctx.processing_time`: timers by the clock of the machine."""
+
+    def __init__(
+        self,
+        context: Context[Any],
+        table: TimerTable | None,
+        refusal: str,
+        clock: Clock,
+        arm: Callable[[], None],
+    ) -> None:
+        super().__init__(context, table, refusal)
+        self._clock = clock
+        self._arm = arm
+
+    @property
+    def now(self) -> int:
+        """The time of the machine, ms since 1970 UTC."""
+        return self._clock.now_ms()
+
+    def after(self, delay: Duration, *, tag: str = "") -> None:
+        """Call `on_timer` with this key after a delay such as `"30s"`; otherwise as `at`."""
+        self.at(self.now + parse_duration(delay, "delay of a timer"), tag=tag)
+
+    def _set(self, table: TimerTable, timestamp: int, tag: str) -> None:
+        super()._set(table, timestamp, tag)
+        self._arm()
+
+
+class Context(Generic[K]):
+    """What a process function may know about the record or timer at hand.
+
+    Attributes:
+        key: the key of the record or timer.
+        timestamp: the event time of the record or event-time timer, ms since 1970 UTC; None for timers
+            of the machine's clock, and for records of a stream without event time.
+        watermark: how far event time has come, ms; far in the past before the first watermark.
+        event_time: timers in event time: `at`, `cancel`.
+        processing_time: the machine's clock: `now`, and timers by it: `at`, `after`, `cancel`.
+    """
+
+    key: K
+    event_time: EventTimers
+    processing_time: ProcessingTimers
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self.timestamp: int | None = None
+        self.watermark: int = WATERMARK_MIN
+
+    @property
+    def input_ended(self) -> bool:
+        """True once no record can come any more: what is repeated by timers must stop then."""
+        return self.watermark == WATERMARK_MAX
+
+    def emit(self, side: SideOutput[U], record: U) -> None:
+        """Send a record to a side output of this function, with the event time of what is at hand."""
+        self._emitter.emit(side, record)
+
+
+class BroadcastContext(Context[None], Generic[K]):
+    """What `on_broadcast` may know: the record is the same in all subtasks, and has no key.
+
+    `timestamp` and `watermark` are as in `Context`; there are no timers.
+    """
+
+    def __init__(
+        self, emitter: Emitter, visit: Callable[[Any, Callable[[Any, Any], None]], None]
+    ) -> None:
+        super().__init__(emitter)
+        self.key = None
+        self._visit = visit
+
+    def for_each_key(self, state: State, function: Callable[[K, State], None]) -> None:
+        """Call `function(key, state)` for each key of this subtask that has something in a keyed state.
+
+        In no promised order. The function may read and write that state, and the other keyed states, of
+        the key; not broadcast state.
+
+        Args:
+            state: such as `self.total`.
+            function: of the key and the state, set to that key.
+        """
+        self._visit(state, function)
+
+
+def instant_ms(when: object) -> int:
+    """A point in time as whole ms since 1970 UTC, rounded down.
+
+    Raises:
+        TypeError: neither an aware datetime nor an int.
+        ValueError: it does not fit into 64 bits.
+    """
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise TypeError(f"a timer needs a datetime with a time zone, got {when!r}")
+        return (when - _EPOCH) // _MILLISECOND
+    if isinstance(when, bool) or not isinstance(when, int | np.integer):
+        raise TypeError(
+            f"a timer needs an aware datetime or an int of milliseconds, not {type(when).__name__}"
+        )
+    if not WATERMARK_MIN <= when <= WATERMARK_MAX:
+        raise ValueError(f"the time of a timer has 64 bits, got {when}")
+    return int(when)

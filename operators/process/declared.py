@@ -1,0 +1,141 @@
+"""What the class of a process function declares, read and checked at plan time."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from ...errors import HeadgateError, PlanError
+from ...state.descriptors import BroadcastState, KeyedState, OperatorListState, StateDescriptor
+from ...state.keyed.base import TableSpec
+from ...state.keyed.key_shape import KeyShape, keys_of_columns, keys_of_type
+from ..durations import parse_duration
+from .functions import ProcessFunction
+
+RESERVED_PREFIX: Final = "timers."
+"""Begins the names of the tables that timers are kept in."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The states of one process function, checked at plan time. Picklable.
+
+    `ttl_ms` has the durations of the keyed states that expire; `timers` is true if it handles timers.
+    """
+
+    keyed: dict[str, KeyedState]
+    lists: dict[str, OperatorListState[Any]]
+    broadcast: dict[str, BroadcastState[Any, Any]]
+    ttl_ms: dict[str, int]
+    keys: KeyShape
+    timers: bool
+
+    def specs(self) -> dict[str, TableSpec]:
+        """The tables of the keyed states, by name."""
+        return {
+            name: descriptor.spec(self.keys, self.ttl_ms.get(name))
+            for name, descriptor in self.keyed.items()
+        }
+
+
+def declared_states(
+    function: ProcessFunction[Any, Any],
+    key_fields: Sequence[pa.Field] | None,
+    where: str,
+    *,
+    event_time: bool,
+) -> Declared:
+    """Read the descriptors of a function's class, its base classes included.
+
+    Args:
+        function: the user's object.
+        key_fields: the key columns; None: keys are of the type that the class says.
+        where: the user's line, for errors.
+        event_time: whether the stream has event time.
+
+    Raises:
+        PlanError: two states of one name, a type that cannot be a key or is not known, or values that
+            expire by event time where there is none.
+    """
+    found = _by_name(type(function), where)
+    try:
+        keys = keys_of_type(_key_type(type(function)))
+        if key_fields is not None:
+            keys = keys_of_columns(key_fields)
+        keyed = {n: d for n, d in found.items() if isinstance(d, KeyedState)}
+        ttl_ms = _ttls(keyed, event_time)
+        for name, descriptor in keyed.items():
+            descriptor.spec(keys, ttl_ms.get(name))
+        lists = {n: d for n, d in found.items() if isinstance(d, OperatorListState)}
+        for listed in lists.values():
+            listed.handle()
+        broadcast = {n: d for n, d in found.items() if isinstance(d, BroadcastState)}
+        for shared in broadcast.values():
+            shared.handle(lambda: False)
+    except HeadgateError as error:
+        raise PlanError(error.message, where=error.where or where, fix=error.fix) from error
+    timers = type(function).on_timer is not ProcessFunction.on_timer
+    return Declared(keyed, lists, broadcast, ttl_ms, keys, timers)
+
+
+def _by_name(kind: type[Any], where: str) -> dict[str, StateDescriptor]:
+    found: dict[str, StateDescriptor] = {}
+    for attribute, descriptor in _descriptors(kind).items():
+        other = found.get(descriptor.name)
+        if other is not None:
+            raise PlanError(
+                f"two states have the name `{descriptor.name}`: attributes `{other.attribute}` and "
+                f"`{attribute}` of `{kind.__name__}`",
+                where=where,
+                fix="leave out name=, or give another",
+            )
+        if descriptor.name.startswith(RESERVED_PREFIX):
+            raise PlanError(
+                f"names that begin with `{RESERVED_PREFIX}` are those of timers "
+                f"state=`{descriptor.name}`",
+                where=where,
+                fix="leave out name=, or give another",
+            )
+        found[descriptor.name] = descriptor
+    return found
+
+
+def _ttls(keyed: dict[str, KeyedState], event_time: bool) -> dict[str, int]:
+    ttl_ms = {
+        name: parse_duration(descriptor.ttl.after, f"ttl of state `{name}`")
+        for name, descriptor in keyed.items()
+        if descriptor.ttl is not None
+    }
+    for name, milliseconds in ttl_ms.items():
+        if milliseconds < 1:
+            raise PlanError(f"ttl of state `{name}` must be at least 1 ms")
+        ttl = keyed[name].ttl
+        if ttl is not None and ttl.time == "event" and not event_time:
+            raise PlanError(
+                f"state `{name}` expires by event time, and the stream has none",
+                fix='call .event_time("column", max_out_of_order="10s") before',
+            )
+    return ttl_ms
+
+
+def _descriptors(kind: type[Any]) -> dict[str, StateDescriptor]:
+    """Descriptors by attribute; a subclass's attribute hides that of its base."""
+    attributes: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        attributes.update(vars(base))
+    return {name: d for name, d in attributes.items() if isinstance(d, StateDescriptor)}
+
+
+def _key_type(kind: type[Any]) -> Any:
+    """The first type parameter of the process function, as a class says it; Any if it does not."""
+    for base in kind.__mro__:
+        for generic in getattr(base, "__orig_bases__", ()):
+            origin = typing.get_origin(generic)
+            if isinstance(origin, type) and issubclass(origin, ProcessFunction):
+                hint = typing.get_args(generic)[0]
+                return Any if isinstance(hint, TypeVar | typing.ForwardRef) else hint
+    return Any

@@ -1,0 +1,124 @@
+"""Collects what a process function makes, with event times, and sends it on in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ...errors import HeadgateError, StateError
+from ..base import Output
+from ..elements import Batch, Timestamps
+from ..per_record import UserFunction
+from ..rows import PER_RECORD_ROWS
+from ..suggestions import suggest
+from ..user_code import FAILURES, bad_result, user_error
+from .sides import SideOutput
+
+_FIX = "return a list, or make the function a generator with yield; return None for nothing"
+
+
+class _Collected:
+    """Records of one output that wait to be sent."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        self.records: list[Any] = []
+        self.times: list[Any] = []
+
+    def take(self, timed: bool) -> Batch:
+        """All of them, as a batch."""
+        times: Timestamps | None = np.array(self.times, np.int64) if timed else None
+        records, self.records, self.times = self.records, [], []
+        return self._user.batch(records, times, [])
+
+
+class Emitter:
+    """Results and side records of one operator subtask.
+
+    Attributes:
+        time: the event time of what is emitted now, ms.
+        timed: records have event times.
+
+    Args:
+        user: the step, and the columns of its results.
+        sides: the names of the side outputs; their records stay Python objects.
+        timed: before the first batch says it.
+        output: where it all goes.
+    """
+
+    def __init__(
+        self,
+        user: UserFunction,
+        sides: Iterable[str],
+        timed: bool,
+        output: Output,
+    ) -> None:
+        self.timed = timed
+        self.time: int | None = None
+        self._user = user
+        self._output = output
+        self._main = _Collected(user)
+        objects = replace(user, into=None)
+        self._sides = {name: _Collected(objects) for name in sides}
+
+    def add(self, cause: Any, made: Iterable[Any]) -> None:
+        """Take over what a record or timer, `cause`, became; large results are sent on while they come.
+
+        Raises:
+            UserCodeError: not something that can be iterated, or it raised.
+        """
+        try:
+            items = iter(made)
+        except TypeError as error:
+            problem = f"returned {type(made).__name__}, which is not iterable"
+            raise self._bad(cause, problem, _FIX) from error
+        if isinstance(made, str | bytes | dict):
+            problem = f"returned one {type(made).__name__}, whose parts would become records"
+            raise self._bad(cause, problem, "return [value]")
+        main = self._main
+        while True:
+            room = PER_RECORD_ROWS - len(main.records)
+            try:
+                taken = list(islice(items, room))
+            except HeadgateError:
+                raise
+            except FAILURES as error:
+                raise user_error(self._user.step, self._user.origin, cause, error) from error
+            main.records += taken
+            main.times += [self.time] * len(taken)
+            if len(taken) < room:
+                return
+            self._output.emit(main.take(self.timed))
+
+    def emit(self, side: SideOutput[Any], record: Any) -> None:
+        """Take over one record for a side output.
+
+        Raises:
+            StateError: the function does not declare this side output.
+        """
+        collected = self._sides.get(getattr(side, "name", ""))
+        if collected is None:
+            raise StateError(
+                f"no such side output {side!r} step=`{self._user.step}`",
+                where=str(self._user.origin),
+                fix=suggest(str(getattr(side, "name", side)), list(self._sides), "side outputs"),
+            )
+        collected.records.append(record)
+        collected.times.append(self.time)
+        if len(collected.records) >= PER_RECORD_ROWS:
+            self._output.emit_side(side.name, collected.take(self.timed))
+
+    def flush(self) -> None:
+        """Send on what there is."""
+        for name, collected in self._sides.items():
+            if collected.records:
+                self._output.emit_side(name, collected.take(self.timed))
+        if self._main.records:
+            self._output.emit(self._main.take(self.timed))
+
+    def _bad(self, cause: Any, problem: str, fix: str) -> Exception:
+        return bad_result(self._user.step, self._user.origin, cause, problem, fix=fix)

@@ -1,0 +1,292 @@
+"""Runs a copy of the user's object: sets the current key, calls it, sends on what it gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from ...errors import HeadgateError
+from ...state.hashing import hash_key, hash_keys, key_group_of, key_groups_of
+from ...state.keyed.base import KeyedBackend
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ..base import Operator, OperatorContext
+from ..elements import Batch, ColumnBatch
+from ..per_record import UserFunction, pieces
+from ..rows import RowReader, to_list
+from ..user_code import FAILURES, user_error
+from .context import (
+    Context,
+    EventTimers,
+    ProcessingTimers,
+    Timer,
+    TimerClock,
+)
+from .declared import Declared
+from .emitter import Emitter
+from .functions import KeyedProcess, ProcessFunction
+from .states import FunctionStates, infos
+from .timers import FunctionTimers, timer_infos
+
+Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
+"""Key columns of a column stream, or a function of a record."""
+_NO_TIMERS: Final = "a timer was set, and the function has no on_timer"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a process step: how its records are made, and their keys (None: they have none)."""
+
+    reader: RowReader
+    key: Key | None
+
+
+@dataclass(frozen=True)
+class ProcessStep:
+    """What a process step consists of. Picklable.
+
+    Attributes:
+        function: the user's object, copied for each subtask.
+        user: the step, its origin and result columns.
+        inputs: one or two.
+        declared: the states.
+        sides: the names of the side outputs.
+        timed: records carry event times.
+    """
+
+    function: ProcessFunction[Any, Any]
+    user: UserFunction
+    inputs: tuple[Input, ...]
+    declared: Declared
+    sides: tuple[str, ...]
+    timed: bool
+
+
+class ProcessOperator(Operator):
+    """What the operators of all process functions share: state, timers, life."""
+
+    def __init__(self, step: ProcessStep) -> None:
+        self._step = step
+        self._user = step.user
+        self._function: Any = copy.deepcopy(step.function)
+        self._writable = False
+        self._opened = False
+        self._states: FunctionStates | None = None
+        self._timers: FunctionTimers | None = None
+
+    @property
+    def _backend(self) -> KeyedBackend:
+        assert self._states is not None
+        return self._states.backend
+
+    def states(self) -> Sequence[StateInfo]:
+        declared = self._step.declared
+        return infos(declared) + (timer_infos(declared.keys) if declared.timers else [])
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        declared = self._step.declared
+        self._emitter = Emitter(self._user, self._step.sides, self._step.timed, self.output)
+        self._context: Context[Any] = Context(self._emitter)
+        if declared.timers:
+            self._timers = FunctionTimers(declared.keys, context, self._fire_processing)
+        self._give_timers(self._context, self._timers, _NO_TIMERS)
+        self._states = FunctionStates(
+            declared, self._function, self._user, context, self._context, lambda: self._writable
+        )
+
+    def _give_timers(
+        self, context: Context[Any], timers: FunctionTimers | None, refusal: str
+    ) -> None:
+        event = processing = None
+        arm: Callable[[], None] = lambda: None  # noqa: E731  never called without timers
+        if timers is not None:
+            event, processing, arm = timers.event, timers.processing, timers.arm
+        context.event_time = EventTimers(context, event, refusal)
+        context.processing_time = ProcessingTimers(
+            context, processing, refusal, self.context.clock, arm
+        )
+
+    def restore(self, state: RestoredState) -> Awaitable[None]:
+        assert self._states is not None
+        waiting = self._states.restore(state)
+        return waiting if self._timers is None else self._restore_timers(waiting, state)
+
+    async def _restore_timers(self, waiting: Awaitable[None], state: RestoredState) -> None:
+        timers = self._timers
+        assert timers is not None
+        await waiting
+        await self.context.run_in_thread(lambda: timers.restore(state))
+        timers.arm()
+
+    def _open_function(self) -> None:
+        """Call the user's `open`: after a restore, so that it sees the state."""
+        if self._opened:
+            return
+        self._opened = True
+        self._writable = True
+        try:
+            self._function.open(self.context)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(self._user.step, self._user.origin, None, error) from error
+        finally:
+            self._writable = False
+
+    # records
+
+    def _keys_of(self, batch: Batch, records: list[Any], key: Key | None) -> list[Any]:
+        if not callable(key):
+            assert isinstance(batch, ColumnBatch)
+            assert key is not None
+            lists = [to_list(batch.data.column(name)) for name in key]
+            return lists[0] if len(lists) == 1 else list(zip(*lists, strict=True))
+        keys: list[Any] = []
+        try:
+            keys.extend(map(key, records))
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(
+                self._user.step, self._user.origin, records[len(keys)], error
+            ) from error
+        self._step.declared.keys.check(keys)
+        return keys
+
+    def _process_keyed(
+        self, batch: Batch, given: Input, function: Callable[[Any, Any], Iterable[Any] | None]
+    ) -> None:
+        """Call `function(record, context)` for each record, with its key."""
+        self._open_function()
+        for piece in pieces(batch):
+            records = given.reader(piece)
+            keys = self._keys_of(piece, records, given.key)
+            self._process_piece(keys, records, piece, function)
+        self._flush()
+
+    def _process_piece(
+        self,
+        keys: list[Any],
+        records: list[Any],
+        batch: Batch,
+        function: Callable[[Any, Any], Iterable[Any] | None],
+    ) -> None:
+        backend, context, emitter = self._backend, self._context, self._emitter
+        groups = [-1] * len(keys)
+        if backend.needs_key_groups:
+            groups = key_groups_of(hash_keys(keys), self.context.max_parallelism).tolist()
+        set_key, add = backend.set_key, emitter.add
+        try:
+            for key, group, time, record in zip(
+                keys, groups, self._times_of(batch), records, strict=True
+            ):
+                set_key(key, group)
+                context.key = key
+                context.timestamp = emitter.time = time
+                try:
+                    made = function(record, context)
+                except HeadgateError:
+                    raise
+                except FAILURES as error:
+                    raise user_error(self._user.step, self._user.origin, record, error) from error
+                if made is not None:
+                    add(record, made)
+        finally:
+            self._no_key()
+
+    def _times_of(self, batch: Batch) -> Sequence[int | None]:
+        """The event times of a batch's records; what is emitted from here on has them or not as well."""
+        self._emitter.timed = batch.timestamps is not None
+        return [None] * len(batch) if batch.timestamps is None else batch.timestamps.tolist()
+
+    def _no_key(self) -> None:
+        self._backend.clear_key()
+        self._context.timestamp = None
+
+    # timers
+
+    def on_watermark(self, timestamp: int) -> None:
+        self._context.watermark = timestamp
+        timers = self._timers
+        if timers is not None:
+            next_time = timers.event.next_time
+            if next_time is not None and next_time <= timestamp:
+                self._fire(timers.due_event(timestamp), "event")
+        self.output.emit_watermark(timestamp)
+
+    def _fire_processing(self) -> None:
+        assert self._timers is not None
+        self._fire(self._timers.due_processing(), "processing")
+
+    def _fire(self, due: Iterator[tuple[int, Any, Any]], clock: TimerClock) -> None:
+        """Call `on_timer` for each timer with its key; timers set meanwhile may be among them."""
+        self._open_function()
+        context, emitter = self._context, self._emitter
+        try:
+            for timestamp, key, tag in due:
+                self._set_key(key)
+                context.timestamp = timestamp if clock == "event" else None
+                emitter.time = timestamp
+                self._call_on_timer(key, Timer(tag, timestamp, clock))
+        finally:
+            self._no_key()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send on what was made."""
+        self._emitter.flush()
+
+    def _set_key(self, key: Any) -> None:
+        """Make a single key the current one."""
+        backend, group = self._backend, -1
+        if backend.needs_key_groups:
+            group = key_group_of(hash_key(key), self.context.max_parallelism)
+        backend.set_key(key, group)
+        self._context.key = key
+
+    def _call_on_timer(self, key: Any, timer: Timer) -> None:
+        try:
+            made = self._function.on_timer(timer, self._context)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(self._user.step, self._user.origin, (key, timer), error) from error
+        if made is not None:
+            self._emitter.add((key, timer), made)
+
+    # life
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """A table per keyed state, and two of timers; items for the rest."""
+        assert self._states is not None
+        snapshot = self._states.snapshot()
+        if self._timers is not None:
+            self._timers.snapshot_into(snapshot)
+        return snapshot
+
+    def finish(self) -> None:
+        """The end of the input: event-time timers have fired; those of the machine's clock never will."""
+        self._open_function()
+        if self._timers is not None:
+            self._timers.drop_processing()
+
+    def close(self) -> None:
+        if self._timers is not None:
+            self._timers.disarm()
+        try:
+            if self._opened:
+                self._function.close()
+        finally:
+            if self._states is not None:
+                self._states.close()
+
+
+class KeyedProcessOperator(ProcessOperator):
+    """Runs a `KeyedProcess`."""
+
+    _function: KeyedProcess[Any, Any, Any]
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self._process_keyed(batch, self._step.inputs[0], self._function.on_record)

@@ -1,0 +1,278 @@
+"""Makes steps of process functions: checks what was given, with the user's line, and adds the node."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...state.evolution import keeps_hash
+from ..functions import is_async
+from ..graph import Node, Origin
+from ..partitioning import HashColumns, HashFunction
+from ..per_record import UserFunction
+from ..rows import RowReader
+from ..schema import SchemaLike, record_class
+from ..stream_base import into_schema
+from .batches import EVENT_TIME_COLUMN, KeyedBatchProcess, KeyedBatchProcessOperator
+from .declared import declared_states
+from .functions import BroadcastProcess, CoProcess, KeyedProcess, ProcessFunction
+from .operator import Input, KeyedProcessOperator, ProcessOperator, ProcessStep
+from .sides import declared_sides
+from .two_inputs import BroadcastProcessOperator, CoProcessOperator
+
+if TYPE_CHECKING:
+    from ..stream import Stream
+
+KeyedBy = HashColumns | HashFunction
+_METHODS: dict[type[Any], tuple[str, ...]] = {
+    KeyedProcess: ("on_record",),
+    KeyedBatchProcess: ("on_batch",),
+    CoProcess: ("on_first", "on_second"),
+    BroadcastProcess: ("on_record", "on_broadcast"),
+}
+
+
+def add_keyed(
+    stream: Stream[Any],
+    keyed_by: KeyedBy,
+    function: object,
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `keyed.process(...)`."""
+    if isinstance(function, KeyedBatchProcess):
+        return _add_batches(stream, keyed_by, function, name, into, origin)
+    checked = _checked(function, KeyedProcess, origin)
+    fields = _key_fields(stream, keyed_by, origin)
+    inputs = ((stream, keyed_by),)
+    return _add(inputs, KeyedProcessOperator, checked, fields, name, into, origin)
+
+
+def _add_batches(
+    stream: Stream[Any],
+    keyed_by: KeyedBy,
+    function: KeyedBatchProcess[Any, Any, Any],
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> Stream[Any]:
+    _checked(function, KeyedBatchProcess, origin)
+    schema = stream._columns("a KeyedBatchProcess", origin)
+    fields = _key_fields(stream, keyed_by, origin)
+    if fields is None:
+        raise PlanError(
+            "a KeyedBatchProcess needs a key made of columns, and key_with gives a function",
+            where=str(origin),
+            fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
+        )
+    if stream.has_event_time and EVENT_TIME_COLUMN in schema.names:
+        raise PlanError(
+            f"`{stream.name}` has a column `{EVENT_TIME_COLUMN}`, which is where rows have their event "
+            "time in a KeyedBatchProcess",
+            where=str(origin),
+            fix="give it another name with select",
+        )
+    inputs = ((stream, keyed_by),)
+    operator = KeyedBatchProcessOperator
+    result = _add(
+        inputs, operator, function, fields, name, schema if into is None else into, origin
+    )
+    if into is None:
+        result._node.row_type = stream._row_type
+    return result
+
+
+def add_connected(
+    first: tuple[Stream[Any], KeyedBy],
+    second: tuple[Stream[Any], KeyedBy],
+    function: object,
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `keyed.connect(keyed).process(...)`."""
+    checked = _checked(function, CoProcess, origin)
+    fields = _common_fields(
+        _key_fields(*first, origin), _key_fields(*second, origin), first[0], second[0], origin
+    )
+    return _add((first, second), CoProcessOperator, checked, fields, name, into, origin)
+
+
+def add_broadcast(
+    keyed: tuple[Stream[Any], KeyedBy],
+    broadcast: Stream[Any],
+    function: object,
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `keyed.connect(stream.broadcast()).process(...)`."""
+    checked = _checked(function, BroadcastProcess, origin)
+    fields = _key_fields(*keyed, origin)
+    inputs = (keyed, (broadcast, None))
+    return _add(inputs, BroadcastProcessOperator, checked, fields, name, into, origin)
+
+
+def check_connected(first: Stream[Any], second: Stream[Any], origin: Origin) -> None:
+    """Raise PlanError unless two streams can be inputs of one step."""
+    if first._job is not second._job:
+        raise PlanError("connect needs streams of the same job", where=str(origin))
+    if first.has_event_time != second.has_event_time:
+        without, other = (second, first) if first.has_event_time else (first, second)
+        raise PlanError(
+            f"`{without.name}` has no event time, `{other.name}` has: time would stand still, since it "
+            "is that of the slower input",
+            where=str(origin),
+            fix=f"call .event_time(...) on `{without.name}` too; with idle_after= it does not hold time "
+            "back while it is silent",
+        )
+
+
+def _add(
+    inputs: Sequence[tuple[Stream[Any], KeyedBy | None]],
+    operator: type[ProcessOperator],
+    function: ProcessFunction[Any, Any],
+    fields: Sequence[pa.Field] | None,
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> Stream[Any]:
+    schema = None if into is None else into_schema(into, origin)
+    main = inputs[0][0]
+    declared = declared_states(function, fields, str(origin), event_time=main.has_event_time)
+    methods = [getattr(function, method) for method in _METHODS[_kind_of(function)]]
+    given = tuple(
+        Input(RowReader(stream.schema, stream._row_type, method), _key(keyed_by))
+        for (stream, keyed_by), method in zip(inputs, methods, strict=True)
+    )
+    sides = tuple(declared_sides(type(function)))
+    step = ProcessStep(
+        function,
+        UserFunction(methods[0], name, origin, given[0].reader, schema),
+        given,
+        declared,
+        sides,
+        main.has_event_time,
+    )
+    return main._like(
+        main._job.add_node(
+            Node(
+                id=-1,
+                name=name,
+                kind="process",
+                origin=origin,
+                inputs=tuple(stream._input(keyed_by) for stream, keyed_by in inputs),
+                factory=partial(operator, step),
+                schema=schema,
+                row_type=record_class(into),
+                stateful=True,
+                sides=dict.fromkeys(sides),
+                detail=type(function).__name__,
+            )
+        )
+    )
+
+
+def _key(keyed_by: KeyedBy | None) -> Any:
+    if isinstance(keyed_by, HashColumns):
+        return keyed_by.columns
+    return None if keyed_by is None else keyed_by.function
+
+
+def _key_fields(stream: Stream[Any], keyed_by: KeyedBy, origin: Origin) -> list[pa.Field] | None:
+    if not isinstance(keyed_by, HashColumns):
+        return None
+    schema = stream._columns("key_by", origin)
+    return [schema.field(column) for column in keyed_by.columns]
+
+
+def _common_fields(
+    first: list[pa.Field] | None,
+    second: list[pa.Field] | None,
+    one: Stream[Any],
+    other: Stream[Any],
+    origin: Origin,
+) -> list[pa.Field] | None:
+    """The key columns of both: the names of the first, the wider type of each pair."""
+    if first is None or second is None:
+        return first or second
+    types = [_common_type(a.type, b.type) for a, b in zip(first, second, strict=False)]
+    if len(first) != len(second) or None in types:
+        raise PlanError(
+            f"`{one.name}` has the key ({_shown(first)}), `{other.name}` has ({_shown(second)}): equal "
+            "keys would not meet",
+            where=str(origin),
+            fix="key both by as many columns of the same types; CAST in select makes them alike",
+        )
+    return [field.with_type(type_) for field, type_ in zip(first, types, strict=True)]
+
+
+def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    a, b = (t.value_type if pa.types.is_dictionary(t) else t for t in (one, other))
+    if a == b or keeps_hash(b, a):
+        return a
+    return b if keeps_hash(a, b) else None
+
+
+def _shown(fields: Sequence[pa.Field]) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in fields)
+
+
+def _kind_of(function: object) -> type[Any]:
+    return next(kind for kind in _METHODS if isinstance(function, kind))
+
+
+def _checked(function: object, kind: type[Any], origin: Origin) -> ProcessFunction[Any, Any]:
+    """The function, if it is a usable instance of its kind.
+
+    Raises:
+        PlanError: it is not.
+    """
+    if isinstance(function, type) and issubclass(function, kind):
+        raise PlanError(
+            f"process needs an instance, got the class `{function.__name__}`",
+            where=str(origin),
+            fix=f"write process({function.__name__}(), name=...)",
+        )
+    if not isinstance(function, kind):
+        raise PlanError(
+            f"process needs a {kind.__name__} here, got `{type(function).__name__}`",
+            where=str(origin),
+            fix=_fix(function, kind),
+        )
+    for method in (*_METHODS[kind], "on_timer"):
+        _check_method(function, kind, method, origin)
+    checked: ProcessFunction[Any, Any] = function
+    return checked
+
+
+def _check_method(function: object, kind: type[Any], name: str, origin: Origin) -> None:
+    method: Callable[..., Any] = getattr(function, name)
+    if name != "on_timer" and getattr(type(function), name) is getattr(kind, name):
+        raise PlanError(
+            f"`{type(function).__name__}` has no method {name}",
+            where=str(origin),
+            fix=f"write def {name}(self, ..., ctx): ...",
+        )
+    if is_async(method) or inspect.isasyncgenfunction(method):
+        raise PlanError(
+            f"{name} must be a plain function, and that of `{type(function).__name__}` is async",
+            where=str(origin),
+            fix="do the awaiting in an async map before or behind it",
+        )
+
+
+def _fix(function: object, kind: type[Any]) -> str:
+    if isinstance(function, CoProcess):
+        return "a CoProcess has two inputs: keyed.connect(other_keyed).process(...)"
+    if isinstance(function, BroadcastProcess):
+        return "a BroadcastProcess has two inputs: keyed.connect(stream.broadcast()).process(...)"
+    if isinstance(function, KeyedProcess | KeyedBatchProcess):
+        return f"a {_kind_of(function).__name__} has one input: keyed.process(...)"
+    return f"derive a class from hg.{kind.__name__}[...]; map and flat_map take functions"

@@ -1,0 +1,162 @@
+"""The states of a process function in one subtask: opened, handed to the function, cut and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from ...errors import StateError
+from ...state.keyed.base import KeyedBackend
+from ...state.keyed.ttl import Expiry
+from ...state.operator_state import BroadcastHandle, OperatorListHandle
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
+from ..base import OperatorContext
+from ..clock import Clock
+from ..keyed_backend import open_keyed_backend
+from ..per_record import UserFunction
+from .context import Context
+from .declared import Declared
+
+_SWEEP_MS: Final = 1_000
+
+
+class _ProcessingTime:
+    """The clock of the machine."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.now = self.use = clock.now_ms
+
+
+class _EventTime:
+    """The watermark, and the event time of what is at hand."""
+
+    def __init__(self, context: Context[Any]) -> None:
+        self._context = context
+
+    def now(self) -> int:
+        return self._context.watermark
+
+    def use(self) -> int:
+        timestamp = self._context.timestamp
+        return self._context.watermark if timestamp is None else timestamp
+
+
+def infos(declared: Declared) -> list[StateInfo]:
+    """The declarations of all states but timers."""
+    lists = [descriptor.handle().info for descriptor in declared.lists.values()]
+    broadcast = [d.handle(lambda: False).info for d in declared.broadcast.values()]
+    return [spec.info for spec in declared.specs().values()] + lists + broadcast
+
+
+class FunctionStates:
+    """All states of one copy of a process function.
+
+    Args:
+        declared: what they are.
+        function: the copy; gets the handles as attributes.
+        user: the step, for errors.
+        context: of the subtask.
+        times: of the record at hand, for state that expires by event time.
+        may_write: whether broadcast state can be written at the moment.
+    """
+
+    def __init__(
+        self,
+        declared: Declared,
+        function: Any,
+        user: UserFunction,
+        context: OperatorContext,
+        times: Context[Any],
+        may_write: Callable[[], bool],
+    ) -> None:
+        self._context = context
+        self._user = user
+        self._function = function
+        self.backend: KeyedBackend = open_keyed_backend(context, declared.keys, declared.specs())
+        self._expiries: dict[str, Expiry] = {}
+        self._items: dict[str, OperatorListHandle[Any] | BroadcastHandle[Any, Any]] = {}
+        self._handles: dict[str, Any] = {}
+        self._keyed: dict[int, str] = {}
+        processing, event = _ProcessingTime(context.clock), _EventTime(times)
+        for name, descriptor in declared.keyed.items():
+            ttl = descriptor.ttl
+            if ttl is not None:
+                clock = event if ttl.time == "event" else processing
+                self._expiries[name] = Expiry(declared.ttl_ms[name], ttl, clock)
+            handle = descriptor.handle(self.backend, self._expiries.get(name))
+            self._handles[descriptor.attribute] = handle
+            self._keyed[id(handle)] = name
+        for name, listed in declared.lists.items():
+            self._items[name] = self._handles[listed.attribute] = listed.handle()
+        for name, broadcast in declared.broadcast.items():
+            self._items[name] = self._handles[broadcast.attribute] = broadcast.handle(may_write)
+        # In the instance, where they hide the descriptors: access costs one look-up.
+        vars(function).update(self._handles)
+        self._cancel_sweep: Callable[[], None] | None = None
+        if any(expiry.ttl.cleanup_per_second for expiry in self._expiries.values()):
+            self._cancel_sweep = context.timers.call_later(_SWEEP_MS, self._sweep)
+
+    def restore(self, state: RestoredState) -> Awaitable[None]:
+        """Take over restored state; keyed state in a thread."""
+        for handle in self._items.values():
+            handle.restore(state, self._context.operator_name)
+        return self._context.run_in_thread(lambda: self._restore_keyed(state))
+
+    def _restore_keyed(self, state: RestoredState) -> None:
+        try:
+            self.backend.restore(state, self._context.clock.now_ms())
+        except StateError as error:
+            fresh = StateError(
+                f"{error.message} step=`{self._context.operator_name}`",
+                where=error.where or str(self._user.origin),
+                fix=error.fix,
+            )
+            raise fresh from error
+
+    def snapshot(self) -> StateSnapshot:
+        """A table per keyed state; items for the rest."""
+        self._check_handles()
+        dead_until = {name: expiry.dead_until() for name, expiry in self._expiries.items()}
+        snapshot = StateSnapshot()
+        for name, cut in self.backend.snapshot(dead_until).items():
+            if isinstance(cut, TableCut):
+                snapshot.tables[name] = cut
+            else:
+                snapshot.files[name] = cut
+        for name, handle in self._items.items():
+            snapshot.items[name] = handle.cut()
+        return snapshot
+
+    def name_of(self, handle: object) -> str | None:
+        """The name of the keyed state that a handle belongs to."""
+        return self._keyed.get(id(handle))
+
+    def keyed_attributes(self) -> Sequence[str]:
+        """The attributes that are keyed state."""
+        return [name for name, handle in self._handles.items() if id(handle) in self._keyed]
+
+    def close(self) -> None:
+        """Release resources."""
+        if self._cancel_sweep is not None:
+            self._cancel_sweep()
+        self.backend.close()
+
+    def _sweep(self) -> None:
+        """Remove some of what has expired, without a key at hand."""
+        for name, expiry in self._expiries.items():
+            has_entries = self.backend.specs[name].layout.entry is not None
+            table = (self.backend.entry_table if has_entries else self.backend.value_table)(name)
+            table.sweep(expiry.ttl.cleanup_per_second, expiry.dead_until())
+        self._cancel_sweep = self._context.timers.call_later(_SWEEP_MS, self._sweep)
+
+    def _check_handles(self) -> None:
+        """An assignment to the attribute would look like state, and be lost at the next failure."""
+        attributes = vars(self._function)
+        for attribute, handle in self._handles.items():
+            if attributes.get(attribute) is not handle:
+                raise StateError(
+                    f"the attribute of a state was assigned to attribute=`{attribute}` "
+                    f"step=`{self._user.step}`",
+                    where=str(self._user.origin),
+                    fix=f"write self.{attribute}.set(...)",
+                )

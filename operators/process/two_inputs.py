@@ -1,0 +1,91 @@
+"""Runs functions with two inputs: two keyed streams, or a keyed stream and one that all subtasks get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from ...errors import HeadgateError, StateError
+from ..base import OperatorContext
+from ..elements import Batch
+from ..per_record import pieces
+from ..user_code import FAILURES, user_error
+from .context import BroadcastContext
+from .operator import ProcessOperator
+
+_NO_KEY: Final = "there are no timers in on_broadcast: a broadcast record has no key"
+
+
+class CoProcessOperator(ProcessOperator):
+    """Runs a `CoProcess`: each input has its method, all else is shared."""
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        functions = (self._function.on_first, self._function.on_second)
+        self._process_keyed(batch, self._step.inputs[input_index], functions[input_index])
+
+
+class BroadcastProcessOperator(ProcessOperator):
+    """Runs a `BroadcastProcess`: input 0 is keyed, input 1 comes to all subtasks."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._broadcast_context: BroadcastContext[Any] = BroadcastContext(
+            self._emitter, self._for_each_key
+        )
+        self._give_timers(self._broadcast_context, None, _NO_KEY)
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        if input_index == 0:
+            self._process_keyed(batch, self._step.inputs[0], self._function.on_record)
+        else:
+            self._process_broadcast(batch)
+
+    def on_watermark(self, timestamp: int) -> None:
+        self._broadcast_context.watermark = timestamp
+        super().on_watermark(timestamp)
+
+    def _process_broadcast(self, batch: Batch) -> None:
+        self._open_function()
+        context, emitter = self._broadcast_context, self._emitter
+        for piece in pieces(batch):
+            records = self._step.inputs[1].reader(piece)
+            for record, time in zip(records, self._times_of(piece), strict=True):
+                context.timestamp = emitter.time = time
+                made = self._call_on_broadcast(record)
+                if made is not None:
+                    emitter.add(record, made)
+        self._flush()
+
+    def _call_on_broadcast(self, record: Any) -> Iterable[Any] | None:
+        """What the function makes of one record; a generator runs here to its end, so that it may write."""
+        self._writable = True
+        try:
+            made = self._function.on_broadcast(record, self._broadcast_context)
+            return made if made is None or not hasattr(made, "__next__") else list(made)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(self._user.step, self._user.origin, record, error) from error
+        finally:
+            self._writable = False
+
+    def _for_each_key(self, state: Any, function: Callable[[Any, Any], None]) -> None:
+        """See `BroadcastContext.for_each_key`: what differs by key must not get into broadcast state."""
+        assert self._states is not None
+        name = self._states.name_of(state)
+        if name is None:
+            raise StateError(
+                f"for_each_key needs a keyed state of this function, got `{type(state).__name__}` "
+                f"step=`{self._user.step}`",
+                where=str(self._user.origin),
+                fix="keyed states: "
+                + (", ".join(f"self.{a}" for a in self._states.keyed_attributes()) or "none"),
+            )
+        self._writable = False
+        try:
+            for key, _ in self._backend.addresses(name):
+                self._set_key(key)
+                function(key, state)
+        finally:
+            self._no_key()
+            self._writable = True
