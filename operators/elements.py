@@ -65,11 +65,6 @@ class ObjectBatch:
     def __len__(self) -> int:
         return len(self.records)
 
-    @property
-    def nbytes(self) -> int:
-        """An estimate: 64 bytes a record. Objects have no size of their own worth measuring."""
-        return 64 * len(self.records)
-
     def slice(self, offset: int, length: int) -> ObjectBatch:
         """Records [offset, offset + length), as a new list of the same objects."""
         times = None if self.timestamps is None else self.timestamps[offset : offset + length]

@@ -22,7 +22,7 @@ class BatchSizer:
         self._row_bytes: float | None = None
 
     def nbytes(self, batch: Batch) -> int:
-        """Like `batch.nbytes`, exact enough to choose buffer sizes by."""
+        """Bytes of a batch on its way, exact enough to choose buffer sizes by."""
         if isinstance(batch, ObjectBatch):
             return len(batch) * _record_bytes(batch)
         schema = batch.data.schema

@@ -35,7 +35,7 @@ class Partition(Protocol):
 
 @dataclass(slots=True)
 class ChainedOperator:
-    """One operator of a chain. `records_out` counts what it emitted on its main output."""
+    """One operator of a chain."""
 
     node_id: int
     name: str
@@ -47,7 +47,7 @@ class ChainedOperator:
 
 @dataclass(slots=True)
 class ChainOutput:
-    """Where one operator's results go."""
+    """Where one operator's results go. `records_out` counts those of its main output."""
 
     name: str
     next: list[tuple[ChainedOperator, int]] = field(default_factory=list)
