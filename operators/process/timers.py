@@ -42,6 +42,7 @@ class FunctionTimers:
         self._context = context
         self._fire = fire
         self._fired = context.metrics.counter(FIRED_COUNTER)
+        self._dropped = context.metrics.counter(DROPPED_COUNTER)
         self._armed_for: int | None = None
         self._disarm: Callable[[], None] | None = None
 
@@ -82,9 +83,8 @@ class FunctionTimers:
     def drop_processing(self) -> None:
         """The input has ended: the machine's clock does not count any more; counted."""
         self.disarm()
-        dropped = sum(1 for _ in self.processing.pop_due(WATERMARK_MAX))
-        if dropped:
-            self._context.metrics.counter(DROPPED_COUNTER).inc(dropped)
+        for _ in self.processing.pop_due(WATERMARK_MAX):
+            self._dropped.inc()
 
     def snapshot_into(self, snapshot: StateSnapshot) -> None:
         """Add a cut of both tables."""

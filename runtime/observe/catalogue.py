@@ -122,6 +122,13 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "Windows only.",
         COUNTER,
     ),
+    _operator("numFiredTimers", "timers", "Were due, and handled. Process functions only.", COUNTER),
+    _operator(
+        "numTimersDropped",
+        "timers",
+        "By the machine's clock, not due when the input ended. Process functions only.",
+        COUNTER,
+    ),
     _operator(
         "numRecordsInErrors", "records", "Could not be read, and were not. Sources only.", COUNTER
     ),

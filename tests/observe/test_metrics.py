@@ -54,8 +54,21 @@ def make_job(path: Path, **options: str) -> hg.Job:
         .write(blackhole(), name="out")
     )
     source = json_source(str(lines), {"id": "int64"}, on_bad_record="drop")
-    job.read(source, name="lines").write(blackhole(), name="lines out")
+    read = job.read(source, name="lines")
+    read.write(blackhole(), name="lines out")
+    read.key_by("id").process(Timed(), name="timed").write(blackhole(), name="timers out")
     return job
+
+
+class Timed(hg.KeyedProcess[int, Any, Any]):
+    """Sets a timer in event time, and one by the clock that will not be due."""
+
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> None:
+        ctx.event_time.at(5)
+        ctx.processing_time.after("1d")
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> None:
+        return None
 
 
 def test_every_metric_is_in_the_catalogue_and_there(watch: Any, tmp_path: Path) -> None:
@@ -83,7 +96,8 @@ def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
         def done(scraped: Any) -> bool:
             late = scraped.value(f"{OPERATOR}_numLateRecordsDropped_total")
             lines = scraped.value(f"{OPERATOR}_numRecordsIn_total", operator_name="lines out")
-            return late == 1 and lines == 2
+            timers = scraped.values(f"{OPERATOR}_numTimersDropped_total")
+            return late == 1 and lines == 2 and sum(timers) == 2
 
         scraped = await job.until(done)
 
@@ -95,6 +109,8 @@ def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
         assert operator("numRecordsSend_total", "out") == operator("numRecordsOut_total", "windows")
         assert operator("numRecordsInErrors_total", "lines") == 1
         assert scraped.values(f"{OPERATOR}_numRecordsSend_total", operator_name="windows") == []
+        for counted in ("numFiredTimers", "numTimersDropped"):
+            assert sum(scraped.values(f"{OPERATOR}_{counted}_total")) == 2
         windows = {"task_name": "windows -> out"}
         assert scraped.value(f"{TASK}_numRecordsIn_total", **windows) == len(TIMES)
         assert scraped.value(f"{TASK}_numRecordsOut_total", **windows) == 0
