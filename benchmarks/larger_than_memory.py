@@ -137,8 +137,10 @@ def new_table(
 def update(table: SpillingTable[ArrayDelta], keys: npt.NDArray[np.int64]) -> None:
     hashes = hash_columns([pa.array(keys)])
     slots, fresh = table.delta.slots(keys, hashes)
-    size = table.delta.size
-    table.fetch(np.arange(size - len(fresh), size), hashes[fresh], None)
+    new = np.arange(table.delta.size - len(fresh), table.delta.size)
+    found = table.lookup(hashes[fresh], None)
+    if found is not None:
+        table.delta.load(new[found.positions], found.table)
     table.delta.add(slots)
     table.settle()
 

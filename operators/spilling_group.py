@@ -72,10 +72,6 @@ class GroupDelta:
         columns = [*self.group.keys.take(slots), *self.group.state.columns(slots)]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
-    def load(self, slots: Index, table: pa.Table) -> None:
-        """Set the state of new slots."""
-        self.group.state.load(slots, table, self.size)
-
     def clear(self) -> None:
         """Forget all keys."""
         self.group.clear()

@@ -223,15 +223,7 @@ def rekeyed(
     """The rows with their check lanes computed anew."""
     for piece in pieces:
         table = layout.unpack(piece)
-        yield from packed_sorted(layout, table, *identify(table), len(piece))
-
-
-def packed_sorted(
-    layout: RowLayout, table: pa.Table, hashes: Hashes, checks: Hashes | None, rows: int
-) -> Iterator[PackedRows]:
-    """A table's rows in the order of their identities, `rows` at a time."""
-    order = np.argsort(hashes) if checks is None else np.lexsort((checks, hashes))
-    for start in range(0, len(order), max(1, rows)):
-        part = order[start : start + rows]
-        some = None if checks is None else checks[part]
-        yield layout.pack(hashes[part], some, table.take(pa.array(part)))
+        hashes, checks = identify(table)
+        order = np.argsort(hashes) if checks is None else np.lexsort((checks, hashes))
+        some = None if checks is None else checks[order]
+        yield layout.pack(hashes[order], some, table.take(pa.array(order)))

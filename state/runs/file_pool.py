@@ -51,8 +51,7 @@ class FilePool:
             return
         if found.st_nlink == 1 and found.st_size >= self._file_bytes_min:
             with self._lock:
-                held = sum(size for _, size in self._free)
-                if not self._closed and held + found.st_size <= self._bytes_max:
+                if not self._closed and self.nbytes + found.st_size <= self._bytes_max:
                     kept = self._directory / f"{next(self._names)}.free"
                     os.rename(path, kept)
                     self._free.append((kept, found.st_size))

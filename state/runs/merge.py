@@ -19,8 +19,6 @@ from .layout import PackedRows, Records, RowLayout
 from .run import Run, Segment
 from .run_file import damaged, unreadable
 
-LAST_HASH = (1 << 64) - 1
-
 
 def merged(
     runs: Sequence[Run],
@@ -28,15 +26,13 @@ def merged(
     chunk_bytes: int,
     *,
     keep_deleted: bool,
-    first: int = 0,
-    last: int = LAST_HASH,
 ) -> Iterator[PackedRows]:
-    """The rows of `runs`, newest first, with hashes from `first` to `last`, in their order.
+    """The rows of `runs`, newest first, in the order of their hashes.
 
     Each piece is valid until the next one is asked for. The files must be pinned.
     """
     chunk_rows = max(1, chunk_bytes // (8 + layout.dtype.itemsize))
-    cursors = [_Cursor(run, first, last) for run in runs]
+    cursors = [_Cursor(run) for run in runs]
     source = layout.empty(chunk_rows + len(runs))
     target = layout.empty(chunk_rows + len(runs))
     try:
@@ -113,16 +109,10 @@ def _by_identity(hashes: Hashes, checks: Hashes) -> tuple[Index, Hashes, Hashes]
 class _Cursor:
     """A place in a run, moving forward."""
 
-    def __init__(self, run: Run, first: int, last: int) -> None:
-        self._parts: list[_Part] = []
-        for segment in run.segments:
-            hashes = segment.rows.hashes
-            start = int(np.searchsorted(hashes, np.uint64(first), "left"))
-            stop = int(np.searchsorted(hashes, np.uint64(last), "right"))
-            if start < stop:
-                self._parts.append((segment, start, stop))
+    def __init__(self, run: Run) -> None:
+        self._parts: list[_Part] = [(segment, 0, len(segment)) for segment in run.segments]
         self._parts.reverse()
-        self.rows_left = sum(stop - start for _, start, stop in self._parts)
+        self.rows_left = len(run)
         self._file: int | None = None
 
     def hash_after(self, rows: int) -> int:

@@ -45,11 +45,6 @@ class Segment:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    @property
-    def nbytes(self) -> int:
-        """Its share of the file."""
-        return self.file.size_bytes * len(self) // len(self.file.rows)
-
     def note_touched(self, rows: int) -> None:
         """Count the pages that so many rows, spread over the file, map."""
         self.touched_bytes = min(self.touched_bytes + rows * _FAULT_BYTES, self.file.size_bytes)
@@ -91,11 +86,6 @@ class Run:
 
     def __len__(self) -> int:
         return self._rows
-
-    @property
-    def nbytes(self) -> int:
-        """Size on disk, of the rows in range."""
-        return sum(segment.nbytes for segment in self.segments)
 
     def find(self, hashes: Hashes, checks: Hashes | None, prefetch: bool) -> list[Hits]:
         """The rows of those of ascending `hashes` that are here."""

@@ -21,7 +21,7 @@ from ..values import Index
 from .compaction import choose_runs
 from .file_pool import FilePool
 from .layout import PackedRows, RowLayout, join_rows
-from .merge import LAST_HASH, merged
+from .merge import merged
 from .run import Hits, Run
 from .run_writer import RunWriter
 from .settings import RunSettings
@@ -156,22 +156,13 @@ class RunSet:
             for segment in segments:
                 segment.forget()
 
-    def merged(
-        self,
-        version: Version,
-        *,
-        first: int = 0,
-        last: int = LAST_HASH,
-        chunk_bytes: int | None = None,
-    ) -> Iterator[PackedRows]:
+    def merged(self, version: Version, chunk_bytes: int | None = None) -> Iterator[PackedRows]:
         """The rows of a pinned version in the order of their hashes; see `merge.merged`."""
         return merged(
             version.runs,
             self.layout,
             chunk_bytes or self._settings.merge_bytes,
             keep_deleted=False,
-            first=first,
-            last=last,
         )
 
     # --- writing, in threads -------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ..keygroups import KeyGroupRange
 from ..slots import Slots
 from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
 from ..values import Index
-from .cut import RunRestorer, canonical_tables, files_cut, packed_sorted, rekeyed
+from .cut import RunRestorer, files_cut, rekeyed
 from .file_pool import FilePool
 from .layout import PackedRows, RowLayout
 from .run_set import Found, RunSet, Version
@@ -66,10 +66,6 @@ class Delta(Protocol):
 
     def table(self, slots: Index) -> pa.Table:
         """Keys and state of these slots. With a column `deleted` (bool): which of them are gone."""
-        ...
-
-    def load(self, slots: Index, table: pa.Table) -> None:
-        """Set the state of new slots, whose keys are known, to rows as `table` returned them."""
         ...
 
     @property
@@ -116,7 +112,7 @@ class _Flush:
 class SpillingTable(Generic[D]):
     """One state of one subtask. All methods run in its mailbox.
 
-    Per batch: find or add the keys in `delta`, `fetch` the new ones, update, then `settle`.
+    Per batch: find or add the keys in `delta`, `lookup` the new ones, update, then `settle`.
 
     Args:
         new_delta: makes an empty delta. Two are in use at a time, and are used again.
@@ -156,23 +152,11 @@ class SpillingTable(Generic[D]):
         return bool(self._frozen is not None or self._runs.version.runs)
 
     @property
-    def nbytes(self) -> int:
-        """Memory in use: rows not yet on disk, and the index of those that are."""
-        frozen = 0 if self._frozen is None else self._frozen.nbytes
-        return self.delta.nbytes + frozen + self._runs.index_bytes
-
-    @property
     def index_bytes(self) -> int:
         """Memory of the index of rows on disk."""
         return self._runs.index_bytes
 
     # --- records -------------------------------------------------------------------------------
-
-    def fetch(self, slots: Index, hashes: Hashes, checks: Hashes | None) -> None:
-        """Load the state of keys that have just become `slots` of the delta, as far as there is any."""
-        found = self.lookup(hashes, checks)
-        if found is not None:
-            self.delta.load(slots[found.positions], found.table)
 
     def lookup(self, hashes: Hashes, checks: Hashes | None) -> Found | None:
         """The rows of keys that are not in the delta; None if there are none.
@@ -224,11 +208,6 @@ class SpillingTable(Generic[D]):
         """
         if self.delta.size:
             self._start_flush(owned_by_cut=False)
-
-    @property
-    def flushing(self) -> bool:
-        """True while a delta is being written."""
-        return self._flush is not None
 
     def wait_for_flush(self) -> None:
         """Wait until a delta that is being written has been.
@@ -325,14 +304,6 @@ class SpillingTable(Generic[D]):
         finally:
             version.unpin()
 
-    def tables(self) -> Iterator[pa.Table]:
-        """All rows, in the order of key groups, which are the first column. Flushes first."""
-        version = self._flushed().result()
-        try:
-            yield from canonical_tables(self._runs, version, self._shape.max_parallelism)
-        finally:
-            version.unpin()
-
     def snapshot(self, chunk_bytes: int | None = None) -> FilesCut:
         """A cut as of now. Waits only if an earlier flush is still under way.
 
@@ -379,23 +350,6 @@ class SpillingTable(Generic[D]):
         pieces = rekeyed(self._runs.merged(old), self._layout, self._shape.identify)
         self._runs.add(pieces).unpin()
         old.unpin()
-
-    def restore_table(self, table: pa.Table) -> None:
-        """Take over the rows of a canonical table; only into an empty one."""
-        if table.num_rows:
-            hashes, checks = self._shape.identify(table)
-            table = table.select(self._shape.schema.names)
-            pieces = packed_sorted(self._layout, table, hashes, checks, _PACK_ROWS)
-            self._runs.add(pieces).unpin()
-
-    def clear(self) -> None:
-        """Forget all rows. What a snapshot has pinned stays for it."""
-        self._wait_for_flush()
-        if self._merge is not None:
-            self._merge.result()
-            self._merge = None
-        self.delta.clear()
-        self._runs.clear()
 
     def stop(self) -> bool:
         """Make a merge end early. True while threads still work for this table: `close` waits for them."""

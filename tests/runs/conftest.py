@@ -167,10 +167,26 @@ def new_table(
     return SpillingTable(shape(**of_shape), DictDelta, directory, Names(prefix), settings, submit)
 
 
+def fetch(table: SpillingTable[DictDelta], slots: Any, hashes: Any, checks: Any) -> None:
+    """Load the state of keys that have just become `slots` of the delta, as far as there is any."""
+    found = table.lookup(hashes, checks)
+    if found is not None:
+        table.delta.load(slots[found.positions], found.table)
+
+
+def everything(table: SpillingTable[DictDelta]) -> dict[str, dict[str, Any]]:
+    """All rows of a table, by name."""
+    cut = table.snapshot()
+    try:
+        return content(cut.tables())
+    finally:
+        cut.release()
+
+
 def upsert(table: SpillingTable[DictDelta], names: list[str], seed: int) -> None:
     """Read, modify, write: the number of a key counts how often it came."""
     slots, fresh = table.delta.add(names)
-    table.fetch(slots, *lanes_of(fresh))
+    fetch(table, slots, *lanes_of(fresh))
     at = {name: slot for slot, name in enumerate(table.delta.names)}
     for name in names:
         before = table.delta.rows[at[name]]["small"] or 0

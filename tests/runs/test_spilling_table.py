@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError, StorageError
@@ -67,7 +66,7 @@ def test_state_is_found_again(
     for step in range(40):
         model.step(table)
         if step % 20 == 19:
-            assert runs.content(table.tables()) == model.rows
+            assert runs.everything(table) == model.rows
     assert table.spilled
     table.close()
     assert not files_in(tmp_path)
@@ -152,7 +151,7 @@ def test_restored_at_another_parallelism(
         ]
         table.restore_files(overlapping)
         runs.upsert(table, mine, 9)
-        rows = runs.content(table.tables())
+        rows = runs.everything(table)
         assert rows.keys() == set(mine)
         found |= {name: row["small"] for name, row in rows.items()}
         table.close()
@@ -185,26 +184,12 @@ def test_check_lanes_of_another_identity_are_computed_anew(
     assert len(files_in(tmp_path / "new")) > 0
     names = list(model.rows)[:50]
     slots, fresh = table.delta.add(names)
-    table.fetch(slots, *other_lanes(fresh))
+    runs.fetch(table, slots, *other_lanes(fresh))
     assert {row["name"]: row for row in table.delta.rows} == {n: model.rows[n] for n in names}
     table.delta.clear()
-    assert runs.content(table.tables()) == model.rows
+    assert runs.everything(table) == model.rows
     table.close()
     assert not files_in(tmp_path / "new")
-
-
-def test_canonical_tables_are_taken_over(runs: SimpleNamespace, tmp_path: Path) -> None:
-    table = runs.new_table(tmp_path / "old", "old")
-    model = Model(runs, 8)
-    for _ in range(20):
-        model.step(table)
-    tables = list(table.tables())
-    table.close()
-    table = runs.new_table(tmp_path / "new", "new")
-    table.restore_table(pa.concat_tables(tables))
-    model.step(table)
-    assert runs.content(table.tables()) == model.rows
-    table.close()
 
 
 class Held:
@@ -315,20 +300,7 @@ def test_an_empty_table_has_an_empty_snapshot(runs: SimpleNamespace, tmp_path: P
     cut.release()
     other = runs.new_table(tmp_path / "b", "b")
     other.restore_files([RestoredFiles(collected.meta, {}, 0, runs.MAX_PARALLELISM - 1)])
-    assert runs.content(other.tables()) == {}
-
-
-def test_a_cleared_table_is_empty_but_snapshots_are_not(
-    runs: SimpleNamespace, tmp_path: Path
-) -> None:
-    table = runs.new_table(tmp_path, "a")
-    runs.upsert(table, ["a", "b"], 1)
-    cut = table.snapshot()
-    table.clear()
-    assert runs.content(table.tables()) == {}
-    assert runs.content(cut.tables()).keys() == {"a", "b"}
-    cut.release()
-    assert not files_in(tmp_path)
+    assert runs.everything(other) == {}
 
 
 def test_closing_ends_a_merge_early(
