@@ -68,14 +68,19 @@ def open_unchanged(store: pafs.FileSystem, split: FileSplit) -> None:
 
     Raises:
         StateError: it is gone or has changed, so the position means nothing any more.
+        StorageError: the storage does not say.
     """
-    info = store.get_file_info(split.path)
-    if info.type != pafs.FileType.File:
-        problem = "an input file is gone"
-    elif info.size != split.size_bytes or version_of(store, info) != split.version:
-        problem = "an input file has changed since the job began to read it"
-    else:
+    try:
+        info = store.get_file_info(split.path)
+        there = info.type == pafs.FileType.File
+        same = there and info.size == split.size_bytes and version_of(store, info) == split.version
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(split.path, error) from error
+    if same:
         return
+    problem = "an input file has changed since the job began to read it"
+    if not there:
+        problem = "an input file is gone"
     raise StateError(
         f"{problem} file=`{split.path}` position=`{split.position}`",
         fix="put the file back as it was, or start the job fresh; write new data to new files",

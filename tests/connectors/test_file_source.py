@@ -389,6 +389,24 @@ def test_broken_files_are_storage_errors(tmp_path: Path) -> None:
         parquet_source(str(tmp_path / "c.parquet"))
 
 
+def test_a_storage_that_does_not_answer_is_not_the_users_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.csv", "csv", ROWS)
+    source = csv_source(str(path), SCHEMA)
+
+    def away(store: Any, info: Any) -> str:
+        raise OSError("the network is down")
+
+    async def run() -> None:
+        splits = source.splits(1)
+        monkeypatch.setattr(blocks, "version_of", away)
+        with pytest.raises(StorageError, match=r"a\.csv.*the network is down"):
+            await read_batches(open_reader(source, splits))
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
