@@ -75,6 +75,10 @@ def _no_directory() -> Path:
     raise InternalError("this operator was given no local directory")
 
 
+def _never_held() -> float:
+    return 0.0
+
+
 @dataclass(slots=True)
 class OperatorContext:
     """What an operator may know about where it runs."""
@@ -97,6 +101,8 @@ class OperatorContext:
     """Id of the checkpoint this attempt was restored from; 0 for a fresh start."""
     local_directory: Callable[[], Path] = _no_directory
     """Makes, on first use, a directory of this operator subtask's own; it is deleted after the attempt."""
+    held_s: Callable[[], float] = _never_held
+    """Seconds so far in which the subtask could not go on, whatever waited for it: backpressure."""
 
     @property
     def file_token(self) -> str:

@@ -150,7 +150,7 @@ class EventTimeOperator(Operator):
         self._interval_ms = (
             INTERVAL_DEFAULT_MS if given is None else parse_duration(given, INTERVAL_OPTION)
         )
-        self._active_at = context.clock.monotonic()
+        self._active_at = self._awake_s()
         self._lag_ms = math.nan
         context.metrics.gauge("currentEmitEventTimeLag", lambda: self._lag_ms)
         context.metrics.gauge("watermarkLag", self._watermark_lag)
@@ -160,7 +160,6 @@ class EventTimeOperator(Operator):
         if not len(batch):
             return
         times = self._times(batch)
-        self._active_at = self.context.clock.monotonic()
         self._set_idle(False)
         newest = int(times.max())
         self._latest = max(self._latest, newest)
@@ -169,6 +168,7 @@ class EventTimeOperator(Operator):
             self.output.emit(ColumnBatch(batch.data, times))
         else:
             self.output.emit(ObjectBatch(batch.records, times))
+        self._active_at = self._awake_s()  # only now: the rest of the chain may have taken long
         self._rows += len(batch)
         if self._interval_ms == 0 or self._rows >= ROWS_PER_WATERMARK:
             self._send_watermark()
@@ -181,7 +181,7 @@ class EventTimeOperator(Operator):
 
     def on_idle(self, idle: bool) -> None:
         """Upstream without any active input cannot bring records: idle at once."""
-        self._active_at = self.context.clock.monotonic()
+        self._active_at = self._awake_s()
         self._set_idle(idle)
 
     def close(self) -> None:
@@ -197,10 +197,14 @@ class EventTimeOperator(Operator):
     def _tick(self) -> None:
         self._send_watermark()
         if self._idle_after_s is not None:
-            silent_s = self.context.clock.monotonic() - self._active_at
+            silent_s = self._awake_s() - self._active_at
             if silent_s >= self._idle_after_s:
                 self._set_idle(True)
         self._arm()
+
+    def _awake_s(self) -> float:
+        """Seconds on a clock that stands still under backpressure: what waits then is not silent."""
+        return self.context.clock.monotonic() - self.context.held_s()
 
     def _send_watermark(self) -> None:
         self._rows = 0

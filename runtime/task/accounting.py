@@ -41,6 +41,10 @@ class TimeAccounting:
         """What time counts as now."""
         return self._activity
 
+    def backpressured_s(self) -> float:
+        """Seconds so far under backpressure, without a spell that still lasts."""
+        return self.seconds[Activity.BACKPRESSURED]
+
     @property
     def last_rates(self) -> tuple[int, int, int]:
         """What `rates` returned last; for other threads."""

@@ -66,14 +66,21 @@ def _instantiate(node: Node) -> Operator:
     return node.factory()
 
 
-async def open_chain(chain: OperatorChain, env: TaskEnvironment, timers: TimerService) -> None:
+async def open_chain(
+    chain: OperatorChain,
+    env: TaskEnvironment,
+    timers: TimerService,
+    held_s: Callable[[], float],
+) -> None:
     """Open all operators, tail to head, so that each can already emit when its turn comes."""
     for chained in reversed(chain.operators):
-        context = make_context(chained.name, env, timers)
+        context = make_context(chained.name, env, timers, held_s)
         await call_and_wait(chained, chained.operator.open, context)
 
 
-def make_context(name: str, env: TaskEnvironment, timers: TimerService) -> OperatorContext:
+def make_context(
+    name: str, env: TaskEnvironment, timers: TimerService, held_s: Callable[[], float]
+) -> OperatorContext:
     """The context of operator `name` in this subtask."""
     logger = logging.LoggerAdapter(
         logging.getLogger("headgate.operator"),
@@ -104,4 +111,5 @@ def make_context(name: str, env: TaskEnvironment, timers: TimerService) -> Opera
         options=env.options,
         restored_checkpoint=env.restored_checkpoint,
         local_directory=lambda: env.directory.of_operator(name),
+        held_s=held_s,
     )

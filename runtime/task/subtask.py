@@ -81,7 +81,7 @@ class Subtask:
             finished: the subtask had reached the end of its data.
             own: what was restored, if it is all of one old subtask's: checkpoints may build on it.
         """
-        await open_chain(self.chain, self.env, self.timers)
+        await open_chain(self.chain, self.env, self.timers, self.time.backpressured_s)
         if states is not None:
             for chained in reversed(self.chain.operators):
                 state = states.get(chained.name, RestoredState())

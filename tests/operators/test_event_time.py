@@ -187,6 +187,35 @@ def test_silence_makes_idle_and_the_next_record_active(harness):
     assert run.output.events[before] == ("idle", False)
 
 
+def test_records_that_wait_behind_backpressure_are_not_silence(harness):
+    """Marked idle, the subtask would let event time pass by the records that wait."""
+    run = harness(operator(idle_after_ms=1_000))
+    held_s = 0.0
+    run.operator.context.held_s = lambda: held_s
+    run.push(ObjectBatch([10]))
+    run.timers.advance(200)
+    for _ in range(20):
+        held_s += 0.5
+        run.timers.advance(500)
+    assert run.signals == [("watermark", 9)]
+    run.timers.advance(1_000)
+    assert run.signals == [("watermark", 9), ("idle", True)]
+
+
+def test_silence_begins_behind_what_others_of_the_chain_do_with_a_batch(harness):
+    run = harness(operator(idle_after_ms=1_000))
+    emit = run.output.emit
+
+    def slowly(batch):
+        run.clock.ms += 5_000
+        emit(batch)
+
+    run.output.emit = slowly
+    run.push(ObjectBatch([10]))
+    run.timers.advance(0)
+    assert run.signals == [("watermark", 9)]
+
+
 def test_a_subtask_that_never_gets_a_record_becomes_idle(harness):
     run = harness(operator(idle_after_ms=1_000))
     run.timers.advance(1_200)

@@ -121,7 +121,7 @@ class Life:
         for index, share in enumerate(shares):
             subtask = self._subtask(plan, vertex, index, restored)
             self.subtasks.append(subtask)
-            await open_chain(subtask.chain, subtask.env, NoTimers())
+            await open_chain(subtask.chain, subtask.env, NoTimers(), lambda: 0.0)
             if restored:
                 await self._restore(subtask, share, self.kept[restored][0])
 
