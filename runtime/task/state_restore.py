@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from ...errors import MissingFileError, StateError
+from ...errors import MissingFileError, StateError, StorageError
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import OperatorSnapshot, RestoredFiles, RestoredState, StateHandle
 from ..protocol import names
@@ -147,7 +147,9 @@ class StateReader:
             except MissingFileError as error:
                 self._fail("is missing", operator, handle, error)
             except (OSError, pa.ArrowInvalid) as error:
-                self._fail("is corrupt", operator, handle, error)
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise self._refused(operator, handle, error) from error
+                self._fail("is corrupt", operator, handle, error)  # so says the Parquet reader
         return content
 
     async def _content(
@@ -220,6 +222,14 @@ class StateReader:
         if self._store is None or handle.file is None:
             self._fail("has no readable file", operator, handle, "nothing says where it lies")
         return self._store, handle.file
+
+    def _refused(self, operator: str, handle: StateHandle, error: OSError) -> StorageError:
+        """What to say when this machine has no room, or no file descriptor, for what is downloaded."""
+        return StorageError(
+            f"cannot keep downloaded state operator=`{operator}` state=`{handle.state}` "
+            f"subtask=`{self._subtask}`: {error}",
+            fix="make room, or name another disk in io.tmp.dirs",
+        )
 
     def _verify(self, operator: str, handle: StateHandle, size: int, checksum: str) -> None:
         if size != handle.size_bytes or checksum != handle.checksum:

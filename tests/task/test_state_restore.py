@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import io
 import os
@@ -402,3 +403,23 @@ def test_a_file_that_could_not_be_finished_is_gone(tmp_path, monkeypatch, large)
     gc.collect()
     assert not list(tmp_path.iterdir())
     assert len(paths) == (large == "from the start")
+
+
+def test_a_full_local_disk_is_not_taken_for_corrupt_state(make_bench, model, tmp_path):
+    """Or the job would fall back to an older checkpoint although nothing is wrong with this one."""
+
+    async def main():
+        bench = make_bench(RecordingStore())
+        files = bench.operators["head"].files = model.files(tmp_path / "runs")
+        files.add({1: 1})
+        snapshots = [s for s in await bench.checkpoint(1) if s.operator == "head"]
+
+        async def download(name, path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        bench.store.download = download
+        with pytest.raises(StorageError, match=r"state=`runs`.*No space left") as refused:
+            await bench.reader().load("head", snapshots)
+        assert "io.tmp.dirs" in str(refused.value)
+
+    asyncio.run(main())
