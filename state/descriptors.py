@@ -196,6 +196,15 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
         self.default = default
 
+    def spec(self, keys: KeyShape, ttl_ms: int | None) -> TableSpec:
+        spec = super().spec(keys, ttl_ms)
+        if self.default is not None:
+            try:
+                spec.layout.value.hold(self.default)
+            except TypeError as error:
+                raise PlanError(f"default of state `{self.name}`: {error}") from error
+        return spec
+
     def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> ValueHandle[T]:
         codec = backend.specs[self.name].layout.value
         return ValueHandle(self._values(backend, expiry), codec, self.default)

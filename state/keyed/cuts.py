@@ -65,11 +65,23 @@ class Cut:
         return live
 
 
+class _Unasked(set[Any]):
+    """Stays empty. Before the first cut nobody can ask what changed; and where no cut ever comes, keys that
+    come and go would be remembered for ever.
+    """
+
+    def add(self, element: Any) -> None:
+        pass
+
+    def update(self, *others: Any) -> None:
+        pass
+
+
 class Changes:
     """The cuts of one table, and what changed between them. Methods run in the mailbox.
 
     Attributes:
-        dirty: the addresses written since the newest cut. Whoever writes adds to it.
+        dirty: the addresses written since the newest cut, if there was one. Whoever writes adds to it.
         newest: the newest cut, if any is open: whoever writes stores the old value in its log first.
         epoch: the number of the newest cut; 0: there was none.
         rebase: deltas cannot build on what was restored; true until a first checkpoint is complete.
@@ -78,12 +90,12 @@ class Changes:
     __slots__ = ("_known_since", "_open", "_sealed", "dirty", "epoch", "newest", "rebase")
 
     def __init__(self) -> None:
-        self.dirty: set[Any] = set()
+        self.dirty: set[Any] = _Unasked()
         self.newest: Cut | None = None
         self.epoch = 0
         self._sealed: dict[int, set[Any]] = {}
         self._open: list[Cut] = []
-        self._known_since = 0
+        self._known_since = 1
         self.rebase = False
 
     def restored(self, *, rebase: bool = False) -> None:

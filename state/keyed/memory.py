@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import pyarrow as pa
+
 from ...errors import StateError
 from ..snapshot import FilesCut, RestoredState, TableCut
 from .base import ABSENT, EntryTable, KeyedBackend, TableSpec, ValueTable
@@ -86,6 +88,12 @@ class _Table:
                 else:
                     rows = self._changed_rows(cut, since)
                 return self._layout.table(rows, self._max_parallelism, deltas=since is not None)
+            except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
+                raise StateError(
+                    f"a value of state `{self.spec.name}` does not fit its column "
+                    f"type=`{self._layout.value.type_}`: {error}",
+                    fix="set values of the declared type, inside of containers and Structs too",
+                ) from error
             finally:
                 cut.open = False
 

@@ -7,10 +7,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rocksdict import Checkpoint, Rdict, ReadOptions, WriteBatch
+from rocksdict import Checkpoint, DbClosedError, Rdict, ReadOptions, WriteBatch
 
 from ...errors import StorageError
 from ..keygroups import KeyGroupRange
@@ -155,7 +156,8 @@ class Database:
 
     def close(self) -> None:
         """Close it and delete its files; must not raise."""
-        self._db.close()
+        with suppress(DbClosedError):  # it could not be opened again by `replace`
+            self._db.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

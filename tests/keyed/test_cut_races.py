@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headgate.errors import InternalError
 from headgate.state.keyed.cuts import Changes, Cut
 
 
@@ -68,9 +69,11 @@ def test_sets_that_are_joined_are_never_missing() -> None:
 
     class Watched(set[Any]):
         def __or__(self, other: Any) -> Any:
-            seen.append(set().union(*changes.changed(0, newest)))
+            seen.append(set().union(*changes.changed(1, newest)))
             return set(self) | other
 
+    changes.cut()
+    changes.confirm(1)
     changes.dirty = Watched({"first"})
     for number in range(32):
         newest = changes.cut()
@@ -78,14 +81,30 @@ def test_sets_that_are_joined_are_never_missing() -> None:
     changes.cut()
     assert seen
     assert "first" in seen[0]
-    assert "first" in set().union(*changes.changed(0, newest))
+    assert "first" in set().union(*changes.changed(1, newest))
 
 
 def test_a_cut_whose_set_was_joined_knows_its_changes() -> None:
     changes = Changes()
+    changes.cut()
     changes.dirty.add("a")
     cut = changes.cut()
     for _ in range(40):
         changes.dirty.add("b")
         changes.cut()
-    assert "a" in set().union(*changes.changed(0, cut))
+    assert "a" in set().union(*changes.changed(1, cut))
+
+
+def test_without_checkpoints_nothing_is_remembered_of_what_changed() -> None:
+    """Keys that come and go would be remembered for ever: only a cut starts anew."""
+    changes = Changes()
+    changes.dirty.add("a")
+    changes.dirty.update(["b", "c"])
+    assert not changes.dirty
+    changes.cut()
+    changes.dirty.add("d")
+    changes.dirty.update(["e"])
+    second = changes.cut()
+    assert set().union(*changes.changed(1, second)) == {"d", "e"}
+    with pytest.raises(InternalError, match="known since `1`"):
+        changes.changed(0, second)

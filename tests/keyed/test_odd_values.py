@@ -11,6 +11,7 @@ import pytest
 from headgate.errors import StateError
 from headgate.state.codecs import codec_of
 from headgate.state.keyed.key_shape import keys_of_type
+from headgate.state.keyed.memory import MemoryBackend
 
 NAIVE = dt.datetime(2020, 1, 1)
 AWARE = NAIVE.replace(tzinfo=dt.UTC)
@@ -59,3 +60,13 @@ def test_keys_that_their_column_would_change_or_not_take_are_refused(
     keys.to_arrays(good)
     with pytest.raises(StateError, match="a key does not fit its type"):
         keys.check([*good, bad])
+
+
+def test_a_checkpoint_that_a_value_spoils_names_the_state(int_keys: Any, make_spec: Any) -> None:
+    spec = make_spec("spans", "value", dt.timedelta, keys=int_keys)
+    backend = MemoryBackend(int_keys, {"spans": spec}, 16)
+    backend.set_key(1)
+    backend.value_table("spans").put(dt.timedelta.max)
+    with pytest.raises(StateError, match="state `spans`") as caught:
+        backend.snapshot({})["spans"].make(None)
+    assert "duration" in caught.value.message

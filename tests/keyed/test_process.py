@@ -300,6 +300,10 @@ class BadTtl(Plain):
     a = hg.ValueState[int](ttl="soon")
 
 
+class BadDefault(Plain):
+    a = hg.ValueState[int](default="none")  # type: ignore[arg-type]
+
+
 class Unknown(Plain):
     a = hg.ValueState["NoSuchClass"]()
 
@@ -313,6 +317,7 @@ class Unknown(Plain):
         (FloatKeys(), "cannot be a key type=`float`"),
         (Async(), "is async"),
         (BadTtl(), "ttl of state `a`"),
+        (BadDefault(), "default of state `a`: the state holds int, not str"),
         (Unknown(), "NoSuchClass"),
     ],
 )

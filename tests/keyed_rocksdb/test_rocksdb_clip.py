@@ -28,3 +28,16 @@ def test_the_bounds_of_clipped_files_are_keys(tmp_path: Path, first: int, last: 
     database.groups = KeyGroupRange(0, 15)
     assert [group_of(key) for key, _ in database.all()] == list(range(first, last + 1))
     database.close()
+
+
+def test_a_database_that_could_not_be_replaced_can_be_closed(tmp_path: Path) -> None:
+    settings = RocksDBSettings(memory_bytes=32 << 20, write_buffer_bytes=1 << 20)
+    database = Database(tmp_path / "db", settings, KeyGroupRange(0, 15))
+
+    def fails(directory: Path) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        database.replace(fails, {})
+    database.close()
+    assert not (tmp_path / "db").exists()
