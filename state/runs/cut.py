@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StateError
+from ...errors import StateError, StorageError
 from ..hashing import Hashes, key_group_of, key_groups_of
 from ..snapshot import (
     KEY_GROUP_COLUMN,
@@ -142,6 +142,7 @@ class RunRestorer:
 
         Raises:
             StateError: a file is missing, damaged, or does not fit.
+            StorageError: the local disk refused.
         """
         by_subtask: list[list[list[Segment]]] = []
         same_identity = True
@@ -207,12 +208,22 @@ class RunRestorer:
         try:
             os.link(one.files[id_], path)
         except OSError:  # another file system
-            shutil.copyfile(one.files[id_], path)
+            _copy(one.files[id_], path)
         file = RunFile(id_, path, self._pool)
         file.pin()
         opened = MappedFile(file, self._layout, verify=True)
         self._files[id_] = opened
         return opened
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise StorageError(
+            f"cannot take over a run file file=`{source}` reason=`{error}`",
+            fix="make room, or name another disk in io.tmp.dirs",
+        ) from error
 
 
 def rekeyed(

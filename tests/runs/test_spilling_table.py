@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -289,6 +291,26 @@ def test_a_missing_file_is_named(runs: SimpleNamespace, tmp_path: Path) -> None:
     future = RunsMeta(version=2, identity="", runs=[])
     with pytest.raises(StateError, match="format this version does not know found=`2`"):
         table.restore_files([replace(restored, meta=msgspec.msgpack.encode(future))])
+    table.close()
+
+
+def test_a_file_that_cannot_be_taken_over_is_a_storage_error(
+    runs: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with the checkpoint: no older one is wanted in its place."""
+    table = runs.new_table(tmp_path / "a", "a")
+    runs.upsert(table, ["a"], 1)
+    restored = copied(table.snapshot(), tmp_path, key_group_range(0, 1, runs.MAX_PARALLELISM))
+    table.close()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    table = runs.new_table(tmp_path / "b", "b")
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(shutil, "copyfile", refuse)
+    with pytest.raises(StorageError, match=r"cannot take over a run file file=`.*a-0.*No space"):
+        table.restore_files([restored])
     table.close()
 
 
