@@ -118,7 +118,7 @@ class SpillingSpace:
 
 
 class SpillingGroup:
-    """One table: opens, feeds and snapshots it. All methods run in the mailbox.
+    """One table: opens, feeds and snapshots it. All methods run in the mailbox, or while it waits.
 
     `memory_bytes` is its budget; without it, it has that of the whole space.
     """

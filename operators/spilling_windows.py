@@ -29,7 +29,7 @@ _CHUNK_BYTES_MIN: Final = 1 << 16
 
 
 class SpillingWindows:
-    """The large windows of one subtask. All methods run in its mailbox."""
+    """The large windows of one subtask. All methods run in its mailbox, or in a thread it waits for."""
 
     def __init__(self, space: SpillingSpace, window: TumblingWindow) -> None:
         self._space, self._window = space, window

@@ -110,7 +110,7 @@ class _Flush:
 
 
 class SpillingTable(Generic[D]):
-    """One state of one subtask. All methods run in its mailbox.
+    """One state of one subtask. All methods run in its mailbox, or in a thread that it waits for.
 
     Per batch: find or add the keys in `delta`, `lookup` the new ones, update, then `settle`.
 
