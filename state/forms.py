@@ -78,11 +78,31 @@ def _scalar(hint: Any) -> Form | None:
         return None
     if hint is float:
         return Form(PLAIN[hint], _same, float)  # the stored state may have had integers
+    if hint is time:
+        return Form(PLAIN[hint], _without_zone, _same)
     if hint is not datetime:
         return Form(PLAIN[hint], _same, _same)
     if not aware:
-        return Form(pa.timestamp("us"), _same, _same)
-    return Form(PLAIN[hint], _same, lambda value: value.astimezone(UTC))
+        return Form(pa.timestamp("us"), _without_zone, _same)
+    return Form(PLAIN[hint], _with_zone, lambda value: value.astimezone(UTC))
+
+
+def _with_zone(value: datetime) -> datetime:
+    """Arrow would take it as if UTC, and a restore would give it a zone that it did not have."""
+    if value.tzinfo is None:
+        raise TypeError(
+            f"the datetime lacks a zone value=`{value}`; give it one, or declare it as "
+            "Annotated[datetime, Meta(tz=False)]"
+        )
+    return value
+
+
+def _without_zone(value: Any) -> Any:
+    if value.tzinfo is not None:
+        raise TypeError(
+            f"the {type(value).__name__} has a zone, which no column keeps value=`{value}`"
+        )
+    return value
 
 
 def is_plain(hint: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from headgate.errors import StateError
@@ -70,3 +71,34 @@ def test_a_checkpoint_that_a_value_spoils_names_the_state(int_keys: Any, make_sp
     with pytest.raises(StateError, match="state `spans`") as caught:
         backend.snapshot({})["spans"].make(None)
     assert "duration" in caught.value.message
+
+
+class Stamped(msgspec.Struct):
+    at: dt.datetime
+
+
+class Local(msgspec.Struct):
+    at: Annotated[dt.datetime, msgspec.Meta(tz=False)]
+
+
+class Daily(msgspec.Struct):
+    at: dt.time
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "bad", "message"),
+    [
+        (Stamped, Stamped(AWARE), Stamped(NAIVE), "lacks a zone"),
+        (list[dt.datetime], [AWARE], [NAIVE], "lacks a zone"),
+        (Local, Local(NAIVE), Local(AWARE), "has a zone"),
+        (Daily, Daily(dt.time(1)), Daily(dt.time(1, tzinfo=dt.UTC)), "has a zone"),
+    ],
+)
+def test_times_inside_of_records_are_not_changed_by_a_checkpoint(
+    hint: Any, good: Any, bad: Any, message: str
+) -> None:
+    """A restored value must be the one that was set: with a zone, or without."""
+    codec = codec_of(hint)
+    assert codec.from_array(codec.to_array([good])) == [good]
+    with pytest.raises(TypeError, match=message):
+        codec.to_array([bad])
