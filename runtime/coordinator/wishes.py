@@ -25,7 +25,7 @@ def savepoint_target(job: JobContext, wish: ClientWish) -> str:
     """The directory of a new savepoint: below the one the client named, or the option.
 
     Raises:
-        UsageError: neither says where.
+        UsageError: neither says where, or it is an address of an unknown kind.
     """
     target = wish.arguments.get("savepoint") or job.options.get(SAVEPOINT_DIR)
     if not target:
@@ -33,7 +33,9 @@ def savepoint_target(job: JobContext, wish: ClientWish) -> str:
             "nobody says where savepoints go",
             fix=f"name a directory, or set {SAVEPOINT_DIR.key}",
         )
-    return savepoint_address(str(target), job.spec.name, secrets.token_hex(6))
+    address = savepoint_address(str(target), job.spec.name, secrets.token_hex(6))
+    job.open_at(address, job.spec.options)  # not opened: only to see that it is understood
+    return address
 
 
 def check_rescale(job: JobContext, wanted: Any) -> tuple[int, PhysicalPlan]:

@@ -18,6 +18,7 @@ from ..protocol.joblog import LogView
 from ..protocol.manifest import Manifest
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
+from ..storage.open_store import join_address
 from . import store as savepoints
 from .metadata import Savepoint
 from .store import AddressOpener
@@ -107,5 +108,9 @@ def _job_name(root: str) -> str:
 
 
 def savepoint_address(target: str, job: str, token: str) -> str:
-    """Where a new savepoint of `job` goes below the address `target`."""
-    return f"{target.rstrip('/')}/{names.savepoint_dir(job, token)}"
+    """Where a new savepoint of `job` goes below the address `target`.
+
+    Raises:
+        UsageError: there is no address.
+    """
+    return join_address(target, names.savepoint_dir(job, token))

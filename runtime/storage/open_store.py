@@ -35,7 +35,7 @@ def join_address(uri: str, directory: str) -> str:
     """The address of `directory` below the address `uri`."""
     scheme, separator, rest = uri.rpartition("://")
     if not rest.strip() and scheme != "memory":
-        raise UsageError(f"the checkpoint storage address is empty address=`{uri}`", fix=_EXAMPLES)
+        raise UsageError(f"the storage address is empty address=`{uri}`", fix=_EXAMPLES)
     return f"{scheme}{separator}{rest.rstrip('/')}/{directory}"
 
 
