@@ -36,6 +36,7 @@ from .options import (
     RESTART_ATTEMPTS,
     RESTART_DELAY,
     RESTART_STRATEGY,
+    SAVEPOINT_DIR,
     Option,
     Options,
     current_key,
@@ -169,7 +170,7 @@ class Job(JobGraph):
             restart=_restart_settings(
                 self.restart_settings, options, self.checkpoint_settings is not None
             ),
-            options=options.explicit(),
+            options=_travelling(options),
             graph=graph,
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
@@ -208,6 +209,14 @@ def _checkpoint_settings(
 def absolute(storage: str) -> str:
     """A relative directory as seen from here: workers may run elsewhere."""
     return storage if "://" in storage else os.path.abspath(Path(storage).expanduser())
+
+
+def _travelling(options: Options) -> dict[str, str]:
+    """The options as other processes are to understand them."""
+    texts = options.explicit()
+    if directory := options.get(SAVEPOINT_DIR):
+        texts[SAVEPOINT_DIR.key] = absolute(directory)
+    return texts
 
 
 def _log_event(event: Event) -> None:

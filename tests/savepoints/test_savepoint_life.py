@@ -337,3 +337,16 @@ def test_what_is_no_savepoint_is_refused(lab: Any, where: str) -> None:
     assert isinstance(ran.outcome.error, StateError)
     assert not ran.job.texts("restart")
     assert open_store_at(str(lab.path), {}).describe() == str(lab.path)
+
+
+def test_a_relative_directory_for_savepoints_is_meant_from_where_the_job_is_started(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers run elsewhere: each would write its part of the savepoint somewhere else."""
+    monkeypatch.chdir(lab.path)
+    key = "execution.checkpointing.savepoint-dir"
+    for said, meant in (("kept", str(lab.path / "kept")), ("s3://bucket/kept", "s3://bucket/kept")):
+        job = make_job(lab, exactly_once())
+        job.override({key: said})
+        assert job.spec().options[key] == meant
+    assert key not in make_job(lab, exactly_once()).spec().options
