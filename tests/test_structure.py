@@ -113,6 +113,18 @@ def test_only_the_cluster_imports_ray() -> None:
     assert wrong == []
 
 
+def test_the_harness_stays_away_from_ray() -> None:
+    assert any(name.startswith("runtime.cluster") for name, _ in IMPORTS["testing.run"])
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        if module.startswith("testing.")
+        for name, ours in names
+        if ours and name.startswith(("runtime.cluster.ray_", "runtime.cluster.embedded"))
+    ]
+    assert wrong == []
+
+
 def room_of(module: str) -> str:
     """The room of a module; inside runtime the rooms are its subpackages."""
     parts = module.split(".")

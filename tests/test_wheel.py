@@ -15,7 +15,7 @@ import pytest
 import headgate
 
 ROOT = Path(headgate.__file__).resolve().parent
-ROOMS = ("state", "operators", "connectors", "runtime")
+ROOMS = ("state", "operators", "connectors", "runtime", "testing")
 HEAVY = ("ray", "polars", "pyarrow", "numpy", "msgspec", "prometheus_client", "boto3", "typer")
 
 

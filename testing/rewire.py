@@ -1,0 +1,164 @@
+"""A job as its user wrote it, with its sources and sinks replaced by those of a world."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from ..errors import UsageError
+from ..operators.graph import Graph, Input, Node
+from ..operators.partitioning import Forward
+from ..operators.settings import CheckpointSettings, RestartSettings
+from ..operators.sink import Guarantee, SinkOperator
+from ..runtime.job import Job, absolute
+from ..runtime.job_spec import JobSpec
+from ..runtime.options import (
+    BUFFER_TIMEOUT,
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
+    PARALLELISM,
+    RECOVERY_PATH,
+    TAKEOVERS_MAX,
+    current_key,
+)
+from .sink import CollectingSink, SideListener
+from .source import PushSource
+from .steering import SteeredFactory
+from .world import SinkBox, SourceBox, World
+
+STORAGE: Final = "memory://harness"
+_EVENT_TIME: Final = "event_time"
+_ONE_WORKER: Final = 1 << 20
+"""Slots per worker: all subtasks share one, so that nothing travels through sockets."""
+_OPTIONS: Final = {
+    BUFFER_TIMEOUT.key: "0 ms",  # the clock stands still: nothing may wait for it to fill a buffer
+    HEARTBEAT_INTERVAL.key: "36500 d",
+    HEARTBEAT_TIMEOUT.key: "73000 d",
+    TAKEOVERS_MAX.key: "1000000",
+}
+
+
+def rewire(
+    job: Job,
+    world: World,
+    *,
+    parallelism: int | None,
+    restore_from: str | os.PathLike[str] | None,
+    allow_non_restored_state: bool,
+) -> JobSpec:
+    """What a coordinator is to run. `job` stays as it is; `world` learns its sources and sinks.
+
+    Raises:
+        UsageError: the job is wrong as written.
+    """
+    rewired = copy.copy(job)
+    dropped = {RECOVERY_PATH.key} | (set() if parallelism is None else {PARALLELISM.key})
+    rewired.options = {k: v for k, v in job.options.items() if current_key(k) not in dropped}
+    if parallelism is not None:
+        rewired.options[PARALLELISM.key] = str(parallelism)
+    rewired.graph = _copy(job.graph)
+    for node in list(rewired.graph.nodes):
+        _replace(node, rewired.graph, world)
+    spec = rewired.spec(
+        restore_from=None if restore_from is None else absolute(os.fspath(restore_from)),
+        allow_non_restored_state=allow_non_restored_state,
+    )
+    return replace(
+        spec,
+        checkpoint=CheckpointSettings(every_ms=None, storage=STORAGE),
+        restart=RestartSettings(0, 0),
+        options={**spec.options, **_OPTIONS},
+        slots_per_worker=_ONE_WORKER,
+    )
+
+
+def _copy(graph: Graph) -> Graph:
+    nodes: dict[int, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(replace(input_, node=nodes[input_.node.id]) for input_ in node.inputs)
+        nodes[node.id] = replace(node, inputs=inputs, sides=dict(node.sides))
+    return Graph(list(nodes.values()))
+
+
+def _replace(node: Node, graph: Graph, world: World) -> None:
+    if node.source is not None:
+        real = node.source
+        world.sources[node.name] = SourceBox(
+            node.name, real.schema, real.row_type, tuple(_event_time_steps(node, graph))
+        )
+        node.source = PushSource(
+            world.token, node.name, real.schema, real.row_type, real.bounded, real.rejected_schema
+        )
+    elif node.sink is not None:
+        (input_,) = node.inputs
+        schema, row_type = _arriving(input_)
+        transactional = node.sink.guarantee is Guarantee.EXACTLY_ONCE
+        world.sinks[node.name] = SinkBox(node.name, schema, row_type, transactional)
+        node.sink = CollectingSink(world.token, node.name, node.sink)
+        node.factory = partial(SinkOperator, node.sink)
+    else:
+        if node.kind == _EVENT_TIME and node.factory is not None:
+            node.factory = SteeredFactory(node.factory, world.token, node.name)
+        _listen(node, graph, world)
+
+
+def _arriving(input_: Input) -> tuple[object, type[object] | None]:
+    if input_.side is not None:
+        return input_.node.sides[input_.side], None
+    return input_.node.schema, input_.node.row_type
+
+
+def _listen(node: Node, graph: Graph, world: World) -> None:
+    """Collect the side outputs of `node` that the job lets go."""
+    read = {reader.inputs[index].side for reader, index in graph.consumers(node)}
+    for side, schema in node.sides.items():
+        name = f"{node.name}.{side}"
+        if side in read or any(other.name == name for other in graph.nodes):
+            continue
+        world.sides[name] = SinkBox(name, schema, None, transactional=False)
+        graph.nodes.append(
+            Node(
+                id=max(other.id for other in graph.nodes) + 1,
+                name=name,
+                kind="listen",
+                origin=node.origin,
+                inputs=(Input(node, Forward(), side),),
+                factory=partial(SideListener, world.token, name),
+                parallelism=node.parallelism,
+                max_parallelism=node.max_parallelism,
+            )
+        )
+
+
+def _event_time_steps(source: Node, graph: Graph) -> Iterator[str]:
+    """The steps that give the records of `source` their event time: the first on every path."""
+    seen: set[int] = set()
+    front = [source]
+    while front:
+        node = front.pop(0)
+        for reader, _ in graph.consumers(node):
+            if reader.id in seen:
+                continue
+            seen.add(reader.id)
+            if reader.kind == _EVENT_TIME:
+                yield reader.name
+            else:
+                front.append(reader)
+
+
+def check_job(job: object) -> Job:
+    """The job, if it is one.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(job, Job):
+        return job
+    raise UsageError(
+        f"harness needs a job type=`{type(job).__name__}`",
+        fix="give it the hg.Job, before job.run() is called; load_job(path) reads one from YAML",
+    )
