@@ -155,6 +155,10 @@ class WorkerPool:
     async def _watch(self, handle: WorkerHandle) -> None:
         reason = await handle.died()
         self.lose(handle.worker_id, f"the process died: {reason}")
+        self._watchers.pop(handle.worker_id, None)
+        for worker in [w for w in self._retired if w.worker_id == handle.worker_id]:
+            worker.link.close()
+            self._retired.remove(worker)
 
     async def serve(self, hello: Hello, link: Link) -> None:
         """Serve the link of a worker until it ends (called by the control server)."""

@@ -16,7 +16,7 @@ from . import names
 
 
 class ManifestSubtask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask handed over: the snapshots of all operators in its chain."""
+    """What one subtask handed over for one operator."""
 
     subtask: int
     snapshots: tuple[OperatorSnapshot, ...] = ()
@@ -25,7 +25,7 @@ class ManifestSubtask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManifestOperator(msgspec.Struct, frozen=True, kw_only=True):
-    """A chain of operators that ran as one vertex, with all its subtasks."""
+    """One operator with all its subtasks; chains may be cut otherwise in another run."""
 
     name: str
     parallelism: int
