@@ -15,7 +15,7 @@ from .base import OperatorFactory
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .expression_steps import SelectStep
 from .expressions import Column
-from .functions import check_plain
+from .functions import check_plain, check_returns
 from .graph import Node, Origin
 from .origin import capture_origin
 from .partitioning import HashColumns, HashFunction, Partitioning
@@ -60,6 +60,7 @@ class KeyedStream(Generic[T]):
         """
         origin = capture_origin()
         check_plain(function, "reduce", origin)
+        check_returns(function, "reduce", origin)
         stream = self._stream
         row_type = stream._row_type
         key = self._keyed_by

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pickle
 import random
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from headgate.errors import StateError
+import headgate as hg
+from headgate.connectors import from_list
+from headgate.errors import PlanError, StateError
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.graph import Origin
 from headgate.operators.reduce import ReduceOperator
@@ -130,3 +133,13 @@ def test_a_value_whose_class_is_gone_is_said_with_step_and_line() -> None:
     with pytest.raises(StateError, match="step=`reduce`") as caught:
         started(RestoredState(tables={"reduce": table}))
     assert caught.value.where == "job.py:7"
+
+
+def test_a_function_that_yields_is_refused_before_anything_runs() -> None:
+    def pairs(value: int, record: int) -> Iterator[int]:
+        yield value + record
+
+    keyed = hg.Job("sums").read(from_list([1, 2]), name="in").key_with(lambda record: record)
+    with pytest.raises(PlanError, match="reduce needs a function that returns") as caught:
+        keyed.reduce(pairs, name="sum")  # type: ignore[arg-type]
+    assert "test_reduce_cuts.py" in caught.value.where
