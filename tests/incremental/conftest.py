@@ -44,7 +44,7 @@ LOADED = 600
 """Keys that are written once, at the start: the bulk of each base."""
 HOT = 30
 """Keys that are written again and again: what deltas consist of."""
-ROWS = 4_000
+ROWS = 3_000
 BATCHES = 2
 """Behind the load, between two checkpoints and per subtask: a job outlasts what is done to it."""
 WINDOW_MS = 200

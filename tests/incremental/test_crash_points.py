@@ -140,4 +140,4 @@ def test_deaths_at_random(lab: Any, shop: Any, strike: Any, seed: int) -> None:
         )
         for _ in range(3)
     ]
-    endure(lab, shop(backend=backend, rows=8_000), *strikes)
+    endure(lab, shop(backend=backend), *strikes)
