@@ -151,7 +151,7 @@ def _add(
         Input(RowReader(stream.schema, stream._row_type, method), _key(keyed_by))
         for (stream, keyed_by), method in zip(inputs, methods, strict=True)
     )
-    sides = tuple(declared_sides(type(function)))
+    sides = _sides(function, origin)
     step = ProcessStep(
         function,
         UserFunction(methods[0], name, origin, given[0].reader, schema),
@@ -177,6 +177,13 @@ def _add(
             )
         )
     )
+
+
+def _sides(function: object, origin: Origin) -> tuple[str, ...]:
+    try:
+        return tuple(declared_sides(type(function)))
+    except PlanError as error:
+        raise PlanError(error.message, where=str(origin), fix=error.fix) from error
 
 
 def _key(keyed_by: KeyedBy | None) -> Any:

@@ -25,11 +25,6 @@ class SideOutput(Generic[T]):
         self.owner = ""
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
-        if self.name:
-            raise PlanError(
-                f"one SideOutput has two names: `{self.owner}.{self.name}` and `{owner.__name__}.{name}`",
-                fix="write hg.SideOutput[...]() for each",
-            )
         self.name = name
         self.owner = owner.__name__
 
@@ -38,8 +33,19 @@ class SideOutput(Generic[T]):
 
 
 def declared_sides(kind: type[Any]) -> dict[str, SideOutput[Any]]:
-    """The side outputs of a class and its base classes by name; a subclass's attribute hides its base's."""
+    """The side outputs of a class and its base classes by name; a subclass's attribute hides its base's.
+
+    Raises:
+        PlanError: one object is the side output of two names.
+    """
     attributes: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         attributes.update(vars(base))
-    return {name: side for name, side in attributes.items() if isinstance(side, SideOutput)}
+    found = {name: side for name, side in attributes.items() if isinstance(side, SideOutput)}
+    for name, side in found.items():
+        if side.name != name:
+            raise PlanError(
+                f"one SideOutput has two names: `{name}` and `{side.name}`",
+                fix="write hg.SideOutput[...]() for each",
+            )
+    return found
