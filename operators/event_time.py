@@ -79,7 +79,10 @@ def milliseconds(values: pa.Array) -> Timestamps:
     if pa.types.is_date32(kind):
         days = pc.cast(values, pa.int32()).to_numpy(zero_copy_only=False)
         return np.asarray(days, np.int64) * _MS_PER_DAY
-    raw: Timestamps = pc.cast(values, pa.int64()).to_numpy(zero_copy_only=False)
+    if not pa.types.is_timestamp(kind):
+        values = pc.cast(values, pa.int64())
+    # a view: Arrow's cast would check and copy every value
+    raw: Timestamps = values.view(pa.int64()).to_numpy(zero_copy_only=False)
     if not pa.types.is_timestamp(kind) or kind.unit == "ms":
         return raw
     if kind.unit == "s":

@@ -85,6 +85,7 @@ class ExpressionSteps:
         self.input_schema = schema
         self.output_schema = steps_schema(steps, schema)
         self._stages = _bind(self.steps, schema)
+        self._picked = _picked(self.steps)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExpressionSteps, (self.steps, self.input_schema)
@@ -95,6 +96,8 @@ class ExpressionSteps:
 
     def apply(self, batch: ColumnBatch) -> ColumnBatch | None:
         """The records that come out of the steps; None if there are none."""
+        if self._picked is not None:
+            return ColumnBatch(batch.data.select(self._picked), batch.timestamps)
         work = _Work(batch)
         for stage in self._stages:
             if not stage.run(work):
@@ -243,6 +246,16 @@ def _bind(steps: tuple[Step, ...], schema: pa.Schema) -> list[_Filter | _Select]
             stages.append(_Select(step, schema))
             schema = steps_schema([step], schema)
     return stages
+
+
+def _picked(steps: tuple[Step, ...]) -> list[str] | None:
+    """The columns that are passed on, if that is all that is done: what pruning puts before exchanges."""
+    if len(steps) != 1 or not isinstance(steps[0], SelectStep):
+        return None
+    columns = steps[0].columns
+    if any(column.source != column.name for column in columns):
+        return None
+    return [column.name for column in columns]
 
 
 def _quick_comparison(text: str, schema: pa.Schema) -> tuple[str, Any, pa.Scalar] | None:

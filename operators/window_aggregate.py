@@ -118,18 +118,20 @@ class WindowAggregate(Operator):
                 f"`{self._step}` needs event time, but its input has none",
                 fix='add .event_time("column", max_out_of_order="10s") before the window',
             )
-        if len(times) and int(times.min()) < self._first_kept:
+        earliest = int(times.min()) if len(times) else None
+        if earliest is not None and earliest < self._first_kept:
             late = times < self._first_kept
             self._late_rows.inc(int(np.count_nonzero(late)))
             self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
             batch = batch.take(np.flatnonzero(~late))
             data, times = columns_of(batch, self._step), batch.timestamps
+            earliest = None
             assert times is not None
         if not len(times):
             return
         rows = KeyedRows(self._plan, self._hasher, data)
         few: list[tuple[int, Rows]] = []
-        for start, which in self._window.split(times):
+        for start, which in self._window.split(times, earliest):
             if self._is_small(start, which):
                 few.append((start, which))
                 continue

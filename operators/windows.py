@@ -60,12 +60,15 @@ class TumblingWindow:
         """The start of the earliest window that starts behind `time`."""
         return self.start_of(time) + self.size_ms
 
-    def split(self, timestamps: Timestamps) -> Iterator[tuple[int, slice | npt.NDArray[np.intp]]]:
+    def split(
+        self, timestamps: Timestamps, earliest: int | None = None
+    ) -> Iterator[tuple[int, slice | npt.NDArray[np.intp]]]:
         """The rows of each window, earliest first; in order of arrival within a window.
 
-        Slices if the timestamps ascend, and for a batch that lies in one window.
+        Slices if the timestamps ascend, and for a batch that lies in one window. `earliest` is the least
+        timestamp, if it is known.
         """
-        first = self.start_of(int(timestamps.min()))
+        first = self.start_of(int(timestamps.min()) if earliest is None else earliest)
         if int(timestamps.max()) < first + self.size_ms:
             yield first, slice(0, len(timestamps))
             return

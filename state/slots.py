@@ -27,6 +27,9 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 _INITIAL_CELLS = 1_024
 _CELLS_PER_KEY = 4
 """A cell is 4 bytes, so the index is kept sparse: nine of ten keys are met in the first probe."""
+_SMALL_CELLS_MAX = 1 << 15
+_SMALL_CELLS_PER_KEY = 16
+"""An index that fits the nearest caches is sparser still: there the number of rounds is what a batch costs."""
 _FIRST_GUESS = 1 / 32
 _MOVE_AT_LEAST = 16_384
 _STEP_SHIFT = np.uint64(20)
@@ -136,41 +139,45 @@ class SlotTable:
         at = hashes.view(np.int64) & mask
         slots = cells.take(at, mode="wrap")
         slots -= 1
-        ok = self._matches(slots, hashes, checks)
-        rest = np.flatnonzero(~ok)
+        rest = np.flatnonzero(self._differs(slots, hashes, checks))
         missed: list[Rows] = []
         if rest.size:
-            at, steps = at[rest], _steps(hashes[rest])
+            found, at, left = slots.take(rest), at.take(rest), hashes.take(rest)
+            steps = _steps(left)
         while rest.size:
-            empty = slots[rest] < 0
-            missed.append(rest[empty])
-            keep = ~empty
-            rest, at, steps = rest[keep], at[keep], steps[keep]
-            at = (at + steps) & mask
+            empty = found < 0
+            if empty.any():
+                missed.append(rest[empty])
+                keep = np.flatnonzero(~empty)
+                rest, at, steps, left = (each.take(keep) for each in (rest, at, steps, left))
+            at += steps
+            at &= mask
             found = cells.take(at) - 1
             slots[rest] = found
-            ok = self._matches(found, hashes[rest], None if checks is None else checks[rest])
-            keep = ~ok
-            rest, at, steps = rest[keep], at[keep], steps[keep]
+            differs = self._differs(found, left, None if checks is None else checks.take(rest))
+            keep = np.flatnonzero(differs)
+            found, rest, at, steps, left = (
+                each.take(keep) for each in (found, rest, at, steps, left)
+            )
         if not missed:
             return slots, rest
         rows = np.concatenate(missed)
         rows.sort()
         return slots, rows
 
-    def _matches(
+    def _differs(
         self, slots: Slots, hashes: Hashes, checks: Hashes | None
     ) -> npt.NDArray[np.bool_]:
-        """True where the slot holds the row's key; there must be a key.
+        """True where the slot does not hold the row's key; there must be a key.
 
-        An empty cell, -1, is read as slot 0. That never matches: slot 0 is the first to be in any
+        An empty cell, -1, is read as slot 0. That always differs: slot 0 is the first to be in any
         index, so a row with its key meets it before it meets an empty cell.
         """
-        ok: npt.NDArray[np.bool_] = self._hashes.data.take(slots, mode="clip") == hashes
+        differs: npt.NDArray[np.bool_] = self._hashes.data.take(slots, mode="clip") != hashes
         if self._checks is not None:
             known = self._checks.data.take(slots, mode="clip")
-            ok &= known == (0 if checks is None else checks)
-        return ok
+            differs |= known != (0 if checks is None else checks)
+        return differs
 
     def _find_again(
         self, cells: Slots, slots: Slots, rows: Rows, hashes: Hashes, checks: Hashes | None
@@ -202,9 +209,9 @@ class SlotTable:
                 self.size += won.size
                 fresh.append(rows[won])
                 found = cells.take(at) - 1
-            ok = self._matches(found, hashes[rows], None if checks is None else checks[rows])
-            slots[rows[ok]] = found[ok]
-            keep = ~ok
+            keep = self._differs(found, hashes[rows], None if checks is None else checks[rows])
+            met = ~keep
+            slots[rows[met]] = found[met]
             rows, at, steps = rows[keep], at[keep], steps[keep]
             at = (at + steps) & mask
         return np.concatenate(fresh)
@@ -213,20 +220,22 @@ class SlotTable:
 
     def _make_room(self, wanted: int) -> int:
         """How many keys may be inserted now, at least `wanted`; starts to grow if they are too many."""
-        room = len(self._cells) // _CELLS_PER_KEY - self.size
+        room = _most_keys(len(self._cells)) - self.size
         if room < wanted:
             self._move(self._to_move)
             if self.size + wanted > MAX_SLOTS:
                 raise StateError(
                     f"too many keys in one subtask keys=`{self.size}`", fix="raise the parallelism"
                 )
-            cells = 1 << (_CELLS_PER_KEY * (self.size + wanted) - 1).bit_length()
+            cells = len(self._cells)
+            while _most_keys(cells) < self.size + wanted:
+                cells *= 2
             self._old, self._moved, self._to_move = self._cells, 0, self.size
             ready = self._next is not None and len(self._next) == cells
             self._cells = self._next if ready else large_zeros(cells, np.int32)  # type: ignore[assignment]
             self._next, self._backed = None, 0
             self._move(0)
-            room = cells // _CELLS_PER_KEY - self.size
+            room = _most_keys(cells) - self.size
         # not all of the room at once, which may be many pages; the caller comes again
         room = min(room, max(wanted, _ROOM_MAX))
         self._hashes.reserve(self.size + room)
@@ -243,7 +252,7 @@ class SlotTable:
         cells = len(self._cells)
         if cells < _PREPARE_FROM:
             return
-        most = cells // _CELLS_PER_KEY
+        most = _most_keys(cells)
         over = self.size - (most - most // 8)
         if over <= 0:
             return
@@ -272,6 +281,11 @@ class SlotTable:
         self._moved = stop
         if stop == self._to_move:
             self._old = None
+
+
+def _most_keys(cells: int) -> int:
+    """How many keys an index of this size takes."""
+    return cells // (_SMALL_CELLS_PER_KEY if cells <= _SMALL_CELLS_MAX else _CELLS_PER_KEY)
 
 
 def _steps(hashes: Hashes) -> npt.NDArray[np.int64]:
