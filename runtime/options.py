@@ -383,9 +383,10 @@ S3_PATH_STYLE = Option[bool | None](
 BUFFER_ROWS = Option[int](
     "headgate.buffer.rows",
     Integer(at_least=1, at_most=1_048_576),
-    8_192,
+    32_768,
     "rows",
-    "Largest number of rows in one buffer.",
+    "Small column batches are put together until a buffer has this many rows, or is full, or has waited "
+    "for the buffer timeout.",
 )
 BUFFER_SIZE = Option[int](
     "headgate.buffer.max-size",

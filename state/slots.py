@@ -29,7 +29,7 @@ _CELLS_PER_KEY = 4
 """A cell is 4 bytes, so the index is kept sparse: nine of ten keys are met in the first probe."""
 _SMALL_CELLS_MAX = 1 << 15
 _SMALL_CELLS_PER_KEY = 16
-"""An index that fits the nearest caches is sparser still: there the number of rounds is what a batch costs."""
+"""An index that fits the nearest caches is sparser still: there a batch costs what its rounds cost."""
 _FIRST_GUESS = 1 / 32
 _MOVE_AT_LEAST = 16_384
 _STEP_SHIFT = np.uint64(20)
@@ -149,16 +149,16 @@ class SlotTable:
             if empty.any():
                 missed.append(rest[empty])
                 keep = np.flatnonzero(~empty)
-                rest, at, steps, left = (each.take(keep) for each in (rest, at, steps, left))
+                rest, at = rest.take(keep), at.take(keep)
+                steps, left = steps.take(keep), left.take(keep)
             at += steps
             at &= mask
             found = cells.take(at) - 1
             slots[rest] = found
             differs = self._differs(found, left, None if checks is None else checks.take(rest))
             keep = np.flatnonzero(differs)
-            found, rest, at, steps, left = (
-                each.take(keep) for each in (found, rest, at, steps, left)
-            )
+            found, rest, at = found.take(keep), rest.take(keep), at.take(keep)
+            steps, left = steps.take(keep), left.take(keep)
         if not missed:
             return slots, rest
         rows = np.concatenate(missed)
