@@ -19,12 +19,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ...errors import OptionError, StorageError, UsageError
-from ..s3_config import compatibility
+from ..s3_config import S3_ENDPOINT, S3_PATH_STYLE, S3_REGION, S3Service, compatibility, s3_service
 
-S3_ENDPOINT = "s3.endpoint"
-S3_REGION = "s3.region"
-S3_PATH_STYLE = "s3.path-style-access"
 _OPTIONS = (S3_ENDPOINT, S3_REGION, S3_PATH_STYLE)
+_REGION = "us-east-1"
+"""Where nobody says one: services other than AWS want any, and AWS knows the bucket's."""
 _CONNECT_TIMEOUT_S = 10
 _REQUEST_TIMEOUT_S = 60
 _ATTEMPTS_MAX = 5
@@ -90,53 +89,34 @@ def of_storage(options: Mapping[str, str]) -> dict[str, str]:
     return {key: options[key] for key in _OPTIONS if key in options}
 
 
-def _s3_settings(options: Mapping[str, str]) -> tuple[str | None, str, bool]:
-    """Endpoint, region, and whether the bucket goes into the path instead of the host name."""
-    environment = os.environ
-    endpoint = (
-        options.get(S3_ENDPOINT)
-        or environment.get("AWS_ENDPOINT_URL_S3")
-        or environment.get("AWS_ENDPOINT_URL")
-    )
-    region = (
-        options.get(S3_REGION)
-        or environment.get("AWS_REGION")
-        or environment.get("AWS_DEFAULT_REGION")
-        or "us-east-1"
-    )
-    # Services other than AWS rarely have a host name per bucket.
-    path_style = options.get(S3_PATH_STYLE, "true" if endpoint else "false").lower() == "true"
-    return endpoint or None, region, path_style
-
-
 def filesystem(scheme: str, options: Mapping[str, str]) -> pafs.FileSystem:
     """The Arrow file system for locations of `scheme`."""
     if scheme == "file":
         return pafs.LocalFileSystem()
-    return _s3_filesystem(*_s3_settings(options))
+    return _s3_filesystem(s3_service(options))
 
 
 @cache
-def _s3_filesystem(endpoint: str | None, region: str, path_style: bool) -> pafs.FileSystem:
+def _s3_filesystem(service: S3Service) -> pafs.FileSystem:
     arguments: dict[str, Any] = {
-        "region": region,
+        "region": service.region or _REGION,
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "request_timeout": _REQUEST_TIMEOUT_S,
         "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS_MAX),
     }
-    if endpoint:
-        arguments["endpoint_override"] = endpoint
-        arguments["force_virtual_addressing"] = not path_style
+    if service.endpoint:
+        arguments["endpoint_override"] = service.endpoint
+        arguments["force_virtual_addressing"] = not service.path_style
     return pafs.S3FileSystem(**arguments)
 
 
 def s3_client(options: Mapping[str, str]) -> Any:
     """A boto3 client; usable from several threads."""
-    return _s3_client(*_s3_settings(options))
+    return _s3_client(s3_service(options))
 
 
 @cache
-def _s3_client(endpoint: str | None, region: str, path_style: bool) -> Any:
+def _s3_client(service: S3Service) -> Any:
     try:
         import boto3
         from botocore.config import Config
@@ -147,9 +127,14 @@ def _s3_client(endpoint: str | None, region: str, path_style: bool) -> Any:
         read_timeout=_REQUEST_TIMEOUT_S,
         max_pool_connections=_CONNECTIONS_MAX,
         retries={"mode": "standard", "max_attempts": _ATTEMPTS_MAX},
-        **compatibility(endpoint, path_style),
+        **compatibility(service),
     )
-    return boto3.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+    return boto3.client(
+        "s3",
+        endpoint_url=service.endpoint or None,
+        region_name=service.region or _REGION,
+        config=config,
+    )
 
 
 @dataclass(frozen=True, slots=True)

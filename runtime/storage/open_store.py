@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
-from ...errors import OptionError, UsageError
+from ...connectors.s3_config import s3_service
+from ...errors import UsageError
 from ..protocol import names
 from .base import CheckpointStore
 from .local import LocalStore
 from .memory import MemoryStore
-
-S3_ENDPOINT = "s3.endpoint"
-S3_REGION = "s3.region"
-S3_PATH_STYLE_ACCESS = "s3.path-style-access"
 
 
 def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> CheckpointStore:
@@ -85,19 +82,4 @@ def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
             f"checkpoints on S3 need the package aiobotocore address=`{uri}`",
             fix="run: pip install 'headgate[s3]'",
         ) from error
-    return S3Store(
-        S3Settings(
-            bucket=bucket,
-            prefix=prefix.strip("/"),
-            endpoint=options.get(S3_ENDPOINT, ""),
-            region=options.get(S3_REGION, ""),
-            path_style_access=_boolean(S3_PATH_STYLE_ACCESS, options),
-        )
-    )
-
-
-def _boolean(key: str, options: Mapping[str, str]) -> bool:
-    value = options.get(key, "false").strip().lower()
-    if value not in ("true", "false"):
-        raise OptionError(f"not a boolean key=`{key}` value=`{value}`", fix="write true or false")
-    return value == "true"
+    return S3Store(S3Settings(bucket=bucket, prefix=prefix.strip("/"), service=s3_service(options)))

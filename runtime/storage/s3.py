@@ -25,7 +25,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 
-from ...connectors.s3_config import compatibility
+from ...connectors.s3_config import S3Service, compatibility
 from ...errors import MissingFileError, StorageError
 from .base import CLEAN_UP_S, CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
@@ -90,13 +90,11 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where the bucket is. Empty fields, and the credentials, come from the usual AWS places."""
+    """Where the bucket is. Credentials come from the usual AWS places."""
 
     bucket: str
     prefix: str
-    endpoint: str = ""
-    region: str = ""
-    path_style_access: bool = False
+    service: S3Service
 
 
 def aiobotocore_client(settings: S3Settings) -> Any:
@@ -107,11 +105,12 @@ def aiobotocore_client(settings: S3Settings) -> Any:
         "connect_timeout": CONNECT_TIMEOUT_S,
         "read_timeout": READ_TIMEOUT_S,
     }
-    config |= compatibility(settings.endpoint, settings.path_style_access)
+    service = settings.service
+    config |= compatibility(service)
     return get_session().create_client(
         "s3",
-        endpoint_url=settings.endpoint or None,
-        region_name=settings.region or None,
+        endpoint_url=service.endpoint or None,
+        region_name=service.region or None,
         config=AioConfig(**config),
     )
 
@@ -249,7 +248,8 @@ class S3Store(CheckpointStore):
 
     def describe(self) -> str:
         root = f"s3://{self._settings.bucket}/{self._settings.prefix}"
-        return f"{root} endpoint=`{self._settings.endpoint}`" if self._settings.endpoint else root
+        endpoint = self._settings.service.endpoint
+        return f"{root} endpoint=`{endpoint}`" if endpoint else root
 
     # Single calls.
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from headgate.connectors.s3_config import compatibility, s3_service
 from headgate.errors import OptionError, UsageError
 from headgate.runtime.storage.local import LocalStore
 from headgate.runtime.storage.memory import MemoryStore
@@ -64,6 +65,27 @@ def test_options_of_s3_are_used():
     assert store.describe() == "s3://bucket/x/job endpoint=`http://minio:9000`"
     with pytest.raises(OptionError, match=r"s3\.path-style-access"):
         open_store("s3://bucket/x", "job", {"s3.path-style-access": "yes please"})
+
+
+def test_the_endpoint_may_come_from_the_environment_as_for_files(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    store = open_store("s3://bucket/x", "job", {})
+    assert store.describe() == "s3://bucket/x/job endpoint=`http://minio:9000`"
+
+
+@pytest.mark.parametrize(
+    ("options", "path_style"),
+    [
+        ({}, False),
+        ({"s3.endpoint": "http://minio:9000"}, True),
+        ({"s3.endpoint": "http://minio:9000", "s3.path-style-access": "false"}, False),
+        ({"s3.path-style-access": "true"}, True),
+    ],
+)
+def test_the_bucket_goes_into_the_path_where_an_endpoint_is_given(options, path_style):
+    service = s3_service(options)
+    assert service.path_style is path_style
+    assert ("s3" in compatibility(service)) is path_style
 
 
 def test_without_aiobotocore_the_install_line_is_given(monkeypatch):

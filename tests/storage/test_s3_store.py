@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from headgate.connectors.s3_config import S3Service
 from headgate.errors import StorageError
 from headgate.runtime.storage import s3
 from headgate.runtime.storage.base import Created, Existed
@@ -17,9 +18,11 @@ from headgate.runtime.storage.s3 import S3Settings, S3Store
 
 pytestmark = pytest.mark.server
 
+AWS = S3Service("", "", False)
+
 
 def settings_of(server):
-    return S3Settings(server.bucket, "root/job", server.endpoint, "us-east-1", True)
+    return S3Settings(server.bucket, "root/job", S3Service(server.endpoint, "us-east-1", True))
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +79,9 @@ def test_a_server_that_is_not_there_is_reported_after_bounded_retries(s3_server)
         async def sleep(seconds):
             sleeps.append(seconds)
 
-        settings = S3Settings(s3_server.bucket, "x", "http://127.0.0.1:9", "us-east-1", True)
+        settings = S3Settings(
+            s3_server.bucket, "x", S3Service("http://127.0.0.1:9", "us-east-1", True)
+        )
         await S3Store(settings, policy=RetryPolicy(attempts_max=3), sleep=sleep).open()
 
     with pytest.raises(StorageError, match="did not answer"):
@@ -312,7 +317,7 @@ def test_conflicts_are_tried_again(answers, attempts):
 
     async def main():
         store = S3Store(
-            S3Settings("bucket", ""), sleep=sleep, connect=lambda _: FakeClient(*answers)
+            S3Settings("bucket", "", AWS), sleep=sleep, connect=lambda _: FakeClient(*answers)
         )
         await store.open()
         assert await store.create_if_absent("log/1.json", b"mine") == Created()
@@ -325,7 +330,7 @@ def test_conflicts_are_tried_again(answers, attempts):
 def test_refusals_are_not_tried_again_and_say_what_to_allow():
     async def main():
         client = FakeClient(("AccessDenied", 403))
-        store = S3Store(S3Settings("bucket", ""), connect=lambda _: client)
+        store = S3Store(S3Settings("bucket", "", AWS), connect=lambda _: client)
         await store.open()
         with pytest.raises(StorageError, match="AccessDenied") as refused:
             await store.create_if_absent("log/1.json", b"mine")
