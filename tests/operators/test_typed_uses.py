@@ -8,14 +8,23 @@ import re
 import pytest
 
 SOURCE = """
+from collections.abc import Iterator
+from datetime import datetime
+
 import msgspec
+import pyarrow as pa
 
 from headgate.operators.aggregates import count
 from headgate.operators.job_graph import JobGraph
+from headgate.operators.process.batches import Groups, KeyedBatchProcess
+from headgate.operators.process.context import BroadcastContext, Context, Timer
+from headgate.operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
+from headgate.operators.process.sides import SideOutput
 from headgate.operators.sink import Sink
 from headgate.operators.source import Source
 from headgate.operators.stream import Stream
 from headgate.operators.windows import tumbling
+from headgate.state.descriptors import BroadcastState, ValueState
 
 
 class Url(msgspec.Struct):
@@ -25,6 +34,77 @@ class Url(msgspec.Struct):
 
 async def later(record: Url) -> int:
     return record.n
+
+
+class Count(KeyedProcess[str, Url, int]):
+    n = ValueState[int](default=0)
+    odd = SideOutput[str]()
+
+    def on_record(self, record: Url, ctx: Context[str]) -> Iterator[int]:
+        ctx.emit(Count.odd, record.url)
+        ctx.emit(self.odd, record.n)  # wrong
+        ctx.event_time.at(record.n, tag="t")
+        ctx.event_time.at("1s")  # wrong
+        ctx.event_time.after("1s")  # wrong
+        ctx.processing_time.after("1s")
+        ctx.processing_time.after(5)  # wrong
+        ctx.processing_time.at(datetime.now())
+        ctx.processing_time.cancel("t")
+        ctx.for_each_key(self.n, print)  # wrong
+        yield self.n.get()
+
+    def on_timer(self, timer: Timer, ctx: Context[str]) -> Iterator[int]:
+        yield timer.timestamp
+        yield timer.tag  # wrong
+
+
+class Both(CoProcess[str, Url, str, int]):
+    def on_first(self, record: Url, ctx: Context[str]) -> Iterator[int]:
+        yield record.n
+
+    def on_second(self, record: int, ctx: Context[str]) -> None:  # wrong
+        return None
+
+
+class Rules(BroadcastProcess[str, Url, str, int]):
+    rules = BroadcastState[str, int]()
+    n = ValueState[int](default=0)
+
+    def on_broadcast(self, record: str, ctx: BroadcastContext[str]) -> None:
+        self.rules.put(record, 1)
+        ctx.for_each_key(self.n, lambda key, n: n.set(len(key)))
+        ctx.for_each_key(self.n, lambda key, n: n.set(key))  # wrong
+
+
+class Quiet(Rules):
+    def on_broadcast(self, record: str, ctx: Context[None]) -> None:
+        return None
+
+
+class Batches(KeyedBatchProcess[str, Url, str]):
+    n = ValueState[int]()
+
+    def on_batch(self, groups: Groups[str], ctx: Context[str]) -> Iterator[pa.RecordBatch]:
+        for key, rows in groups:
+            yield rows
+            self.n.set(key)  # wrong
+
+
+def processed(urls: Stream[Url], texts: Stream[str]) -> None:
+    keyed, other = urls.key_with(lambda r: r.url), texts.key_with(lambda t: t)
+    counted = keyed.process(Count(), name="p")
+    numbers: Stream[int] = counted
+    odd: Stream[str] = counted.side(Count.odd)
+    wrong_odd: Stream[int] = counted.side(Count.odd)  # wrong
+    batches: Stream[str] = keyed.process(Batches(), name="b")
+    other.process(Count(), name="q")  # wrong
+    both: Stream[int] = keyed.connect(other).process(Both(), name="c")
+    other.connect(keyed).process(Both(), name="d")  # wrong
+    ruled: Stream[int] = keyed.connect(texts.broadcast(name="r")).process(Rules(), name="e")
+    keyed.connect(urls.broadcast()).process(Rules(), name="f")  # wrong
+    keyed.connect(texts)  # wrong
+    keyed.connect(other).process(Rules(), name="g")  # wrong
+    keyed.connect(other).process(Both())  # wrong
 
 
 def right(job: JobGraph, source: Source, sink: Sink) -> None:
