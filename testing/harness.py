@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -157,6 +158,9 @@ class Harness:
             HeadgateError: the job failed.
         """
         self._running.advance(parse_duration(by, "advance_time"))
+        for step in self._world.event_time_steps(sorted(self._world.steps)):
+            self._running.soon(step.catch_up)
+        self.settle()
 
     @property
     def now(self) -> datetime:
@@ -321,9 +325,8 @@ class Harness:
         self.settle()
 
     def _declare(self, box: SourceBox, timestamp: int) -> None:
-        for step in box.event_time_steps:
-            for _, declare in sorted(self._world.steps.get(step, {}).items()):
-                self._running.soon(declare, timestamp)
+        for step in self._world.event_time_steps(box.event_time_steps):
+            self._running.soon(partial(step.declare, timestamp))
         self.settle()
 
     def _end(self, box: SourceBox) -> None:

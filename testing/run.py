@@ -68,9 +68,9 @@ class VirtualRun:
             if task.get_name() in _PERIODIC:
                 task.cancel()
 
-    def soon(self, call: Callable[[int], None], argument: int) -> None:
+    def soon(self, call: Callable[[], None]) -> None:
         """Have `call` run in the event loop, with the next step."""
-        self._loop.call_soon(call, argument)
+        self._loop.call_soon(call)
 
     def settle(self) -> None:
         """Until everything under way has come to rest, at the present moment.

@@ -6,20 +6,22 @@ goes on. Its own watermarks and those of the test become one rising sequence.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..operators.base import Operator, OperatorContext, OperatorFactory, Output
 from ..operators.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from .world import world_of
+from .lazy_timers import LazyTimers
+from .world import EventTimeStep, world_of
 
 
 class _RisingOutput:
     """In front of an operator's output: passes a watermark on only if it is above all before."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, active: Callable[[], None]) -> None:
         self._output = output
+        self._active = active
         self._sent = WATERMARK_MIN
         self._idle = False
 
@@ -32,10 +34,12 @@ class _RisingOutput:
     def emit_watermark(self, timestamp: int) -> None:
         if timestamp > self._sent:
             self._sent = timestamp
+            self._active()
             self._output.emit_watermark(timestamp)
 
     def emit_idle(self, idle: bool) -> None:
         self._idle = idle
+        self._active()
         self._output.emit_idle(idle)
 
     def declare(self, timestamp: int) -> None:
@@ -55,22 +59,28 @@ class _RisingOutput:
 class _Steered(Operator):
     """Goes in front of the class of an event-time operator."""
 
-    _rising: _RisingOutput
+    _lazy: LazyTimers
     _steered_as: tuple[str, str]
 
     def open(self, context: OperatorContext) -> Awaitable[None] | None:
         token, step = self._steered_as
-        self._rising = _RisingOutput(self.output)
-        self.output = self._rising
+        timers = context.timers
+        self._lazy = LazyTimers(timers, context.clock)
+        self.output = rising = _RisingOutput(self.output, self._lazy.active)
         world = world_of(token)
         world.begin_attempt(context.attempt)
 
         def declare(timestamp: int) -> None:
             # A timer that is due runs in the mailbox, as everything of an operator must.
-            context.timers.call_later(0, lambda: self._rising.declare(timestamp))
+            timers.call_later(0, lambda: rising.declare(timestamp))
 
-        world.steps.setdefault(step, {})[context.subtask_index] = declare
-        return super().open(context)
+        steps = world.steps.setdefault(step, {})
+        steps[context.subtask_index] = EventTimeStep(declare, self._lazy.catch_up)
+        return super().open(replace(context, timers=self._lazy))
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self._lazy.active()
+        super().process(batch, input_index)
 
 
 @dataclass(frozen=True, slots=True)

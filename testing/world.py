@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -119,6 +119,16 @@ class SinkBox:
             yield from batches
 
 
+@dataclass(frozen=True, slots=True)
+class EventTimeStep:
+    """One subtask of a step that makes watermarks. Both take effect when the job runs next."""
+
+    declare: Callable[[int], None]
+    """Send this watermark."""
+    catch_up: Callable[[], None]
+    """Do what was due by now."""
+
+
 @dataclass(slots=True, weakref_slot=True)
 class World:
     """Everything outside one job."""
@@ -131,8 +141,8 @@ class World:
     sources: dict[str, SourceBox] = field(default_factory=dict)
     sinks: dict[str, SinkBox] = field(default_factory=dict)
     sides: dict[str, SinkBox] = field(default_factory=dict)
-    steps: dict[str, dict[int, Callable[[int], None]]] = field(default_factory=dict)
-    """By event-time step and subtask: sends a watermark from there."""
+    steps: dict[str, dict[int, EventTimeStep]] = field(default_factory=dict)
+    """By name and subtask."""
     written: int = 0
 
     def begin_attempt(self, attempt: int) -> None:
@@ -147,6 +157,10 @@ class World:
             source.ended = False
         for sink in self.sinks.values():
             sink.writing.clear()
+
+    def event_time_steps(self, names: Iterable[str]) -> list[EventTimeStep]:
+        """All subtasks of these steps, in a fixed order."""
+        return [step for name in names for _, step in sorted(self.steps.get(name, {}).items())]
 
     def next_written(self) -> int:
         """Numbers what is written, so that it can be given back in that order."""

@@ -55,6 +55,20 @@ def test_timers_made_on_the_way_fire_on_the_way(loop: VirtualLoop) -> None:
     assert ticks[-1] == pytest.approx(10.0)
 
 
+def test_timers_fire_after_a_year(loop: VirtualLoop) -> None:
+    year_s = 31_557_600.0
+    loop.drive(year_s)
+    ticks: list[float] = []
+
+    def tick() -> None:
+        ticks.append(loop.time())
+        loop.call_later(0.1, tick)
+
+    tick()
+    loop.drive(year_s + 10)
+    assert len(ticks) == 101
+
+
 def test_the_wall_clock_shows_whole_milliseconds(loop: VirtualLoop) -> None:
     clock = VirtualClock(loop)
     shown: list[int] = []
