@@ -77,6 +77,14 @@ class Accumulator:
         """Add a batch whose rows all belong to slot 0; overridden where a reduction is faster."""
         self.add(np.zeros(rows, np.intp), values, known, 1)
 
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        """Add what `from_slots[i]` has seen to `into_slots[i]`, as if its rows had come there.
+
+        Slots of `into_slots` may repeat; `from_slots` are others, each once, and stay as they are. Where
+        the order of rows counts, those of `from_slots` come behind.
+        """
+        raise NotImplementedError
+
     def result(self, which: Index | slice) -> pa.Array:
         """The aggregate of these slots."""
         raise NotImplementedError
@@ -128,6 +136,9 @@ class CountAccumulator(Accumulator):
             rows = int(np.count_nonzero(values.valid))
         self._counts.data[0] += rows
 
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        np.add.at(self._counts.data, into_slots, self._counts.data.take(from_slots))
+
     def counts(self, which: Index | slice) -> npt.NDArray[np.int64]:
         """The counts as numpy."""
         return self._counts.data[which]
@@ -177,6 +188,14 @@ class _NumericAccumulator(Accumulator):
         self._seen.mark(np.zeros(min(1, data.size), np.intp), valid is not None, known, 1)
         if data.size:
             self._combine_all(data)
+
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        if self._seen.field is not None:
+            seen = self._seen.field.data.take(from_slots)
+            into_slots, from_slots = into_slots[seen], from_slots[seen]
+            self._seen.field.data[into_slots] = True
+        if from_slots.size:
+            self._combine_at(into_slots, self._field.data.take(from_slots))
 
     def _combine_at(self, slots: Index, data: Array) -> None:
         raise NotImplementedError
@@ -339,6 +358,10 @@ class ObjectAccumulator(Accumulator):
                 grown += getsizeof(now) - getsizeof(before)
         self._object_bytes += grown
 
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        values = entries_of(self._field.data, from_slots)
+        self.add(into_slots, Values(values, None), 0, 0)
+
     @property
     def object_bytes(self) -> int:
         return self._object_bytes
@@ -395,6 +418,10 @@ class AvgAccumulator(Accumulator):
     def add_all(self, values: Values | None, rows: int, known: int) -> None:
         self._total.add_all(values, rows, known)
         self._count.add_all(values, rows, known)
+
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        self._total.merge(into_slots, from_slots)
+        self._count.merge(into_slots, from_slots)
 
     def result(self, which: Index | slice) -> pa.Array:
         counts = self._count.counts(which)

@@ -65,6 +65,12 @@ class AggregateState:
             accumulator.add_all(values, rows, self.size)
         self.size = 1
 
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        """Add what `from_slots[i]` has seen to `into_slots[i]`; see `Accumulator.merge`."""
+        self._changed.touch(into_slots, self.size)
+        for accumulator, _ in self._accumulators:
+            accumulator.merge(into_slots, from_slots)
+
     def results(self, which: Index | slice) -> list[pa.Array]:
         """One column per aggregate, for these slots."""
         return [accumulator.result(which) for accumulator, _ in self._accumulators]
