@@ -87,6 +87,16 @@ def test_exactly_once_sinks_show_what_is_committed(spending_job: Any) -> None:
         assert h.pending("out") == []
 
 
+def test_results_come_in_the_order_they_were_written(spending_job: Any) -> None:
+    payments = [(f"user {n}", n) for n in range(30)]
+    with harness(spending_job(), parallelism=4) as h:
+        for payment in payments:
+            h.push("payments", payment)
+        assert h.pending("out") == sums(payments)
+        h.checkpoint()
+        assert h.drain("out") == sums(payments)
+
+
 def test_other_sinks_show_everything_at_once(spending_job: Any) -> None:
     with harness(spending_job(guarantee="at_least_once")) as h:
         h.push("payments", *PAYMENTS)
@@ -172,6 +182,19 @@ def test_a_record_that_was_in_time_is_in_time_again(
         h.advance_watermark("clicks", t0 + timedelta(minutes=2))
         h.checkpoint()
         assert h.drain("out") == [count("ann", 1, 1), count("ann", 1, 2)]
+
+
+def test_a_record_that_was_late_is_late_again(
+    windows_job: Any, click: Any, count: Any, t0: Any
+) -> None:
+    with harness(windows_job()) as h:
+        h.push("clicks", click("ann", 1, t0))
+        h.advance_watermark("clicks", t0 + timedelta(minutes=1))
+        h.push("clicks", click("ann", 2, t0))
+        h.crash()
+        assert [row["amount"] for row in h.drain("counts.late")] == [2, 2]
+        h.end()
+        assert h.drain("out") == [count("ann", 1, 1)]
 
 
 def test_the_jobs_own_watermarks_go_out_as_time_passes(
