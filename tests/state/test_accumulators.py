@@ -261,21 +261,21 @@ def test_an_aggregate_the_snapshot_does_not_know_starts_empty(kind):
 @given(data=st.data())
 def test_slots_merged_are_as_if_all_rows_had_come_to_one(type_, values, data):
     kinds = KINDS if (type_, values) in NUMBERS else ("min", "max", "count")
-    rows = data.draw(st.lists(st.tuples(st.integers(0, 5), st.none() | values), min_size=1))
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 5), st.none() | values)))
+    rows += [(slot, data.draw(st.none() | values)) for slot in range(6)]
     target = data.draw(st.lists(st.integers(0, 2), min_size=6, max_size=6))
     state = AggregateState(specs(type_, kinds))
     slots = np.array([slot for slot, _ in rows], np.intp)
     state.add(slots, {"x": values_of(pa.array([value for _, value in rows], type_))}, 6)
-    before = repr(state.results(slice(3, 6)))
+    before = state.results(slice(3, 6))
     state.merge(np.array(target[3:], np.intp), np.array([3, 4, 5]))
     where = [target[slot] if slot > 2 else slot for slot, _ in rows]
     state_of_one = AggregateState(specs(type_, kinds))
     state_of_one.add(
         np.array(where, np.intp), {"x": values_of(pa.array([v for _, v in rows], type_))}, 3
     )
-    # as text: the min of no row is NaN, which equals nothing
-    assert repr(state.results(slice(0, 3))) == repr(state_of_one.results(slice(0, 3)))
-    assert repr(state.results(slice(3, 6))) == before
+    assert state.results(slice(0, 3)) == state_of_one.results(slice(0, 3))
+    assert state.results(slice(3, 6)) == before
 
 
 def test_a_merge_that_leaves_int64_fails_and_an_open_cut_keeps_what_was():
