@@ -138,7 +138,8 @@ class Harness:
                 f"no event_time step stands behind source `{source}`",
                 fix="a watermark has no meaning there",
             )
-        if not is_declarable(timestamp) or timestamp < (box.watermark or timestamp):
+        back = box.watermark is not None and timestamp < box.watermark
+        if back or not is_declarable(timestamp):
             raise UsageError(
                 f"event time of `{source}` cannot go there to=`{timestamp}` now=`{box.watermark}`",
                 fix="watermarks only rise",
