@@ -146,6 +146,21 @@ class Operator:
         """Handle one batch of input number `input_index` (0 for operators with one input)."""
         raise NotImplementedError
 
+    def full(self) -> bool:
+        """True while it takes no more records. Asked of the head of a chain only.
+
+        The subtask then reads barriers and other control elements, and records again once a callback of
+        `context.timers` has changed that.
+        """
+        return False
+
+    def settled(self) -> bool:
+        """False while callbacks of `context.timers` will still emit results of records that came.
+
+        Asked of the head of a chain only: at the end of data `finish` waits for it, barriers do not.
+        """
+        return True
+
     def on_watermark(self, timestamp: int) -> None:
         """Event time of all inputs reached `timestamp` (ms). The default passes it on."""
         self.output.emit_watermark(timestamp)

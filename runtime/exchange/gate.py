@@ -100,9 +100,20 @@ class InputGate:
         """
         if self._error is not None:
             raise self._error
-        if not self._ready:
-            return None
-        position = self._ready.popleft()
+        return self._take(self._ready.popleft()) if self._ready else None
+
+    def poll_control(self) -> tuple[int, Element] | None:
+        """Like `poll`, but batches stay where they are: a channel whose next element is one is left out."""
+        if self._error is not None:
+            raise self._error
+        for position in self._ready:
+            if not isinstance(self._channels[position].queue[0], BATCHES):
+                self._ready.remove(position)
+                return self._take(position)
+        return None
+
+    def _take(self, position: int) -> tuple[int, Element]:
+        """The next element of a channel that has just lost its turn."""
         channel = self._channels[position]
         element = channel.queue.popleft()
         if channel.queue:

@@ -51,7 +51,8 @@ class InputSubtask(Subtask):
         self._with_data = set(range(len(gate)))
 
     async def step(self) -> bool:
-        polled = self.gate.poll()
+        full = self.chain.head.operator.full()
+        polled = self.gate.poll_control() if full else self.gate.poll()
         if polled is None:
             return False
         self.time.switch(Activity.BUSY)

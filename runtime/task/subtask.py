@@ -60,6 +60,7 @@ class Subtask:
             partition.set_listener(self.signal.set)
         self.snapshots = SnapshotRunner(env, self.chain)
         self.finished = False
+        self._ending = False
         self._terminated = False
         self._stopping = False
         self._rows_per_slice = FIRST_SLICE_ROWS
@@ -149,6 +150,8 @@ class Subtask:
         while not self._terminated:
             if self._mails:
                 await self._run_mail()
+                if self._ending:
+                    await self._end()
             elif self._backlogged():
                 await self._sleep(Activity.BACKPRESSURED)
             elif await self.step():
@@ -177,7 +180,8 @@ class Subtask:
 
     async def _idle(self) -> None:
         """Wait for input or mail; send partly filled buffers when their time is up."""
-        self.time.switch(Activity.IDLE)
+        # Work of the head goes on outside of the mailbox: it is what the others wait for.
+        self.time.switch(Activity.BUSY if self.chain.head.operator.full() else Activity.IDLE)
         deadline = min(
             (due for p in self._partitions if (due := p.next_flush()) is not None), default=None
         )
@@ -303,12 +307,21 @@ class Subtask:
 
     async def finish(self) -> None:
         """All inputs ended: event time runs out, operators flush, and downstream is told."""
-        if self.finished:
+        if self.finished or self._ending:
             return
         head = self.chain.head
         if not self._was_finished:
             head.current_watermark = WATERMARK_MAX
             with_context(head, head.operator.on_watermark, WATERMARK_MAX)
+        self._ending = True
+        await self._end()
+
+    async def _end(self) -> None:
+        """The rest of `finish`, once the head has settled; until then barriers and mails go on."""
+        if not self.chain.head.operator.settled():
+            return
+        self._ending = False
+        if not self._was_finished:
             await self.chain.finish()
         self.finished = True
         self.chain.broadcast(EndOfData())
