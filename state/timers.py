@@ -1,17 +1,17 @@
 """Timers by key: one per (key, tag), in the order of time, in a table that goes into the snapshot.
 
 What is pending is a dictionary, cut in parts as that of the memory backend (`keyed/cuts.py`), so that a
-snapshot costs the mailbox the same however many timers there are. The order is kept by a heap beside it,
-which is not part of the state: an entry of the heap counts only if it is the one that `_queued` names, and
-goes back into the heap if its timer was moved to a later time. So a timer that every record moves on
-costs the heap nothing until the old time has come, and cancelling never searches.
+snapshot costs the mailbox the same however many timers there are. The order is kept beside it, in *buckets*
+of the addresses of one time and a heap of those times; it is not part of the state. An address counts in
+one bucket only, that which `_queued` names, and goes into another one if its timer was moved to a later
+time. So a timer that every record moves on costs the order nothing until the old time has come, and
+cancelling never searches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
-from itertools import count
+from heapq import heappop, heappush
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from .snapshot import TableCut
 Address: TypeAlias = tuple[Any, Any]
 """The tokens of a key and of a tag."""
 STALE_ENTRIES_MIN: Final = 1_024
-"""The heap is not cleaned for fewer entries that no longer count."""
+"""Buckets are not cleaned for fewer addresses that no longer count there."""
 
 
 def timer_layout(keys: KeyShape, tags: Any = str) -> Layout:
@@ -55,10 +55,11 @@ class TimerTable:
         self._changes = Changes()
         self._times: list[dict[Address, int]] = [{} for _ in range(PARTS)]
         self._size = 0
-        self._heap: list[tuple[int, bytes, int, Address]] = []
+        self._heap: list[int] = []
+        self._buckets: dict[int, list[Address]] = {}
+        self._in_buckets = 0
         self._queued: dict[Address, int] = {}
-        """The time of the one entry of an address in the heap that counts; never after its timer."""
-        self._numbers = count()
+        """The time of the bucket in which an address counts; never after its timer."""
 
     def __len__(self) -> int:
         """How many timers are pending."""
@@ -67,8 +68,16 @@ class TimerTable:
     @property
     def next_time(self) -> int | None:
         """When the earliest timer is due, ms; None if there is none."""
-        front = self._front()
-        return None if front is None else front[0]
+        while self._heap:
+            at = self._heap[0]
+            bucket = self._buckets[at]
+            while bucket:
+                if self._counts(bucket[-1], at):
+                    return at
+                bucket.pop()
+                self._in_buckets -= 1
+            del self._buckets[heappop(self._heap)]
+        return None
 
     def get(self, key: Any, tag: Any) -> int | None:
         """When the timer of this key and tag is due, ms; None if there is none."""
@@ -88,6 +97,8 @@ class TimerTable:
         queued = self._queued.get(address)
         if queued is None or queued > timestamp:
             self._push(address, timestamp)
+            if self._in_buckets > 2 * self._size + STALE_ENTRIES_MIN:
+                self._rebuild_order()
 
     def cancel(self, key: Any, tag: Any) -> bool:
         """Delete the timer of this key and tag; false if there was none."""
@@ -101,13 +112,28 @@ class TimerTable:
         """Remove the timers due at or before `until` (ms): `(timestamp, key, tag)`, one at a time.
 
         In the order of time; those of one key and time in the order of their tags. Timers that are set
-        or cancelled between two steps of the iteration count from then on.
+        or cancelled between two steps of the iteration count from then on; `next_time` may leave out
+        those of the present time until it ends.
         """
-        while (front := self._front()) is not None and front[0] <= until:
-            timestamp, _, _, address = heappop(self._heap)
-            del self._queued[address]
-            self._write(address, ABSENT)
-            yield timestamp, key_of(address[0]), key_of(address[1])
+        begun: list[tuple[int, list[Address]]] = []
+        while True:
+            limit = begun[-1][0] - 1 if begun else until
+            if self._heap and self._heap[0] <= limit:
+                at = heappop(self._heap)
+                bucket = self._buckets.pop(at)
+                self._in_buckets -= len(bucket)
+                begun.append((at, _in_order(bucket)))
+            elif not begun:
+                return
+            elif not begun[-1][1]:
+                begun.pop()
+            else:
+                at, bucket = begun[-1]
+                address = bucket.pop()
+                if self._counts(address, at):
+                    del self._queued[address]
+                    self._write(address, ABSENT)
+                    yield at, key_of(address[0]), key_of(address[1])
 
     def snapshot(self) -> TableCut:
         """A consistent cut, at a cost that does not grow with the number of timers."""
@@ -140,7 +166,7 @@ class TimerTable:
             address = (token(key), token(tag))
             self._times[part_of(address)][address] = timestamp
         self._size = len(rows)
-        self._rebuild_heap()
+        self._rebuild_order()
         self._changes.restored(rebase=not table.schema.equals(schema))
 
     def _write(self, address: Address, timestamp: Any) -> None:
@@ -158,42 +184,34 @@ class TimerTable:
             times[address] = timestamp
             self._size += old is ABSENT
 
-    def _push(self, address: Address, timestamp: int) -> None:
-        if len(self._heap) > 2 * self._size + STALE_ENTRIES_MIN:
-            self._rebuild_heap()  # it has the new time: that is written first
-            return
-        self._queued[address] = timestamp
-        heappush(self._heap, self._entry(address, timestamp))
+    def _push(self, address: Address, at: int) -> None:
+        """Let an address count in the bucket of a time."""
+        self._queued[address] = at
+        bucket = self._buckets.get(at)
+        if bucket is None:
+            self._buckets[at] = [address]
+            heappush(self._heap, at)
+        else:
+            bucket.append(address)
+        self._in_buckets += 1
 
-    def _entry(self, address: Address, timestamp: int) -> tuple[int, bytes, int, Address]:
-        """Behind the tag a number, since keys of different types cannot be compared."""
-        tag = address[1]
-        order = tag.encode() if type(tag) is str else encode_token(tag)
-        return timestamp, order, next(self._numbers), address
+    def _rebuild_order(self) -> None:
+        self._heap, self._buckets, self._in_buckets, self._queued = [], {}, 0, {}
+        for times in self._times:
+            for address, at in times.items():
+                self._push(address, at)
 
-    def _rebuild_heap(self) -> None:
-        self._queued = {address: at for times in self._times for address, at in times.items()}
-        self._heap = [self._entry(address, at) for address, at in self._queued.items()]
-        heapify(self._heap)
-
-    def _front(self) -> tuple[int, bytes, int, Address] | None:
-        """The entry of the earliest timer; what is in front of it and does not count is removed."""
-        heap, queued = self._heap, self._queued
-        while heap:
-            timestamp, _, _, address = heap[0]
-            if queued.get(address) != timestamp:
-                heappop(heap)
-                continue
-            due = self._times[part_of(address)].get(address)
-            if due == timestamp:
-                return heap[0]
-            heappop(heap)
-            if due is None:
-                del queued[address]
-            else:
-                queued[address] = due
-                heappush(heap, self._entry(address, due))
-        return None
+    def _counts(self, address: Address, at: int) -> bool:
+        """Whether an address of the bucket of time `at` is due then; if it was moved on, it goes on."""
+        if self._queued.get(address) != at:
+            return False
+        due = self._times[part_of(address)].get(address)
+        if due == at:
+            return True
+        del self._queued[address]
+        if due is not None:
+            self._push(address, due)
+        return False
 
     # In threads, while the table goes on.
 
@@ -218,6 +236,20 @@ class TimerTable:
                 _add(rows, address, DELETED if timestamp is ABSENT else timestamp)
             seen |= addresses
         return rows
+
+
+def _in_order(bucket: list[Address]) -> list[Address]:
+    """By tag, the first last; addresses of equal tags in the order they came."""
+    if len(bucket) > 1:
+        bucket.reverse()
+        bucket.sort(key=_tag_order, reverse=True)
+    return bucket
+
+
+def _tag_order(address: Address) -> bytes:
+    """Tags of a table can be compared so, whatever their type."""
+    tag = address[1]
+    return tag.encode() if type(tag) is str else encode_token(tag)
 
 
 def _add(rows: Rows, address: Address, timestamp: Any) -> None:
