@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -17,11 +16,12 @@ from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.suggestions import suggest
 from ..runtime.job import Job
+from .playback import Playback
 from .records import Time, to_batches, to_ms, to_records, to_times, with_times
 from .rewire import check_job, rewire
 from .run import VirtualRun
 from .steering import is_declarable
-from .world import Advance, End, HistoryEntry, Push, SinkBox, SourceBox, World, new_world
+from .world import SinkBox, SourceBox, World, new_world
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -59,9 +59,10 @@ class Harness:
             raise UsageError("a harness is used once", fix="make another: harness(job)")
         _check_no_loop()
         self._run = VirtualRun(self._spec, self._seed)
+        self._playback = Playback(self._world, self._run)
         try:
             self._run.start()
-            self._replay()
+            self._playback.replay()
         except BaseException:
             self._run.close()
             raise
@@ -107,15 +108,7 @@ class Harness:
                 )
             times = to_times(at, sum(map(len, batches)))
             batches = with_times(batches, times)
-        if not batches:
-            self.settle()
-            return
-        split = box.next_split()
-        log = box.logs.setdefault(split, [])
-        for batch in batches:
-            self._world.history.append(Push(source, split, len(log)))
-            log.append((len(self._world.history) - 1, batch))
-        self._release(len(self._world.history))
+        self._playback.push(box, batches)
 
     def advance_watermark(self, source: str, to: Time) -> None:
         """Declare that event time of a source has come to `to`: what is earlier from now on is late.
@@ -144,9 +137,7 @@ class Harness:
                 f"event time of `{source}` cannot go there to=`{timestamp}` now=`{box.watermark}`",
                 fix="watermarks only rise",
             )
-        box.watermark = timestamp
-        self._world.history.append(Advance(source, timestamp))
-        self._declare(box, timestamp)
+        self._playback.advance(box, timestamp)
 
     def advance_time(self, by: Duration) -> None:
         """Let time pass: timers fire, idle sources are noticed, watermarks go out, calls time out.
@@ -159,9 +150,7 @@ class Harness:
             HeadgateError: the job failed.
         """
         self._running.advance(parse_duration(by, "advance_time"))
-        for step in self._world.event_time_steps(sorted(self._world.steps)):
-            self._running.soon(step.catch_up)
-        self.settle()
+        self._playback.catch_up()
 
     @property
     def now(self) -> datetime:
@@ -179,11 +168,11 @@ class Harness:
             HeadgateError: the job failed, or does not finish.
         """
         if source is not None:
-            self._end(self._open_source(source))
+            self._playback.end(self._open_source(source))
         else:
             for box in self._world.sources.values():
                 if not box.closed:
-                    self._end(box)
+                    self._playback.end(box)
         if all(box.closed for box in self._world.sources.values()):
             self._running.finish()
 
@@ -234,7 +223,7 @@ class Harness:
         """
         self._check_runs()
         self._running.crash()
-        self._replay()
+        self._playback.replay()
 
     def rescale(self, parallelism: int) -> None:
         """Take a checkpoint and go on with so many subtasks per step.
@@ -245,7 +234,7 @@ class Harness:
         """
         self._check_runs()
         self._running.request("rescale", "the rescale", parallelism=parallelism)
-        self._replay()
+        self._playback.replay()
 
     # -- what comes out -----------------------------------------------------------------------------
 
@@ -317,47 +306,6 @@ class Harness:
                 f"the job has no sink `{name}`", fix=suggest(name, names, "sinks and side outputs")
             )
         return box
-
-    def _release(self, until: int) -> None:
-        """Let the readers see history up to entry `until`."""
-        self._world.released = until
-        for box in self._world.sources.values():
-            box.wake()
-        self.settle()
-
-    def _declare(self, box: SourceBox, timestamp: int) -> None:
-        for step in self._world.event_time_steps(box.event_time_steps):
-            self._running.soon(partial(step.declare, timestamp))
-        self.settle()
-
-    def _end(self, box: SourceBox) -> None:
-        box.closed = box.ended = True
-        self._world.history.append(End(box.name))
-        self._release(len(self._world.history))
-
-    def _replay(self) -> None:
-        """Have a new attempt live through what it does not remember, in the order it happened."""
-        declared: dict[str, int] = {}
-        for place, entry in enumerate(self._world.history):
-            if isinstance(entry, Advance):
-                declared[entry.source] = entry.timestamp  # the last before a record says it all
-            elif self._is_news(entry):
-                self._declare_all(declared)
-                if isinstance(entry, End):
-                    self._world.sources[entry.source].ended = True
-                self._release(place + 1)
-        self._declare_all(declared)
-        self._release(len(self._world.history))
-
-    def _is_news(self, entry: HistoryEntry) -> bool:
-        if isinstance(entry, Push):
-            return self._world.sources[entry.source].is_unread(entry)
-        return isinstance(entry, End)
-
-    def _declare_all(self, declared: dict[str, int]) -> None:
-        for source, timestamp in declared.items():
-            self._declare(self._world.sources[source], timestamp)
-        declared.clear()
 
 
 def harness(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.errors import BadRecordError, JobError, StateError, UsageError, UserCodeError
+from headgate.runtime.storage.memory import MemoryStore
 from headgate.testing import harness
 
 
@@ -80,12 +82,17 @@ def stuck_job() -> hg.Job:
     return job
 
 
-def test_a_checkpoint_that_hangs_says_what_it_waits_for() -> None:
-    with harness(stuck_job()) as h:
+def test_a_checkpoint_that_hangs_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def append(self: Any, name: str, data: bytes) -> Any:
+        await asyncio.get_running_loop().create_future()  # for ever
+
+    with harness(halves()) as h:
         h.checkpoint()
-        h.push("numbers", 1)
+        h.push("numbers", 2)
+        monkeypatch.setattr(MemoryStore, "create_if_absent", append)
         with pytest.raises(JobError) as caught:
             h.checkpoint()
+        monkeypatch.undo()
     text = str(caught.value)
     assert "the checkpoint does not complete without time passing" in text
     assert f"{__file__}:" in text
