@@ -1,4 +1,4 @@
-"""Stateful operators alone, in process: their rate, their longest pause, and what their snapshots cost.
+"""Stateful operators alone, in process: what their snapshots cost.
 
 Whatever a snapshot promises is made right behind the batches that followed its cut, as the I/O threads
 of a worker would: so copies made because a cut is outstanding are part of the batches' times.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from metering import WARM_SHARE
 
 import headgate as hg
 from headgate.connectors.conformance import make_context
@@ -22,7 +21,6 @@ from headgate.connectors.rows import RowSource
 from headgate.operators.aggregates import AggregatePlan
 from headgate.operators.base import Operator
 from headgate.operators.elements import Batch, ColumnBatch
-from headgate.operators.event_time import milliseconds
 from headgate.operators.running_aggregate import RunningAggregate
 from headgate.operators.window_aggregate import WindowAggregate
 from headgate.operators.windows import WINDOW_FIELDS, tumbling
@@ -71,28 +69,10 @@ def opened(kind: str) -> Operator:
 
 @dataclass(slots=True)
 class Times:
-    """Rows and seconds of each batch; `making` is what the source took for them."""
+    """Rows and seconds of each batch."""
 
     rows: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    making: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Rows per second behind the warm-up, in the operator alone."""
-        warm = int(WARM_SHARE * len(self.rows))
-        return sum(self.rows[warm:]) / sum(self.seconds[warm:])
-
-    @property
-    def rate_with_source(self) -> float:
-        """The same in a plain loop of source and operator: what a job could reach at best."""
-        warm = int(WARM_SHARE * len(self.rows))
-        return sum(self.rows[warm:]) / (sum(self.seconds[warm:]) + sum(self.making[warm:]))
-
-    @property
-    def longest_ms(self) -> float:
-        """The longest time the operator was deaf."""
-        return 1000 * max(self.seconds)
 
 
 def feed(operator: Operator, batch: ColumnBatch, times: Times) -> None:
@@ -103,19 +83,6 @@ def feed(operator: Operator, batch: ColumnBatch, times: Times) -> None:
         operator.on_watermark(int(batch.timestamps[-1]) - 1)
     times.seconds.append(time.perf_counter() - began)
     times.rows.append(len(batch))
-
-
-def kernel(kind: str, keys: int, rows: int) -> Times:
-    """The operator alone over the records that a job of the same size reads."""
-    records, operator, times = source(keys, rows), opened(kind), Times()
-    for first in range(0, rows, BATCH_ROWS):
-        began = time.perf_counter()
-        made = records.make(first, min(BATCH_ROWS, rows - first))
-        times.making.append(time.perf_counter() - began)
-        assert isinstance(made, ColumnBatch)
-        stamps = milliseconds(made.data.column("ts")) if kind == "tumbling" else None
-        feed(operator, ColumnBatch(made.data, stamps), times)
-    return times
 
 
 def batch_of(keys: np.ndarray) -> ColumnBatch:

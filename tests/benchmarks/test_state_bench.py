@@ -19,30 +19,72 @@ ROWS = 200_000
 def bench() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
+        import aggregation
+        import bare_kernel
+        import premade
         import state_incremental
         import state_jobs
         import state_operators
         import state_run
 
         yield SimpleNamespace(
+            aggregation=aggregation,
+            bare=bare_kernel,
+            premade=premade,
             incremental=state_incremental,
             jobs=state_jobs,
             operators=state_operators,
             run=state_run,
         )
-        for name in ("metering", "state_incremental", "state_jobs", "state_operators", "state_run"):
+        names = (
+            "aggregation",
+            "bare_kernel",
+            "metering",
+            "premade",
+            "state_incremental",
+            "state_jobs",
+        )
+        for name in (*names, "state_operators", "state_run"):
             sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("kind", ["running", "tumbling"])
-def test_kernel_and_job_see_every_record(bench: Any, kind: str) -> None:
-    alone = bench.operators.kernel(kind, 100, ROWS)
-    assert sum(alone.rows) == ROWS
-    assert len(alone.seconds) == len(alone.making) == -(-ROWS // bench.operators.BATCH_ROWS)
+def test_a_job_sees_every_record(bench: Any, kind: str) -> None:
     job = bench.jobs.run_job(kind, 100, ROWS)
     assert job.rate > 0
     # 200 seconds of event time are one window; running results come once per batch and key
     assert job.rows_out == 100 if kind == "tumbling" else job.rows_out >= 100
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("kind", ["running", "tumbling"])
+def test_job_and_bare_kernel_do_the_same_work(bench: Any, kind: str, scattered: bool) -> None:
+    plan = bench.premade.Premade(5_000, scattered, 4 * 8_192, 3, 8_192)
+    found = bench.aggregation.compare(kind, plan, 1)
+    ((bare,), (job,)) = found.bare, found.jobs
+    if kind == "tumbling":
+        # two windows are over while batches come, the last one at the end
+        assert bare.rows_out == job.rows_out
+        assert 14_900 <= job.rows_out <= 15_000
+    else:
+        # a key comes once per batch, and a job cuts and joins batches
+        assert bare.rows_out >= 3 * 5_000 * 0.99
+        assert job.rows_out >= 5_000 * 0.99
+    assert found.ratios[0] > 0
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_the_bare_kernel_is_right(bench: Any, scattered: bool) -> None:
+    plan = bench.premade.Premade(5_000, scattered, 3 * 8_192, 1, 8_192)
+    table, expected = bench.bare.BareTable(), {}
+    for keys, values, _ in map(bench.premade.columns_of, bench.premade.made(plan)):
+        table.add(keys, values)
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            count, total, highest = expected.get(key, (0, 0, 0))
+            expected[key] = count + 1, total + value, max(highest, value)
+    keys, *columns = (column.tolist() for column in table.results())
+    assert dict(zip(keys, zip(*columns, strict=True), strict=True)) == expected
+    assert len(keys) == len(expected)
 
 
 @pytest.mark.parametrize("kind", ["running", "tumbling"])
