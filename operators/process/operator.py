@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -25,6 +25,7 @@ from .context import (
 )
 from .declared import Declared
 from .emitter import Emitter
+from .firing import TimerFiring
 from .functions import KeyedProcess, ProcessFunction
 from .states import FunctionStates, infos
 from .timers import FunctionTimers, timer_infos
@@ -74,6 +75,7 @@ class ProcessOperator(Operator):
         self._opened = False
         self._states: FunctionStates | None = None
         self._timers: FunctionTimers | None = None
+        self._firing: TimerFiring | None = None
 
     @property
     def _backend(self) -> KeyedBackend:
@@ -90,7 +92,8 @@ class ProcessOperator(Operator):
         self._emitter = Emitter(self._user, self._step.sides, self._step.timed, self.output)
         self._context: Context[Any] = Context(self._emitter)
         if declared.timers:
-            self._timers = FunctionTimers(declared.keys, context, self._fire_processing)
+            self._timers = FunctionTimers(declared.keys, context, self._on_clock)
+            self._firing = TimerFiring(self._timers, context, self, self.output)
         self._give_timers(self._context, self._timers, _NO_TIMERS)
         self._states = FunctionStates(
             declared, self._function, self._user, context, self._context, lambda: self._writable
@@ -209,29 +212,41 @@ class ProcessOperator(Operator):
 
     def on_watermark(self, timestamp: int) -> None:
         self._context.watermark = timestamp
-        timers = self._timers
-        if timers is not None:
-            next_time = timers.event.next_time
-            if next_time is not None and next_time <= timestamp:
-                self._fire(timers.due_event(timestamp), "event")
-        self.output.emit_watermark(timestamp)
+        if self._firing is None:
+            self.output.emit_watermark(timestamp)
+        else:
+            self._firing.on_watermark(timestamp)
 
-    def _fire_processing(self) -> None:
-        assert self._timers is not None
-        self._fire(self._timers.due_processing(), "processing")
+    def on_idle(self, idle: bool) -> None:
+        if self._firing is None:
+            self.output.emit_idle(idle)
+        else:
+            self._firing.on_idle(idle)
 
-    def _fire(self, due: Iterator[tuple[int, Any, Any]], clock: TimerClock) -> None:
-        """Call `on_timer` for each timer with its key; timers set meanwhile may be among them."""
+    def _on_clock(self) -> None:
+        assert self._firing is not None
+        self._firing.on_clock()
+
+    def full(self) -> bool:
+        return self._firing is not None and self._firing.holds_watermark
+
+    def settled(self) -> bool:
+        return self._firing is None or not self._firing.unfinished
+
+    def begin_timers(self) -> None:
+        """See `TimerOwner`."""
         self._open_function()
-        context, emitter = self._context, self._emitter
-        try:
-            for timestamp, key, tag in due:
-                self._set_key(key)
-                context.timestamp = timestamp if clock == "event" else None
-                emitter.time = timestamp
-                self._call_on_timer(key, Timer(tag, timestamp, clock))
-        finally:
-            self._no_key()
+
+    def handle_timer(self, timestamp: int, key: Any, tag: str, clock: TimerClock) -> None:
+        """Call `on_timer` with the key of a timer; see `TimerOwner`."""
+        self._set_key(key)
+        self._context.timestamp = timestamp if clock == "event" else None
+        self._emitter.time = timestamp
+        self._call_on_timer(key, Timer(tag, timestamp, clock))
+
+    def end_timers(self) -> None:
+        """See `TimerOwner`."""
+        self._no_key()
         self._flush()
 
     def _flush(self) -> None:
@@ -275,6 +290,8 @@ class ProcessOperator(Operator):
     def close(self) -> None:
         if self._timers is not None:
             self._timers.disarm()
+        if self._firing is not None:
+            self._firing.close()
         try:
             if self._opened:
                 self._function.close()

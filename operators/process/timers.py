@@ -32,7 +32,8 @@ class FunctionTimers:
     Args:
         keys: the keys of the operator.
         context: of the subtask.
-        fire: called in the mailbox when timers of the machine's clock are due.
+        fire: called in the mailbox when timers of the machine's clock may be due; calls `arm` when it is
+            through with them.
     """
 
     def __init__(self, keys: KeyShape, context: OperatorContext, fire: Callable[[], None]) -> None:
@@ -72,7 +73,6 @@ class FunctionTimers:
     def _wake(self) -> None:
         self._armed_for = self._disarm = None
         self._fire()
-        self.arm()
 
     def disarm(self) -> None:
         """No callback is wanted any more."""

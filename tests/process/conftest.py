@@ -73,7 +73,7 @@ class Clock:
             at, number = min(due)
             self.ms = max(self.ms, at)
             self.waiting.pop(number)[1]()
-        self.ms = target
+        self.ms = max(self.ms, target)
 
 
 class Counters:
@@ -104,6 +104,9 @@ class Output:
 
     def emit_watermark(self, timestamp: int) -> None:
         self.events.append(("watermark", timestamp))
+
+    def emit_idle(self, idle: bool) -> None:
+        self.events.append(("idle", idle))
 
     def _add(self, kind: str, batch: Any) -> None:
         records = batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records

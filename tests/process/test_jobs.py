@@ -99,6 +99,37 @@ def test_timers_at_another_parallelism(lab: Any, paced: Any, backend: str) -> No
     assert sorted(seen.rows) == list(range(ROWS))
 
 
+class Bursts(hg.KeyedProcess[int, int, int]):
+    """A timer for each number; those of a thousand are due together."""
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> None:
+        ctx.event_time.at(record // 1_000 * 1_000 + 999)
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> list[int]:
+        return [ctx.key]
+
+
+def test_bursts_of_timers_in_short_slices_in_a_job_whose_workers_die(
+    lab: Any, faults: Any, paced: Any
+) -> None:
+    options = {"headgate.task.slice": "1ms", "pipeline.auto-watermark-interval": "0s"}
+    job = hg.Job("bursts", parallelism=2, max_parallelism=12, options=options)
+    job.checkpoint(every="10ms", storage=lab.storage)
+    job.restart(attempts=20, delay="10ms")
+    sink = collect(guarantee="exactly_once")
+    (
+        job.read(paced(numbers(4_000, batch_rows=200, splits=1), 1), name="numbers", parallelism=1)
+        .event_time(lambda n: n)
+        .key_with(lambda n: n)
+        .process(Bursts(), name="bursts")
+        .write(sink, name="out", parallelism=1)
+    )
+    ran = lab.run(job, faults.kills(4, 3))
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert len(ran.failures) == 3
+    assert sorted(sink.rows) == list(range(4_000))
+
+
 class Match(hg.CoProcess[int, int, int, Any]):
     """Pairs each number of the first stream with that of the second, whichever comes first."""
 

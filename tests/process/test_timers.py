@@ -443,3 +443,112 @@ def test_tables_of_timers_are_as_declared(world: Any) -> None:
         assert snapshot.tables[name].keys == declared[name].keys
     rows = tables["timers.event"].drop_columns("key_group").to_pylist()
     assert rows == [{"key": "a", "map_key": "x", "value": 5}]
+
+
+class Slow(hg.KeyedProcess[str, Record, Any]):
+    """Each timer takes 20 ms: a step of the mailbox has time for three."""
+
+    clock: Any = None
+
+    def on_record(self, record: Record, ctx: hg.Context[str]) -> None:
+        act(record[1:], ctx)
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[str]) -> list[Any]:
+        Slow.clock.ms += 20
+        return [timer.timestamp]
+
+
+def slow_step(world: Any, records: list[Record]) -> Any:
+    step = step_of(world, Slow())
+    Slow.clock = step.clock
+    return step.push(records, [0] * len(records))
+
+
+def run_callback(step: Any) -> None:
+    """The one thing that waits for the mailbox."""
+    ((number, (_, callback)),) = step.clock.waiting.items()
+    del step.clock.waiting[number]
+    callback()
+
+
+def mains(step: Any) -> list[Any]:
+    return [record for record, _ in step.take()]
+
+
+def test_many_timers_fire_in_slices_and_hold_back_watermark_and_records(world: Any) -> None:
+    step = slow_step(world, [("a", "event", at, str(at)) for at in range(8)])
+    (operator,) = step.operators
+    step.watermark(5)
+    assert mains(step) == [0, 1, 2]
+    assert operator.full()
+    assert not operator.settled()
+    operator.on_idle(True)
+    step.watermark(6)
+    assert step.events == []
+    run_callback(step)
+    assert step.events == [("main", at, at) for at in (3, 4, 5)]
+    assert operator.full()
+    run_callback(step)
+    assert step.events == [("main", 6, 6), ("watermark", 6), ("idle", True)]
+    assert not operator.full()
+    assert operator.settled()
+    step.watermark(7)
+    operator.on_idle(False)
+    assert step.events == [("main", 7, 7), ("watermark", 7), ("idle", False)]
+
+
+def test_a_barrier_between_two_slices_has_the_rest_of_the_timers(world: Any) -> None:
+    step = slow_step(world, [(key, "event", 5, "") for key in "abcdefgh"])
+    step.watermark(9)
+    assert mains(step) == [5, 5, 5]
+    step.restart(2)
+    Slow.clock = step.clock
+    assert not any(operator.full() for operator in step.operators)
+    step.watermark(9)
+    while step.clock.waiting:
+        run_callback_of_any(step)
+    assert mains(step) == [5] * 5
+    assert [len(operator._timers.event) for operator in step.operators] == [0, 0]
+
+
+def run_callback_of_any(step: Any) -> None:
+    number = min(step.clock.waiting)
+    _, callback = step.clock.waiting.pop(number)
+    callback()
+
+
+def test_the_end_of_the_input_waits_for_all_slices(world: Any) -> None:
+    now = 1_000_000
+    step = slow_step(
+        world,
+        [("a", "event", 10**15 + at, str(at)) for at in range(5)]
+        + [("a", "processing", now + at, str(at)) for at in range(4)],
+    )
+    (operator,) = step.operators
+    step.watermark(world.end)
+    assert not operator.settled()
+    assert mains(step) == [10**15, 10**15 + 1, 10**15 + 2]
+    while not operator.settled():
+        run_callback_of_any(step)
+    operator.finish()
+    records = mains(step)
+    assert sorted(records) == [now, now + 1, now + 2, now + 3, 10**15 + 3, 10**15 + 4]
+    assert step.clock.waiting == {}
+    assert step.metrics.counts == {"numFiredTimers": 9}
+
+
+def test_processing_timers_fire_in_slices_too_and_hold_nothing_back(world: Any) -> None:
+    now = 1_000_000
+    step = slow_step(world, [("a", "processing", now + at, str(at)) for at in range(5)])
+    step.clock.ms += 10
+    run_callback(step)
+    assert mains(step) == [now, now + 1, now + 2]
+    assert not step.operators[0].full()
+    step.watermark(3)
+    assert step.take("watermark") == []
+    run_callback(step)
+    assert step.events == [
+        ("main", now + 3, now + 3),
+        ("main", now + 4, now + 4),
+        ("watermark", 3),
+    ]
