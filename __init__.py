@@ -38,6 +38,8 @@ _HOMES = {
     "StateTtl": "state.keyed.ttl",
     "Timer": "operators.process.context",
     "ValueState": "state.descriptors",
+    "WatermarkGenerator": "operators.watermarks.generators",
+    "WatermarkStrategy": "operators.watermarks.strategy",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
     "max": "operators.aggregates",
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from .operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
     from .operators.process.sides import SideOutput
     from .operators.stream import Stream
+    from .operators.watermarks.generators import WatermarkGenerator
+    from .operators.watermarks.strategy import WatermarkStrategy
     from .operators.windows import tumbling
     from .runtime.coordinator.job import JobOutcome
     from .runtime.job import Job
@@ -93,6 +97,8 @@ __all__ = [
     "Stream",
     "Timer",
     "ValueState",
+    "WatermarkGenerator",
+    "WatermarkStrategy",
     "__version__",
     "avg",
     "connectors",

@@ -43,6 +43,11 @@ class _Split(msgspec.Struct):
     of: int
     position: int = 0
 
+    @property
+    def name(self) -> str:
+        """What event time knows it by."""
+        return f"split {self.index}"
+
 
 class ListSource(Source):
     """The items of a list."""
@@ -99,6 +104,8 @@ class _ListReader(SourceReader):
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         self._splits += [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+        for split in self._splits:
+            self.context.splits.opened(split.name, queued=True)
         self._drop_read()
 
     def poll(self) -> Batch | None:
@@ -139,6 +146,9 @@ class _ListReader(SourceReader):
         return max(0, -((split.index - len(self._source.items)) // split.of))
 
     def _drop_read(self) -> None:
+        for split in self._splits:
+            if split.position >= self._size(split):
+                self.context.splits.ended(split.name)
         self._splits = [split for split in self._splits if split.position < self._size(split)]
 
     def _read(self, split: _Split) -> Batch:
@@ -151,6 +161,7 @@ class _ListReader(SourceReader):
                 break
             records.append(item)
         split.position += len(records)
+        self.context.splits.reading(split.name)
         self._drop_read()
         return self._source.batch(records)
 

@@ -29,6 +29,11 @@ class _Split(msgspec.Struct):
     position: int = 0
 
     @property
+    def name(self) -> str:
+        """What event time knows it by."""
+        return f"split {self.index}"
+
+    @property
     def next_row(self) -> int:
         """The row number at `position`."""
         block, offset = divmod(self.position, self.block)
@@ -102,40 +107,48 @@ class RowSource(Source):
 class RowReader(SourceReader):
     """Reads its splits merged by row number, so that one reader of all splits keeps their order."""
 
+    can_pause_splits = True
+
     def __init__(self, make: MakeRows, rows: int | None, rate: float | None) -> None:
         self._make = make
         self._end = rows
         self._rate = rate
         self._splits: list[_Split] = []
+        self._paused: frozenset[str] = frozenset()
         self._started_s: float | None = None
         """The (imagined) moment at which row 0 was due."""
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [msgspec.msgpack.decode(split, type=_Split) for split in splits]
-        self._splits = [split for split in self._splits + added if not self._exhausted(split)]
+        unread = [split for split in added if not self._exhausted(split)]
+        self._splits += unread
+        for split in unread:
+            self.context.splits.opened(split.name)
         if self._rate and self._splits and self._started_s is None:
             # Restart the pace at the first row still to come, or a restore would race to catch up.
             first = min(split.next_row for split in self._splits)
             self._started_s = self.context.clock.monotonic() - first / self._rate
 
     def poll(self) -> Batch | None:
-        if not self._splits:
+        split = self._next()
+        if split is None:
             return None
-        split = min(self._splits, key=lambda split: split.next_row)
         first = split.next_row
         count = self._available(split)
         if self._due_in_s(first + count - 1) > _CLOCK_GRAIN_S:
             return None
         split.position += count
+        self.context.splits.reading(split.name)
         if self._exhausted(split):
             self._splits.remove(split)
+            self.context.splits.ended(split.name)
         return self._make(first, count)
 
     async def wait(self) -> None:
         """Sleep until the next batch is due. Cancelling it leaves the reader unchanged."""
         delay_s = 0.0
-        if self._splits:
-            split = min(self._splits, key=lambda split: split.next_row)
+        split = self._next()
+        if split is not None:
             delay_s = self._due_in_s(split.next_row + self._available(split) - 1)
         await asyncio.sleep(max(0.0, delay_s))
 
@@ -145,6 +158,14 @@ class RowReader(SourceReader):
 
     def snapshot(self) -> list[bytes]:
         return [msgspec.msgpack.encode(split) for split in self._splits]
+
+    def pause_splits(self, splits: frozenset[str]) -> None:
+        self._paused = splits
+
+    def _next(self) -> _Split | None:
+        """The split with the least row number of those that may be read."""
+        free = (split for split in self._splits if split.name not in self._paused)
+        return min(free, key=lambda split: split.next_row, default=None)
 
     def _exhausted(self, split: _Split) -> bool:
         return self._end is not None and split.next_row >= self._end

@@ -55,6 +55,7 @@ class _Throttled(Source):
 class _ThrottledReader(SourceReader):
     def __init__(self, reader: SourceReader, rate: float) -> None:
         self._reader = reader
+        self.can_pause_splits = reader.can_pause_splits
         self._rate = rate
         self._next_s = 0.0
         """On the monotonic clock: when the next record may go."""
@@ -99,6 +100,9 @@ class _ThrottledReader(SourceReader):
     @property
     def finished(self) -> bool:
         return self._reader.finished
+
+    def pause_splits(self, splits: frozenset[str]) -> None:
+        self._reader.pause_splits(splits)
 
     def snapshot(self) -> list[bytes]:
         return self._reader.snapshot()

@@ -20,6 +20,7 @@ from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
 from .clock import Clock
 from .elements import Batch
+from .splits import SourceSplits
 
 ATTEMPTS_PER_GENERATION: Final = 65_536
 """An attempt's number is its coordinator's generation times this, plus its number under it."""
@@ -103,6 +104,8 @@ class OperatorContext:
     """Makes, on first use, a directory of this operator subtask's own; it is deleted after the attempt."""
     held_s: Callable[[], float] = _never_held
     """Seconds so far in which the subtask could not go on, whatever waited for it: backpressure."""
+    splits: SourceSplits = field(default_factory=SourceSplits)
+    """What the subtask's reader tells of its splits; one for all operators of the chain."""
 
     @property
     def file_token(self) -> str:

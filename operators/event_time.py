@@ -1,9 +1,7 @@
-"""event_time: when did it happen, and how far has that time come (features.md TIM-01..03)."""
+"""When did it happen: event times of records, from a column or by a function (features.md TIM-01)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,18 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import BadRecordError, PlanError
-from .base import Operator, OperatorContext
-from .durations import parse_duration
-from .elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
+from .elements import Batch, ColumnBatch, Timestamps
 from .graph import Origin
 from .per_record import UserFunction
 from .rows import to_rows
 from .user_code import bad_result, describe_record
-
-INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
-INTERVAL_DEFAULT_MS: Final = 200
-ROWS_PER_WATERMARK: Final = 65_536
-"""A watermark goes out at least this often, in records: replay at full speed must not pile up windows."""
 
 _MS_PER_DAY: Final = 86_400_000
 _NS_PER_UNIT: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
@@ -125,113 +116,3 @@ class FunctionTimes:
             f"returned {shown}, which is not an event time",
             fix="return int milliseconds since 1970 UTC, or a datetime with tzinfo",
         )
-
-
-class EventTimeOperator(Operator):
-    """Sets event times and sends watermarks: the latest time seen - bound - 1 ms.
-
-    The latest time seen is not state: after a restore it starts anew, which only makes the watermark
-    late, never wrong. Watermarks from upstream are swallowed, except the last one.
-    """
-
-    def __init__(
-        self, times: Callable[[Batch], Timestamps], bound_ms: int, idle_after_ms: int | None = None
-    ) -> None:
-        self._times = times
-        self._bound_ms = bound_ms
-        self._idle_after_s = None if idle_after_ms is None else idle_after_ms / 1_000
-        self._latest = WATERMARK_MIN
-        self._sent = WATERMARK_MIN
-        self._rows = 0
-        self._idle = False
-        self._ended = False
-        self._cancel: Callable[[], None] | None = None
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        given = context.options.get(INTERVAL_OPTION)
-        self._interval_ms = (
-            INTERVAL_DEFAULT_MS if given is None else parse_duration(given, INTERVAL_OPTION)
-        )
-        self._active_at = self._awake_s()
-        self._lag_ms = math.nan
-        context.metrics.gauge("currentEmitEventTimeLag", lambda: self._lag_ms)
-        context.metrics.gauge("watermarkLag", self._watermark_lag)
-        self._arm()
-
-    def process(self, batch: Batch, input_index: int) -> None:
-        if not len(batch):
-            return
-        times = self._times(batch)
-        self._set_idle(False)
-        newest = int(times.max())
-        self._latest = max(self._latest, newest)
-        self._lag_ms = self.context.clock.now_ms() - newest
-        if isinstance(batch, ColumnBatch):
-            self.output.emit(ColumnBatch(batch.data, times))
-        else:
-            self.output.emit(ObjectBatch(batch.records, times))
-        self._active_at = self._awake_s()  # only now: the rest of the chain may have taken long
-        self._rows += len(batch)
-        if self._interval_ms == 0 or self._rows >= ROWS_PER_WATERMARK:
-            self._send_watermark()
-
-    def on_watermark(self, timestamp: int) -> None:
-        """Swallow what upstream thinks of event time, except that it is over."""
-        if timestamp == WATERMARK_MAX:
-            self._stop()
-            self.output.emit_watermark(timestamp)
-
-    def on_idle(self, idle: bool) -> None:
-        """Upstream without any active input cannot bring records: idle at once."""
-        self._active_at = self._awake_s()
-        self._set_idle(idle)
-
-    def close(self) -> None:
-        self._stop()
-
-    def _arm(self) -> None:
-        # Without an interval watermarks need no timer, but silence still does.
-        idle_ms = 0 if self._idle_after_s is None else max(1, round(1_000 * self._idle_after_s))
-        delay_ms = self._interval_ms or idle_ms
-        if delay_ms and not self._ended:
-            self._cancel = self.context.timers.call_later(delay_ms, self._tick)
-
-    def _tick(self) -> None:
-        self._send_watermark()
-        if self._idle_after_s is not None:
-            silent_s = self._awake_s() - self._active_at
-            if silent_s >= self._idle_after_s:
-                self._set_idle(True)
-        self._arm()
-
-    def _awake_s(self) -> float:
-        """Seconds on a clock that stands still under backpressure: what waits then is not silent."""
-        return self.context.clock.monotonic() - self.context.held_s()
-
-    def _send_watermark(self) -> None:
-        self._rows = 0
-        if self._latest == WATERMARK_MIN:
-            return
-        watermark = max(self._latest - self._bound_ms - 1, WATERMARK_MIN)
-        if watermark > self._sent:
-            self._sent = watermark
-            self.output.emit_watermark(watermark)
-
-    def _watermark_lag(self) -> float:
-        if self._sent == WATERMARK_MIN:
-            return math.nan
-        return self.context.clock.now_ms() - self._sent
-
-    def _set_idle(self, idle: bool) -> None:
-        if idle != self._idle:
-            if idle:
-                self._send_watermark()
-            self._idle = idle
-            self.output.emit_idle(idle)
-
-    def _stop(self) -> None:
-        self._ended = True
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -17,6 +17,9 @@ from .base import OperatorFactory
 from .partitioning import Partitioning
 from .sink import Sink
 from .source import Source
+
+if TYPE_CHECKING:
+    from .watermarks.settings import WatermarkSettings
 
 
 class Chaining(Enum):
@@ -76,6 +79,8 @@ class Node:
     """A short text for `explain`: the expression, the window, the sink."""
     columns_read: frozenset[str] | None = None
     """Input columns this node needs beyond passing them on; None: all of them."""
+    watermarks: WatermarkSettings | None = None
+    """How this node makes watermarks, if it does."""
 
 
 @dataclass(slots=True)

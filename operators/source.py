@@ -21,7 +21,17 @@ REJECTED = "rejected"
 
 
 class SourceReader:
-    """Reads the splits of one subtask. All methods run in the subtask's mailbox."""
+    """Reads the splits of one subtask. All methods run in the subtask's mailbox.
+
+    A reader should tell `context.splits` of its splits, so that each has event time of its own: `opened`
+    for all of them in `add_splits`, `reading` before `poll` returns a batch of one, `ended` with its last
+    batch. One that tells of any must tell of all; one that tells nothing counts as a single split.
+
+    Attributes:
+        can_pause_splits: it has `pause_splits`. The others wait as a whole where sources are aligned.
+    """
+
+    can_pause_splits: bool = False
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         """Called first. `reject(batch)` sends unreadable records to the side output `rejected`."""
@@ -49,6 +59,10 @@ class SourceReader:
     @property
     def finished(self) -> bool:
         """True when no record will ever come again (then `poll` returns None)."""
+        raise NotImplementedError
+
+    def pause_splits(self, splits: frozenset[str]) -> None:
+        """Return no batch of these splits, by the names told, until called again. Others go on."""
         raise NotImplementedError
 
     def snapshot(self) -> list[bytes]:

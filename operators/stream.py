@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from ..errors import PlanError, StateError
 from ..state.hashing import check_key_type
-from .durations import Duration, parse_duration
-from .event_time import ColumnTimes, EventTimeOperator, FunctionTimes, check_time_column
+from .durations import Duration
 from .expression_steps import FilterStep, SelectStep
 from .expressions import ExpressionLike, check_filter, check_select, show
 from .filter import AsyncFilterOperator, FilterOperator
@@ -44,6 +43,8 @@ from .source import REJECTED
 from .stream_base import StreamBase, into_schema
 from .suggestions import suggest
 from .union import UnionOperator
+from .watermarks.plan import add_event_time
+from .watermarks.strategy import WatermarkStrategy
 from .window_aggregate import LATE
 from .windows import TumblingWindow
 
@@ -191,47 +192,45 @@ class Stream(StreamBase[T]):
         self,
         when: str | Callable[[T], Any],
         *,
-        max_out_of_order: Duration = "0s",
+        max_out_of_order: Duration | None = None,
+        strategy: WatermarkStrategy | None = None,
         idle_after: Duration | None = None,
+        close_after: Duration | None = None,
+        per_split: bool = True,
+        align: str | None = None,
+        max_drift: Duration | None = None,
+        align_every: Duration | None = None,
         name: str = "",
     ) -> Stream[T]:
-        """Say when each record happened, and how much records may be out of order.
+        """Say when each record happened, and how far time has come.
 
         Args:
             when: a timestamp, date or int64 (ms) column, or a function of the record that returns
                 int milliseconds since 1970 UTC or an aware datetime.
-            max_out_of_order: how far behind the latest time seen a record may come and not be late.
-            idle_after: a subtask without records for so long no longer holds the others back.
+            max_out_of_order: how far behind the latest time seen in its split a record may come and not
+                be late; none unless said.
+            strategy: another rule for watermarks, instead of `max_out_of_order`.
+            idle_after: a split, or a subtask, without records for so long no longer holds others back.
+            close_after: without records for so long, time goes on with the clock, so that windows close.
+            per_split: right behind a source, each of its splits has watermarks of its own. False: its
+                splits are read in the order of time, and are one.
+            align: sources of the same group, by its name, wait for each other.
+            max_drift: how far a split may be ahead of the slowest subtask of its group.
+            align_every: how often they tell each other how far they are; 1s unless said.
             name: names the step in errors and metrics.
         """
-        origin = capture_origin()
-        bound_ms = parse_duration(max_out_of_order, "max_out_of_order", str(origin))
-        idle_ms = (
-            None if idle_after is None else parse_duration(idle_after, "idle_after", str(origin))
-        )
-        times: ColumnTimes | FunctionTimes
-        columns: frozenset[str] | None
-        if isinstance(when, str):
-            schema = self._columns("event_time by column", origin)
-            if when not in schema.names:
-                raise unknown_column(when, schema, "event_time", str(origin))
-            check_time_column(when, schema.field(when).type, str(origin))
-            times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
-        else:
-            check_plain(when, "event_time", origin)
-            user = self._user_function("event_time", name, origin, when, None, 1)
-            times, detail = FunctionTimes(user), function_name(when)
-            columns = user.reader.columns_read
-        return self._add(
-            "event_time",
-            name,
-            origin,
-            partial(EventTimeOperator, times, bound_ms, idle_ms),
-            schema=self.schema,
-            row_type=self._row_type,
-            columns=columns,
-            detail=detail,
-            has_event_time=True,
+        return add_event_time(
+            self,
+            when,
+            max_out_of_order=max_out_of_order,
+            strategy=strategy,
+            idle_after=idle_after,
+            close_after=close_after,
+            per_split=per_split,
+            align=align,
+            max_drift=max_drift,
+            align_every=align_every,
+            name=name,
         )
 
     # several streams, and where records go

@@ -223,6 +223,8 @@ class FileReader(SourceReader):
         added.sort(key=lambda split: (split.path, split.row_group or 0, split.position))
         self._splits.extend(added)
         self._unread.extend(msgspec.structs.replace(split) for split in added)
+        for split in added:
+            self.context.splits.opened(_name(split), queued=True)
 
     def poll(self) -> Batch | None:
         while True:
@@ -240,7 +242,9 @@ class FileReader(SourceReader):
             self._splits[0].position = piece.position
             if piece.last:
                 self._splits.popleft()
+                self.context.splits.ended(_name(split))
             if piece.batch is not None and piece.batch.num_rows:
+                self.context.splits.reading(_name(split))
                 return ColumnBatch(piece.batch)
 
     async def wait(self) -> None:
@@ -327,6 +331,13 @@ class FileReader(SourceReader):
                 for values, field in zip(columns, REJECTED_SCHEMA, strict=True)
             ]
             self.reject(ColumnBatch(pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)))
+
+
+def _name(split: FileSplit) -> str:
+    """What event time knows the split by; unlike the position it stays as it is."""
+    if split.row_group is not None:
+        return f"{split.path} row group {split.row_group}"
+    return split.path if split.end is None else f"{split.path} to byte {split.end}"
 
 
 def files_source(

@@ -142,6 +142,19 @@ CATALOGUE: tuple[MetricDoc, ...] = (
     _operator(
         "watermarkLag", "ms", "How far the watermark is behind the clock. `event_time` only."
     ),
+    _operator(
+        "watermarkHeldTime",
+        "ms",
+        "How long ago the watermark rose last: of the subtask with the greatest value ask which split "
+        "holds it back, `headgate list --json` says so. `event_time` only.",
+    ),
+    _operator(
+        "numRecordsBehindClock",
+        "records",
+        "Came behind a watermark that followed the clock, and would have been in time without "
+        "`close_after`. `event_time` only.",
+        COUNTER,
+    ),
 )
 _MEANINGS = {(metric.scope, metric.name): metric.meaning for metric in CATALOGUE}
 

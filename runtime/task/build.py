@@ -112,4 +112,5 @@ def make_context(
         restored_checkpoint=env.restored_checkpoint,
         local_directory=lambda: env.directory.of_operator(name),
         held_s=held_s,
+        splits=env.splits,
     )

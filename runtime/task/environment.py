@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...errors import HeadgateError
 from ...operators.base import Metrics
 from ...operators.clock import Clock
+from ...operators.splits import SourceSplits
 from ...state.snapshot import OperatorSnapshot
 from ..plan import PhysicalPlan, Vertex
 from ..storage.base import CheckpointStore
@@ -90,6 +91,7 @@ class TaskEnvironment:
     directory: SubtaskDirectory
     reports: SubtaskReports
     metrics_of: MetricsFactory
+    splits: SourceSplits = field(default_factory=SourceSplits)
 
     @property
     def task_name(self) -> str:

@@ -35,6 +35,10 @@ class SourceSubtask(Subtask):
         assert source is not None  # for the type checker; `check` has raised otherwise
         self._reader: SourceReader = source.reader()
         self._fresh_splits = fresh_splits
+        self._splits = env.splits
+        self._splits.behind_source = True
+        self._splits.can_pause = self._reader.can_pause_splits
+        self._splits.on_pause = self._pause
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
 
@@ -62,10 +66,14 @@ class SourceSubtask(Subtask):
     async def step(self) -> bool:
         if self._stopping or self.finished:
             return False
+        if self._splits.stands_still:
+            return False
         self.time.switch(Activity.BUSY)
         batch = with_context(self.chain.head, self._reader.poll)
         if batch is not None:
             await self.process(batch, 0)
+        with_context(self.chain.head, self._splits.batch_done)
+        if batch is not None:
             return True
         if self._reader.finished:
             await self.finish()
@@ -73,12 +81,25 @@ class SourceSubtask(Subtask):
         return False
 
     async def _idle(self) -> None:
-        if not self._stopping and not self.finished and self._waiting is None:
+        reads = not (self._stopping or self.finished or self._splits.stands_still)
+        if reads and self._waiting is None:
             self._waiting = asyncio.get_running_loop().create_task(
                 self._reader.wait(), name=f"source wait of {self.env.task_name}"
             )
             self._waiting.add_done_callback(self._arrived)
         await super()._idle()
+
+    def _pause(self) -> None:
+        """Other splits are paused than before. Barriers are injected all the same: they come by mail."""
+        if self._reader.can_pause_splits:
+            with_context(self.chain.head, self._reader.pause_splits, self._splits.paused)
+        if self._waiting is not None:
+            self._waiting.cancel()  # it may wait for a split that is paused now
+        self.signal.set()
+
+    def announce(self, group: str, limit: int) -> None:
+        """Mail: splits above `limit` wait for the others of their group."""
+        self.put_mail(lambda: self._splits.announce(group, limit))
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
         self._waiting = None

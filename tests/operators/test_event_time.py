@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from headgate.errors import BadRecordError, PlanError, UserCodeError
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
 from headgate.operators.event_time import (
-    ROWS_PER_WATERMARK,
     ColumnTimes,
-    EventTimeOperator,
     FunctionTimes,
     check_time_column,
     milliseconds,
@@ -23,6 +21,9 @@ from headgate.operators.event_time import (
 from headgate.operators.graph import Origin
 from headgate.operators.per_record import UserFunction
 from headgate.operators.rows import RowReader
+from headgate.operators.watermarks.operator import ROWS_PER_WATERMARK, EventTimeOperator
+from headgate.operators.watermarks.settings import WatermarkSettings
+from headgate.operators.watermarks.strategy import bounded_by
 
 ORIGIN = Origin("job.py:5")
 
@@ -34,7 +35,8 @@ def by_function(function):
 
 
 def operator(bound_ms=0, idle_after_ms=None):
-    return EventTimeOperator(by_function(lambda x: x), bound_ms, idle_after_ms)
+    settings = WatermarkSettings(bounded_by(bound_ms), idle_after_ms)
+    return EventTimeOperator(by_function(lambda x: x), settings)
 
 
 @pytest.mark.parametrize("kind", ["s", "ms", "us", "ns"])
@@ -99,7 +101,7 @@ def test_other_results_are_refused(result, shown):
 
 
 def test_records_carry_their_times(harness, world):
-    run = harness(EventTimeOperator(ColumnTimes("ts", ORIGIN), 0))
+    run = harness(EventTimeOperator(ColumnTimes("ts", ORIGIN), WatermarkSettings(bounded_by(0))))
     run.push(world.batch(3, times=False))
     assert run.times == [0, 1_000, 2_000]
 

@@ -1,0 +1,134 @@
+"""Event time per split, and the one watermark of the subtask: the minimum of its splits.
+
+A split counts from the moment it is known, before its first record: so nothing is late because one split
+is read behind another, or in turn with it. It stops counting when it ends, and while it is silent. All
+this is about what a reader has at hand; across subtasks `runtime/task/valve.py` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from ..elements import WATERMARK_MIN, Timestamps
+from ..splits import WHOLE
+from .generators import WatermarkGenerator
+
+
+@final
+@dataclass(slots=True)
+class Lane:
+    """Event time of one split. `active_at_s`: when it last brought a record, or first could have."""
+
+    generator: WatermarkGenerator
+    active_at_s: float
+    watermark: int = WATERMARK_MIN
+    idle: bool = False
+
+    def rise(self, watermark: int | None) -> None:
+        """Go on to `watermark`; never back."""
+        if watermark is not None and watermark > self.watermark:
+            self.watermark = watermark
+
+
+@final
+class Slowest(NamedTuple):
+    """The split that holds the watermark of its subtask back."""
+
+    split: str
+    watermark: int
+
+
+@final
+class Lanes:
+    """All splits of one subtask."""
+
+    def __init__(self, make: Callable[[], WatermarkGenerator], now_s: float) -> None:
+        self._make = make
+        self._lanes: dict[str, Lane] = {WHOLE: Lane(make(), now_s)}
+        self._queued: dict[str, None] = {}
+        """Splits that the reader has not come to, in order: they hold time, and are never idle."""
+        self._told = False
+
+    def open(self, split: str, queued: bool, now_s: float) -> None:
+        """A split to wait for."""
+        if not self._told:
+            self._told = True
+            del self._lanes[WHOLE]
+        if queued:
+            self._queued[split] = None
+        else:
+            self._lanes[split] = Lane(self._make(), now_s)
+
+    def end(self, split: str) -> None:
+        """Nobody has to wait for the split any more."""
+        self._queued.pop(split, None)
+        self._lanes.pop(split, None)
+
+    def see(self, split: str, times: Timestamps) -> bool:
+        """Records of a split; True if its watermark is to go out at once."""
+        lane = self._lanes.get(split)
+        if lane is None:
+            self._queued.pop(split, None)
+            lane = self._lanes[split] = Lane(self._make(), 0.0)
+        lane.idle = False
+        watermark = lane.generator.on_batch(times)
+        lane.rise(watermark)
+        return watermark is not None
+
+    def touch(self, split: str, now_s: float) -> None:
+        """The work on records of a split ended now."""
+        self._lanes[split].active_at_s = now_s
+
+    def tick(self) -> None:
+        """Ask all generators how far they are."""
+        for lane in self._lanes.values():
+            lane.rise(lane.generator.on_interval())
+
+    def silence(self, now_s: float, longest_s: float, paused: Set[str]) -> None:
+        """Mark splits idle that have been silent for `longest_s`; those that must wait are not silent."""
+        for split, lane in self._lanes.items():
+            if split in paused:
+                lane.active_at_s = now_s
+            elif now_s - lane.active_at_s >= longest_s:
+                lane.idle = True
+
+    @property
+    def reached(self) -> int:
+        """The watermark that follows from all splits; WATERMARK_MIN: none yet."""
+        slowest = self.slowest
+        if slowest is not None:
+            return slowest.watermark
+        # None is waited for: as far as any has come, as the valve does when all channels are idle.
+        return max((lane.watermark for lane in self._lanes.values()), default=WATERMARK_MIN)
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """The split that the others wait for; None if all are idle or have ended."""
+        if self._queued:
+            return Slowest(next(iter(self._queued)), WATERMARK_MIN)
+        return self._slowest_being_read
+
+    @property
+    def being_read(self) -> int | None:
+        """The least watermark of splits that are being read and not idle; None: there is none."""
+        slowest = self._slowest_being_read
+        return None if slowest is None else slowest.watermark
+
+    @property
+    def _slowest_being_read(self) -> Slowest | None:
+        active = (Slowest(name, lane.watermark) for name, lane in self._active())
+        return min(active, key=lambda each: each.watermark, default=None)
+
+    def above(self, limit: int) -> frozenset[str]:
+        """The splits being read whose watermark is above `limit`."""
+        return frozenset(name for name, lane in self._lanes.items() if lane.watermark > limit)
+
+    def _active(self) -> Iterator[tuple[str, Lane]]:
+        return ((name, lane) for name, lane in self._lanes.items() if not lane.idle)
+
+    def counts(self) -> tuple[int, int, int]:
+        """(splits being read, those of them that are idle, splits queued)."""
+        idle = sum(lane.idle for lane in self._lanes.values())
+        return len(self._lanes), idle, len(self._queued)

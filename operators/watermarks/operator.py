@@ -1,0 +1,283 @@
+"""The event-time step in one subtask: gives records their times, and says how far time has come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple, final
+
+import numpy as np
+
+from ...errors import PlanError
+from ..base import Operator, OperatorContext
+from ..durations import parse_duration
+from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
+from ..graph import Origin
+from ..splits import WHOLE
+from .guarded import guarded
+from .lanes import Lanes
+from .settings import Alignment, WatermarkSettings
+
+INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
+INTERVAL_DEFAULT_MS: Final = 200
+ROWS_PER_WATERMARK: Final = 65_536
+"""A watermark goes out at least this often, in records: replay at full speed must not pile up windows."""
+BEHIND_CLOCK: Final = "numRecordsBehindClock"
+
+
+@final
+class EventTimeStatus(NamedTuple):
+    """How far a step has come in one subtask, for those who look at the job from outside.
+
+    Attributes:
+        watermark: the last one sent.
+        idle: nobody waits for this subtask.
+        split: the split that holds it back; empty: the reader does not tell of splits, or none does.
+        held_ms: for how long the watermark has not moved.
+        paused: splits that wait for their alignment group; all, if the reader cannot stop single ones.
+    """
+
+    watermark: int
+    idle: bool
+    split: str
+    held_ms: int
+    paused: int
+
+
+class EventTimeOperator(Operator):
+    """Sets event times and sends watermarks: the least of those of the subtask's splits.
+
+    What was seen is not state: after a restore it starts anew, which only makes the watermark late,
+    never wrong. Watermarks from upstream are swallowed, except the last one.
+    """
+
+    def __init__(
+        self,
+        times: Callable[[Batch], Timestamps],
+        settings: WatermarkSettings,
+        origin: Origin = Origin("<unknown>"),
+    ) -> None:
+        self._times = times
+        self._settings = settings
+        self._origin = origin
+        self._idle_after_s = _seconds(settings.idle_after_ms)
+        self._close_after_s = _seconds(settings.close_after_ms)
+        self._sent = WATERMARK_MIN
+        self._earned = WATERMARK_MIN
+        """The highest watermark that followed from records, not from the clock."""
+        self._limit = WATERMARK_MAX
+        self._rows = 0
+        self._busy_s = 0.0
+        self._idle = False
+        self._ended = False
+        self._cancels: dict[str, Callable[[], None]] = {}
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        given = context.options.get(INTERVAL_OPTION)
+        self._interval_ms = (
+            INTERVAL_DEFAULT_MS if given is None else parse_duration(given, INTERVAL_OPTION)
+        )
+        self._active_at = self._risen_at = self._awake_s()
+        make = guarded(self._settings.strategy.make, context.operator_name, self._origin)
+        self._lanes = Lanes(make, self._active_at)
+        self._lag_ms = math.nan
+        context.metrics.gauge("currentEmitEventTimeLag", lambda: self._lag_ms)
+        context.metrics.gauge("watermarkLag", self._watermark_lag)
+        context.metrics.gauge("watermarkHeldTime", self._held_ms)
+        self._behind_clock = context.metrics.counter(BEHIND_CLOCK)
+        if self._settings.per_split:
+            context.splits.listen(self)
+        self._arm()
+        if self._settings.alignment is not None:
+            self._align(self._settings.alignment)
+
+    # -- splits -------------------------------------------------------------------------------------
+
+    def split_opened(self, split: str, queued: bool) -> None:
+        """The reader has another split."""
+        self._lanes.open(split, queued, self._awake_s())
+
+    def split_ended(self, split: str) -> None:
+        """A split is through: perhaps it was the slowest."""
+        self._lanes.end(split)
+        self._pause_splits()
+
+    # -- records ------------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        if not len(batch):
+            return
+        times = self._times(batch)
+        began_s = self.context.clock.monotonic()
+        self._set_idle(False)
+        split = self.context.splits.current if self._settings.per_split else WHOLE
+        at_once = self._lanes.see(split, times)
+        self._lag_ms = self.context.clock.now_ms() - int(times.max())
+        if self._sent > self._earned:
+            behind = (times <= self._sent) & (times > self._earned)
+            self._behind_clock.inc(int(np.count_nonzero(behind)))
+        if isinstance(batch, ColumnBatch):
+            self.output.emit(ColumnBatch(batch.data, times))
+        else:
+            self.output.emit(ObjectBatch(batch.records, times))
+        # What waits while the rest of the chain works is not silent.
+        self._busy_s += self.context.clock.monotonic() - began_s
+        self._active_at = self._awake_s()
+        self._lanes.touch(split, self._active_at)
+        self._rows += len(batch)
+        if self._interval_ms == 0 or self._rows >= ROWS_PER_WATERMARK:
+            self._send_watermark()
+        elif at_once:
+            self._send_reached()
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Swallow what upstream thinks of event time, except that it is over."""
+        if timestamp == WATERMARK_MAX:
+            self._stop()
+            self.output.emit_watermark(timestamp)
+
+    def on_idle(self, idle: bool) -> None:
+        """Upstream without any active input cannot bring records: idle at once."""
+        self._active_at = self._awake_s()
+        self._set_idle(idle)
+
+    def close(self) -> None:
+        self._stop()
+
+    # -- the clock ----------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        # Without an interval watermarks need no timer, but silence still does.
+        silences = (self._settings.idle_after_ms, self._settings.close_after_ms)
+        shortest_ms = min((max(1, ms) for ms in silences if ms is not None), default=0)
+        delay_ms = self._interval_ms or shortest_ms
+        if delay_ms and not self._ended:
+            self._cancels["tick"] = self.context.timers.call_later(delay_ms, self._tick)
+
+    def _tick(self) -> None:
+        self._send_watermark()
+        splits, now_s = self.context.splits, self._awake_s()
+        if splits.paused:
+            self._active_at = now_s  # what must wait is not silent
+        silent_s = now_s - self._active_at
+        if self._idle_after_s is not None:
+            self._lanes.silence(now_s, self._idle_after_s, splits.paused)
+            self._send_reached()
+            if silent_s >= self._idle_after_s:
+                self._set_idle(True)
+        if self._close_after_s is not None and silent_s >= self._close_after_s:
+            self._follow_clock(silent_s)
+        self._arm()
+
+    def _follow_clock(self, silent_s: float) -> None:
+        """Nothing has come for long: time goes on as if a record had, with the time it would have now."""
+        reached = self._lanes.reached
+        if reached == WATERMARK_MIN:
+            return
+        watermark = min(reached + round(1_000 * silent_s), WATERMARK_MAX - 1)
+        if watermark <= self._sent:
+            return
+        if self._idle:  # nobody listens to those who are idle
+            self.output.emit_idle(False)
+        self._emit_watermark(watermark)
+        if self._idle:
+            self.output.emit_idle(True)
+
+    def _awake_s(self) -> float:
+        """Seconds on a clock that stands still while records may wait for us: no silence is so long."""
+        return self.context.clock.monotonic() - self.context.held_s() - self._busy_s
+
+    # -- watermarks ---------------------------------------------------------------------------------
+
+    def _send_watermark(self) -> None:
+        self._rows = 0
+        self._lanes.tick()
+        self._pause_splits()
+        self._send_reached()
+
+    def _send_reached(self) -> None:
+        reached = self._lanes.reached
+        self._earned = max(self._earned, reached)
+        if reached > self._sent and not self._idle:
+            self._emit_watermark(reached)
+
+    def _emit_watermark(self, timestamp: int) -> None:
+        self._sent = timestamp
+        self._risen_at = self.context.clock.monotonic()
+        self.output.emit_watermark(timestamp)
+
+    def _set_idle(self, idle: bool) -> None:
+        if idle != self._idle:
+            if idle:
+                self._send_watermark()
+            self._idle = idle
+            self.output.emit_idle(idle)
+
+    def _stop(self) -> None:
+        self._ended = True
+        for cancel in self._cancels.values():
+            cancel()
+        self._cancels.clear()
+
+    # -- alignment ----------------------------------------------------------------------------------
+
+    def _align(self, alignment: Alignment) -> None:
+        if not self.context.splits.behind_source:
+            raise PlanError(
+                f"`{self.context.operator_name}` does not run with a source: it cannot be aligned "
+                f"group=`{alignment.group}`",
+                where=str(self._origin),
+                fix="put event_time behind the source, at its parallelism, without key_by or "
+                "rebalance between them, and leave chaining enabled",
+            )
+        self._report(alignment)
+
+    def _report(self, alignment: Alignment) -> None:
+        """Say how far this subtask is. Splits that the reader has not come to are no reason to wait."""
+        name, active = self.context.operator_name, self._lanes.being_read
+        if self._idle or active is None:
+            self.context.splits.report(name, alignment.group, None)
+        elif (watermark := max(active, self._sent)) > WATERMARK_MIN:
+            self.context.splits.report(name, alignment.group, watermark)
+        if not self._ended:
+            self._cancels["report"] = self.context.timers.call_later(
+                alignment.every_ms, lambda: self._report(alignment)
+            )
+
+    def limit_announced(self, group: str, limit: int) -> None:
+        """Splits above `limit` wait."""
+        alignment = self._settings.alignment
+        if alignment is not None and alignment.group == group:
+            self._limit = limit
+            self._pause_splits()
+
+    def _pause_splits(self) -> None:
+        if self._settings.alignment is not None:
+            above = self._lanes.above(self._limit)
+            self.context.splits.pause(self.context.operator_name, above)
+
+    # -- what others see ----------------------------------------------------------------------------
+
+    def status(self) -> EventTimeStatus:
+        """How far this subtask has come, and what holds it back."""
+        slowest = self._lanes.slowest
+        return EventTimeStatus(
+            self._sent,
+            self._idle,
+            WHOLE if slowest is None else slowest.split,
+            round(self._held_ms()),
+            len(self.context.splits.paused),
+        )
+
+    def _held_ms(self) -> float:
+        return 1_000 * (self.context.clock.monotonic() - self._risen_at)
+
+    def _watermark_lag(self) -> float:
+        if self._sent == WATERMARK_MIN:
+            return math.nan
+        return self.context.clock.now_ms() - self._sent
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1_000

@@ -1,0 +1,167 @@
+"""The step `Stream.event_time` as the user wrote it: what is wrong with it is said here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import PlanError
+from ..durations import Duration, parse_duration
+from ..event_time import ColumnTimes, FunctionTimes, check_time_column
+from ..functions import check_plain, function_name
+from ..graph import Chaining, Origin
+from ..origin import capture_origin
+from ..partitioning import Forward
+from ..schema import unknown_column
+from .operator import EventTimeOperator
+from .settings import ALIGN_EVERY_MS, Alignment, WatermarkSettings
+from .strategy import WatermarkStrategy, bounded_by
+
+if TYPE_CHECKING:
+    from ..stream import Stream
+
+
+def add_event_time(
+    stream: Stream[Any],
+    when: str | Callable[[Any], Any],
+    *,
+    max_out_of_order: Duration | None,
+    strategy: WatermarkStrategy | None,
+    idle_after: Duration | None,
+    close_after: Duration | None,
+    per_split: bool,
+    align: str | None,
+    max_drift: Duration | None,
+    align_every: Duration | None,
+    name: str,
+) -> Stream[Any]:
+    """See `Stream.event_time`.
+
+    Raises:
+        PlanError: arguments that do not fit each other, or the stream.
+    """
+    origin = capture_origin()
+    settings = WatermarkSettings(
+        _strategy(max_out_of_order, strategy, origin),
+        _optional_ms(idle_after, "idle_after", origin),
+        _optional_ms(close_after, "close_after", origin),
+        per_split,
+        _alignment(align, max_drift, align_every, origin),
+    )
+    if settings.alignment is not None:
+        _check_alignment(stream, settings, settings.alignment, origin)
+    times: ColumnTimes | FunctionTimes
+    columns: frozenset[str] | None
+    if isinstance(when, str):
+        schema = stream._columns("event_time by column", origin)
+        if when not in schema.names:
+            raise unknown_column(when, schema, "event_time", str(origin))
+        check_time_column(when, schema.field(when).type, str(origin))
+        times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
+    else:
+        check_plain(when, "event_time", origin)
+        user = stream._user_function("event_time", name, origin, when, None, 1)
+        times, detail = FunctionTimes(user), function_name(when)
+        columns = user.reader.columns_read
+    timed = stream._add(
+        "event_time",
+        name,
+        origin,
+        partial(EventTimeOperator, times, settings, origin),
+        schema=stream.schema,
+        row_type=stream._row_type,
+        columns=columns,
+        detail=detail,
+        has_event_time=True,
+    )
+    timed._node.watermarks = settings
+    return timed
+
+
+def _strategy(
+    max_out_of_order: Duration | None, strategy: WatermarkStrategy | None, origin: Origin
+) -> WatermarkStrategy:
+    if strategy is None:
+        return bounded_by(_optional_ms(max_out_of_order, "max_out_of_order", origin) or 0)
+    if not isinstance(strategy, WatermarkStrategy):
+        raise PlanError(
+            f"strategy is no hg.WatermarkStrategy type=`{type(strategy).__name__}`",
+            where=str(origin),
+            fix="such as hg.WatermarkStrategy.custom(MyGenerator)",
+        )
+    if max_out_of_order is not None:
+        raise PlanError(
+            "event_time has both a strategy and max_out_of_order",
+            where=str(origin),
+            fix="give one: the strategy says how far records may be out of order",
+        )
+    return strategy
+
+
+def _alignment(
+    group: str | None, max_drift: Duration | None, every: Duration | None, origin: Origin
+) -> Alignment | None:
+    if group is None:
+        if max_drift is not None or every is not None:
+            what = "max_drift" if max_drift is not None else "align_every"
+            raise PlanError(
+                f"{what} has no meaning without align", where=str(origin), fix='add align="a name"'
+            )
+        return None
+    if not isinstance(group, str) or not group:
+        raise PlanError(f"align is not the name of a group value=`{group!r}`", where=str(origin))
+    if max_drift is None:
+        raise PlanError(
+            f"alignment needs max_drift group=`{group}`",
+            where=str(origin),
+            fix='say how far a source may be ahead of the slowest, such as max_drift="30s"',
+        )
+    drift_ms = parse_duration(max_drift, "max_drift", str(origin))
+    every_ms = _optional_ms(every, "align_every", origin)
+    if every_ms == 0:
+        raise PlanError("align_every must be above 0", where=str(origin), fix='such as "1s"')
+    return Alignment(group, drift_ms, every_ms or ALIGN_EVERY_MS)
+
+
+def _check_alignment(
+    stream: Stream[Any], settings: WatermarkSettings, alignment: Alignment, origin: Origin
+) -> None:
+    if settings.idle_after_ms is None:
+        raise PlanError(
+            f"alignment needs idle_after group=`{alignment.group}`",
+            where=str(origin),
+            fix="or one split without records holds up all sources of the group; "
+            'add idle_after="1m"',
+        )
+    if not _runs_with_source(stream):
+        raise PlanError(
+            f"alignment stops sources, and there is none right before group=`{alignment.group}`",
+            where=str(origin),
+            fix="call event_time behind job.read, with nothing but map, filter, select or flat_map "
+            "between them, none of them async",
+        )
+    for node in stream._job.graph.nodes:
+        other = node.watermarks.alignment if node.watermarks is not None else None
+        if other is not None and other.group == alignment.group and other != alignment:
+            raise PlanError(
+                f"group `{alignment.group}` has another max_drift or align_every in `{node.name}`",
+                where=str(origin),
+                fix=f"all members agree; the other is at {node.origin.location}",
+            )
+
+
+def _runs_with_source(stream: Stream[Any]) -> bool:
+    """True if a step behind `stream` will share a subtask with its source."""
+    partitioning, node = stream._input().partitioning, stream._node
+    while isinstance(partitioning, Forward) and node.chaining is not Chaining.NEVER:
+        if node.source is not None:
+            return True
+        if len(node.inputs) != 1 or node.chaining is not Chaining.ALWAYS:
+            return False
+        node, partitioning = node.inputs[0].node, node.inputs[0].partitioning
+    return False
+
+
+def _optional_ms(value: Duration | None, what: str, origin: Origin) -> int | None:
+    return None if value is None else parse_duration(value, what, str(origin))

@@ -1,0 +1,69 @@
+"""WatermarkStrategy: by which rule watermarks follow from event times (features.md TIM-01, TIM-02)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+from ...errors import PlanError
+from ..durations import Duration, format_duration, parse_duration
+from ..functions import check_plain, function_name
+from ..origin import capture_origin
+from .generators import BoundedGenerator, WatermarkGenerator
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WatermarkStrategy:
+    """A rule for watermarks; made by one of its three class methods.
+
+    Attributes:
+        make: makes the generator of one split.
+        text: the rule in a few words, for `explain`.
+    """
+
+    make: Callable[[], WatermarkGenerator]
+    text: str
+
+    @classmethod
+    def monotonous(cls) -> WatermarkStrategy:
+        """Each split has its records in the order of event time: watermarks follow the latest time."""
+        return bounded_by(0)
+
+    @classmethod
+    def bounded(cls, max_out_of_order: Duration) -> WatermarkStrategy:
+        """Records come at most so far behind the latest time seen in their split.
+
+        Raises:
+            UsageError: not a duration.
+        """
+        where = str(capture_origin())
+        return bounded_by(parse_duration(max_out_of_order, "max_out_of_order", where))
+
+    @classmethod
+    def custom(cls, make: Callable[[], WatermarkGenerator]) -> WatermarkStrategy:
+        """A rule of your own.
+
+        Args:
+            make: makes a generator, one for each split; a subclass of `WatermarkGenerator` will do.
+
+        Raises:
+            PlanError: `make` cannot be called, or is a generator instead of what makes one.
+        """
+        origin = capture_origin()
+        if isinstance(make, WatermarkGenerator):
+            raise PlanError(
+                f"custom needs what makes a generator, not one type=`{type(make).__name__}`",
+                where=str(origin),
+                fix=f"each split needs its own: custom({type(make).__name__})",
+            )
+        check_plain(make, "custom", origin)
+        return cls(make, f"by {function_name(make)}")
+
+
+def bounded_by(bound_ms: int) -> WatermarkStrategy:
+    """Records come at most `bound_ms` behind the latest time seen."""
+    text = f"at most {format_duration(bound_ms)} out of order" if bound_ms else "in order"
+    return WatermarkStrategy(partial(BoundedGenerator, bound_ms), text)

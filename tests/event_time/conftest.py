@@ -1,0 +1,164 @@
+"""An event-time step by itself: splits, clock and timers are moved by hand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate.operators.base import OperatorContext
+from headgate.operators.elements import ObjectBatch
+from headgate.operators.event_time import FunctionTimes
+from headgate.operators.graph import Origin
+from headgate.operators.per_record import UserFunction
+from headgate.operators.rows import RowReader
+from headgate.operators.splits import SourceSplits
+from headgate.operators.watermarks.operator import EventTimeOperator
+from headgate.operators.watermarks.settings import Alignment, WatermarkSettings
+from headgate.operators.watermarks.strategy import WatermarkStrategy, bounded_by
+from headgate.state.keygroups import KeyGroupRange
+
+ORIGIN = Origin("job.py:5")
+
+
+class Clock:
+    """Moves only when told; runs the timers that are due."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+        self.due: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._next = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic(self) -> float:
+        return self.ms / 1_000
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        self._next += 1
+        key = self._next
+        self.due[key] = (self.ms + delay_ms, callback)
+        return lambda: self.due.pop(key, None) and None
+
+    def advance(self, ms: int) -> None:
+        until = self.ms + ms
+        while due := [(at, key) for key, (at, _) in self.due.items() if at <= until]:
+            at, key = min(due)
+            self.ms = at
+            self.due.pop(key)[1]()
+        self.ms = until
+
+
+class Step:
+    """One event-time step in one subtask of a source; records are their own event times, in ms."""
+
+    def __init__(
+        self,
+        strategy: WatermarkStrategy | None = None,
+        options: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.clock = Clock()
+        self.splits = SourceSplits()
+        self.splits.behind_source = True
+        self.splits.report = self._report
+        self.events: list[tuple[str, Any]] = []
+        self.reports: list[int | None] = []
+        self.counts: dict[str, int] = {}
+        self.held_s = 0.0
+        user = UserFunction(lambda x: x, "event_time", ORIGIN, RowReader(None, None, lambda x: x))
+        chosen = WatermarkSettings(strategy or bounded_by(0), **settings)
+        self.operator = EventTimeOperator(FunctionTimes(user), chosen, ORIGIN)
+        self.operator.output = self  # type: ignore[assignment]  # it has all four methods
+        self.operator.open(self._context(options or {}))
+
+    def _context(self, options: dict[str, str]) -> OperatorContext:
+        return OperatorContext(
+            job_name="test",
+            operator_name="times",
+            subtask_index=0,
+            parallelism=1,
+            max_parallelism=128,
+            attempt=1,
+            key_groups=KeyGroupRange(0, 127),
+            clock=self.clock,
+            timers=self.clock,
+            metrics=self,  # type: ignore[arg-type]
+            logger=logging.getLogger("test"),
+            run_in_thread=lambda function: function(),
+            options=options,
+            held_s=lambda: self.held_s,
+            splits=self.splits,
+        )
+
+    # metrics
+
+    def counter(self, name: str) -> Any:
+        def inc(amount: int = 1) -> None:
+            self.counts[name] = self.counts.get(name, 0) + amount
+
+        return SimpleNamespace(inc=inc)
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        pass
+
+    # output
+
+    def emit(self, batch: ObjectBatch) -> None:
+        self.events.append(("records", list(batch.records)))
+
+    def emit_side(self, tag: str, batch: ObjectBatch) -> None:
+        raise AssertionError("event_time has no side output")
+
+    def emit_watermark(self, timestamp: int) -> None:
+        self.events.append(("watermark", timestamp))
+
+    def emit_idle(self, idle: bool) -> None:
+        self.events.append(("idle", idle))
+
+    def _report(self, step: str, group: str, watermark: int | None) -> None:
+        self.reports.append(watermark)
+
+    # the test's hands
+
+    def read(self, split: str, *times: int, last: bool = False) -> Step:
+        """A batch of a split, as a source's subtask handles it."""
+        if split:
+            self.splits.reading(split)
+        if last:
+            self.splits.ended(split)
+        if times:
+            self.operator.process(ObjectBatch(list(times)), 0)
+        self.splits.batch_done()
+        return self
+
+    def wait(self, ms: int) -> Step:
+        self.clock.advance(ms)
+        return self
+
+    @property
+    def watermarks(self) -> list[int]:
+        return [value for kind, value in self.events if kind == "watermark"]
+
+    @property
+    def signals(self) -> list[tuple[str, Any]]:
+        return [event for event in self.events if event[0] != "records"]
+
+
+@pytest.fixture(scope="session")
+def step() -> type[Step]:
+    return Step
+
+
+@pytest.fixture(scope="session")
+def aligned() -> Callable[..., Step]:
+    """A step that belongs to group `g`."""
+
+    def make(drift_ms: int = 100, **settings: Any) -> Step:
+        return Step(idle_after_ms=5_000, alignment=Alignment("g", drift_ms, 1_000), **settings)
+
+    return make
