@@ -1,0 +1,204 @@
+"""The rows of one side by key: per key a chain from its newest row to its oldest.
+
+A batch walks all its chains at once, a row of each per round. The chains of few keys can be very long;
+those would make many rounds of few rows. The rows of such keys are gathered instead, sorted by key and
+time, and found by binary search: that costs a look at all rows, once per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ...state.reserved import SlotArray
+from ...state.values import Index
+from .ranges import (
+    PAIRS_MAX,
+    Pairs,
+    expanded,
+    first_place,
+    packed,
+    portions,
+    sorted_order,
+    unpacked,
+)
+
+CHAIN_MAX: Final = 48
+"""Longer chains are not walked."""
+_NO_TIME: Final = np.iinfo(np.int64).min
+
+
+class Chains:
+    """Rows 0, 1, 2, … with the slot of their key and their time (ms)."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._times = SlotArray(np.int64)
+        self._slots = SlotArray(np.int32)
+        self._older = SlotArray(np.int32)
+        self._newest = SlotArray(np.int32, -1)  # by slot, as the next
+        self._counts = SlotArray(np.int64)
+
+    @property
+    def times(self) -> Index:
+        """Of all rows (a view)."""
+        return self._times.data[: self.size]
+
+    def times_at(self, rows: Index) -> Index:
+        """The times of some rows; the least there is for row -1."""
+        if not self.size:
+            return np.full(len(rows), _NO_TIME)
+        return np.where(rows >= 0, self._times.data.take(rows, mode="clip"), _NO_TIME)
+
+    @property
+    def slots(self) -> Index:
+        """Of all rows (a view)."""
+        return self._slots.data[: self.size]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        arrays = (self._times, self._slots, self._older, self._newest, self._counts)
+        return sum(array.nbytes for array in arrays)
+
+    def add(self, slots: Index, times: Index, keys: int) -> None:
+        """Append rows; there are `keys` slots now."""
+        first, rows = self.size, len(slots)
+        if not rows:
+            return
+        self.size = first + rows
+        for by_row in (self._times, self._slots, self._older):
+            by_row.reserve(self.size)
+        self._reserve_keys(keys)
+        self._times.data[first : self.size] = times
+        self._slots.data[first : self.size] = slots
+        order = sorted_order(slots)
+        by_slot, numbers = slots[order], order + first
+        begins = np.empty(rows, np.bool_)
+        begins[0] = True
+        np.not_equal(by_slot[1:], by_slot[:-1], out=begins[1:])
+        older = np.empty(rows, np.int64)
+        older[1:] = numbers[:-1]
+        older[begins] = self._newest.data[by_slot[begins]]
+        self._older.data[numbers] = older
+        starts = np.flatnonzero(begins)
+        lasts = np.append(starts[1:], rows) - 1
+        self._newest.data[by_slot[lasts]] = numbers[lasts]
+        self._counts.data[by_slot[lasts]] += lasts - starts + 1
+
+    def _reserve_keys(self, keys: int) -> None:
+        self._newest.reserve(keys)
+        self._counts.reserve(keys)
+
+    # --- who meets -----------------------------------------------------------------------------
+
+    def between(self, slots: Index, low: Index, high: Index, keys: int) -> Iterator[Pairs]:
+        """Pairs of probing rows and the rows here with their slot and a time in [low, high].
+
+        All probing rows are covered, in order, whether or not they meet any.
+        """
+        self._reserve_keys(keys)
+        counts = self._counts.data[slots]
+        long = counts > CHAIN_MAX
+        gathered = _Gathered(self, slots[long], keys) if long.any() else None
+        if int(counts.sum()) <= PAIRS_MAX:
+            stretches = iter([(0, len(slots))])
+        else:
+            if gathered is not None:
+                counts = counts.copy()
+                counts[long] = gathered.counts(slots[long], low[long], high[long])
+            stretches = portions(counts)
+        for first, last in stretches:
+            short = np.flatnonzero(~long[first:last]) + first
+            found = self._walked(short, slots, low, high)
+            if gathered is not None:
+                rest = np.flatnonzero(long[first:last]) + first
+                found.append(gathered.between(rest, slots[rest], low[rest], high[rest]))
+            pairs = np.concatenate(found) if found else np.zeros(0, np.int64)
+            pairs.sort()
+            yield unpacked(pairs, first, last)
+
+    def _walked(self, probe: Index, slots: Index, low: Index, high: Index) -> list[Index]:
+        """Packed pairs, found by walking the chains of some probing rows."""
+        rows = self._newest.data[slots[probe]]
+        low, high = low[probe], high[probe]
+        found: list[Index] = []
+        left = rows >= 0
+        while True:
+            rows, probe, low, high = (each[left] for each in (rows, probe, low, high))
+            if not rows.size:
+                return found
+            times = self._times.data.take(rows)
+            meets = (times >= low) & (times <= high)
+            found.append(packed(probe[meets], rows[meets]))
+            rows = self._older.data.take(rows)
+            left = rows >= 0
+
+    def latest(self, slots: Index, times: Index, keys: int) -> Index:
+        """For each probing row the row here of its slot with the greatest time that is not above its own.
+
+        Of equal times the newer row counts; -1 where there is none.
+        """
+        self._reserve_keys(keys)
+        best = np.full(len(slots), -1, np.int64)
+        long = self._counts.data[slots] > CHAIN_MAX
+        if long.any():
+            rest = np.flatnonzero(long)
+            best[rest] = _Gathered(self, slots[rest], keys).latest(slots[rest], times[rest])
+        probe = np.flatnonzero(~long)
+        rows = self._newest.data[slots[probe]]
+        while True:
+            left = rows >= 0
+            rows, probe = rows[left], probe[left]
+            if not rows.size:
+                return best
+            found, known = self._times.data.take(rows), best[probe]
+            # Chains go from newer to older: of equal times the first that is met stays.
+            better = (found <= times[probe]) & (
+                (known < 0) | (found > self._times.data.take(known, mode="clip"))
+            )
+            best[probe[better]] = rows[better]
+            rows = self._older.data.take(rows)
+
+
+class _Gathered:
+    """The rows of the keys with long chains, by key and time."""
+
+    def __init__(self, chains: Chains, slots: Index, keys: int) -> None:
+        wanted = np.zeros(keys, np.bool_)
+        wanted[slots] = True
+        self._number = np.cumsum(wanted) - 1  # of each wanted slot
+        rows = np.flatnonzero(wanted[chains.slots])
+        rows = rows[np.argsort(chains.times[rows], kind="stable")]  # mostly sorted already
+        numbers = self._number[chains.slots[rows]]
+        self._rows = rows[sorted_order(numbers)]
+        self._times = chains.times[self._rows]
+        counts = np.bincount(numbers, minlength=int(wanted.sum()))
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+
+    def _ranges(self, slots: Index, low: Index, high: Index) -> tuple[Index, Index]:
+        numbers = self._number[slots]
+        starts, ends = self._starts[numbers], self._ends[numbers]
+        first = first_place(self._times, starts, ends, low, behind=False)
+        return first, first_place(self._times, first, ends, high, behind=True)
+
+    def counts(self, slots: Index, low: Index, high: Index) -> Index:
+        """How many rows each probing row meets."""
+        first, last = self._ranges(slots, low, high)
+        return last - first
+
+    def between(self, probe: Index, slots: Index, low: Index, high: Index) -> Index:
+        """Packed pairs of the rows `probe`."""
+        first, last = self._ranges(slots, low, high)
+        which, places = expanded(first, last)
+        return packed(probe[which], self._rows[places])
+
+    def latest(self, slots: Index, times: Index) -> Index:
+        """See `Chains.latest`."""
+        numbers = self._number[slots]
+        starts, ends = self._starts[numbers], self._ends[numbers]
+        place = first_place(self._times, starts, ends, times, behind=True) - 1
+        return np.where(place >= starts, self._rows[np.maximum(place, 0)], -1)

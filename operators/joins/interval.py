@@ -1,0 +1,224 @@
+"""Interval join: each row with the rows of the other stream that are near to it in event time (API-09).
+
+A left row at time t and a right row of the same key meet if the right one's time lies in
+[t + lower, t + upper], as in Flink; the result has the later of both times. Each row first looks for
+partners among those that wait, then waits itself until the watermark has passed the last time a partner
+can have. A row whose time is before the watermark is late (`<`, as in Flink: one exactly at the watermark
+is not).
+
+Rows of outer joins that met none go out when they stop waiting. Their time is older than the watermark by
+then, so the watermarks of outer joins follow the input's at the distance of the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...state.accumulators import Mask
+from ...state.key_index import KeyHasher
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.values import Index
+from ..base import OperatorContext
+from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..keyed_aggregate import identity_seed
+from ..window_aggregate import EMIT_ROWS_MAX
+from .columns import LEFT, RIGHT
+from .keys import SharedKeys
+from .ranges import Pairs, packed, unpacked
+from .side import Alive, Side
+from .step import JoinOperator, JoinStep, other
+from .tables import (
+    SIDES,
+    TIME,
+    RestoredTimes,
+    clamped,
+    join_infos,
+    restored_rows,
+    rows_cut,
+    time_cut,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How far the right row's time may lie from the left one's, ms; both bounds count."""
+
+    lower_ms: int
+    upper_ms: int
+
+    def reach(self, side: int) -> tuple[int, int]:
+        """Where the other row may lie, seen from a row of `side`."""
+        if side == LEFT:
+            return self.lower_ms, self.upper_ms
+        return -self.upper_ms, -self.lower_ms
+
+    def gone_before(self, side: int, watermark: int) -> int:
+        """Rows of `side` before this time can meet no row that is not late."""
+        if watermark == WATERMARK_MAX:
+            return WATERMARK_MAX
+        return clamped(watermark - self.reach(side)[1])
+
+    def delay(self, outer: Sequence[bool]) -> int:
+        """How far behind the watermark the rows are that wait to go out alone, ms."""
+        reaches = [self.reach(side)[1] + 1 for side in (LEFT, RIGHT) if outer[side]]
+        return max([0, *reaches])
+
+
+class IntervalJoin(JoinOperator):
+    """Input 0 is the left side, input 1 the right one."""
+
+    def __init__(self, step: JoinStep, interval: Interval) -> None:
+        super().__init__(step)
+        self._interval = interval
+        self._delay_ms = interval.delay(step.outer)
+        self._gone_before = [WATERMARK_MIN, WATERMARK_MIN]
+        self._sides = [
+            Side(step.columns.sides[side], marks=step.outer[side]) for side in (LEFT, RIGHT)
+        ]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
+        hasher = KeyHasher(
+            [schema.field(key).type for key in keys], identity_seed(context.job_name)
+        )
+        self._keys = SharedKeys(hasher, self._sides)
+
+    def _waiting(self, side: int) -> int:
+        return self._sides[side].live
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        side = input_index
+        rows, times = self._timely(batch, side, self._watermark)
+        if not rows.num_rows:
+            return
+        slots = self._keys.slots(self._columns.key_columns(side, rows))
+        waits = times >= self._gone_before[side]
+        met = self._meet(side, rows, times, slots, waits)
+        own = self._sides[side]
+        if waits.all():
+            own.add(rows, times, slots, self._keys.size, met)
+        elif waits.any():
+            which = np.flatnonzero(waits)
+            part = rows.take(pa.array(which))
+            own.add(part, times[which], slots[which], self._keys.size, met[which])
+
+    def _meet(
+        self, side: int, rows: pa.RecordBatch, times: Index, slots: Index, waits: Mask
+    ) -> Mask:
+        """Emit the pairs of new rows with those that wait; returns which of the new rows met any."""
+        waiting, outer = self._sides[other(side)], self._step.outer
+        before, behind = self._interval.reach(side)
+        met = np.zeros(len(times), np.bool_)
+        portions = waiting.chains.between(slots, times + before, times + behind, self._keys.size)
+        for pairs in portions:
+            met[pairs.probe] = True
+            if outer[other(side)]:
+                waiting.mark(pairs.rows)
+            if outer[side]:
+                pairs = _with_lonely(pairs, waits, met)
+            self._send_pairs(side, rows, times, pairs)
+        return met
+
+    def _send_pairs(self, side: int, rows: pa.RecordBatch, times: Index, pairs: Pairs) -> None:
+        waiting = self._sides[other(side)]
+        for low in range(0, len(pairs.probe), EMIT_ROWS_MAX):
+            probe = pairs.probe[low : low + EMIT_ROWS_MAX]
+            partners = pairs.rows[low : low + EMIT_ROWS_MAX]
+            self._send(
+                side,
+                rows.take(pa.array(probe)).columns,
+                waiting.store.take(partners),
+                np.maximum(times[probe], waiting.chains.times_at(partners)),
+            )
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Let go of what can meet no more, outer rows to the result; then pass the watermark on."""
+        if timestamp > self._watermark:
+            self._watermark = timestamp
+            for side in (LEFT, RIGHT):
+                self._let_go(side, self._interval.gone_before(side, timestamp))
+            self._keys.tidy()
+        if timestamp != WATERMARK_MAX:
+            timestamp = clamped(timestamp - self._delay_ms)
+        self.output.emit_watermark(timestamp)
+
+    def _let_go(self, side: int, before: int) -> None:
+        if before <= self._gone_before[side]:
+            return
+        self._gone_before[side] = before
+        own = self._sides[side]
+        due = own.order.due(before)
+        if not due.size:
+            return
+        if self._step.outer[side]:
+            alone = own.unmarked(due)
+            if alone.size:
+                self._send_alone(side, own.store.take(alone), own.chains.times[alone])
+        own.release(due)
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
+        tables = {TIME: time_cut(self.context.key_groups, self._watermark, self._gone_before)}
+        for side, name in enumerate(SIDES):
+            cut = self._sides[side].cut(_not_before(self._gone_before[side]))
+            tables[name] = rows_cut(
+                cut,
+                self._columns,
+                side,
+                self.context.max_parallelism,
+                marks=self._step.outer[side],
+            )
+        return StateSnapshot(tables=tables)
+
+    def states(self) -> Sequence[StateInfo]:
+        """Tables `left`, `right` and `time`."""
+        return join_infos(self._columns, self._step.outer)
+
+    def restore(self, state: RestoredState) -> None:
+        """Take over the rows that wait; how far time is, is the least of all own key groups."""
+        restored = RestoredTimes(state)
+        self._watermark = restored.watermark
+        self._gone_before = list(restored.gone_before)
+        for side in (LEFT, RIGHT):
+            own, marks = self._sides[side], self._step.outer[side]
+            own.epoch.restored()
+            found = restored_rows(
+                state, side, self._columns.sides[side], self._step.name, marks=marks
+            )
+            if found is None:
+                continue
+            found = found.picked(restored.kept(side, found.groups, found.times))
+            if not found.rows.num_rows:
+                continue
+            slots = self._keys.slots(self._columns.key_columns(side, found.rows))
+            own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
+
+
+def _not_before(time: int) -> Alive:
+    return lambda _, times: times >= time
+
+
+def _with_lonely(pairs: Pairs, waits: Mask, met: Mask) -> Pairs:
+    """The pairs, and with partner -1 the rows among them that met none and will not wait."""
+    stretch = slice(pairs.first, pairs.last)
+    lonely = np.flatnonzero(~waits[stretch] & ~met[stretch]) + pairs.first
+    if not lonely.size:
+        return pairs
+    # As partner 0 of pairs one higher, so that -1 sorts, too; each is the only one of its row.
+    numbers = packed(
+        np.append(pairs.probe, lonely), np.append(pairs.rows + 1, np.zeros_like(lonely))
+    )
+    numbers.sort()
+    merged = unpacked(numbers, pairs.first, pairs.last)
+    return Pairs(merged.probe, merged.rows - 1, pairs.first, pairs.last)

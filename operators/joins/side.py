@@ -1,0 +1,220 @@
+"""One side of a join: the rows that wait, by key and by time, and consistent cuts of them.
+
+Rows are only ever appended, marked as matched, or let go. Those that are gone stay in place until they are
+more than the others; then the rest moves together. A cut is the list of pieces and the size at the barrier:
+neither changes any more. Only the marks do, and `state/epochs.py` keeps those as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...state.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
+from ...state.reserved import SlotArray
+from ...state.values import Index
+from .chains import Chains
+from .row_store import RowStore
+from .time_order import TimeOrder
+
+DEAD_MIN: Final = 4_096
+"""Fewer rows that are gone do not matter."""
+Alive = Callable[[Index, Index], npt.NDArray[np.bool_]]
+"""Of rows, given by number and time: which count at a cut."""
+
+
+class Side:
+    """Rows that wait.
+
+    Args:
+        schema: of the rows.
+        marks: rows can be marked as matched.
+    """
+
+    def __init__(self, schema: pa.Schema, *, marks: bool) -> None:
+        self.schema = schema
+        self._marks = marks
+        self.epoch = TableEpoch()
+        self._next_id = 0
+        self._renew()
+
+    def _renew(self) -> None:
+        self.store = RowStore(self.schema)
+        self.chains = Chains()
+        self.order = TimeOrder()
+        self.gone = 0
+        """Rows still in place that do not count any more."""
+        self._dead = SlotArray(np.bool_)
+        self._ids = SlotArray(np.int64)
+        self._matched = SlotArray(np.bool_)
+        fields: list[Field] = [self._matched] if self._marks else []
+        self._changes = ChangedSlots(self.epoch, lambda: fields)
+
+    @property
+    def size(self) -> int:
+        """Rows in place, those that are gone included."""
+        return self.store.size
+
+    @property
+    def live(self) -> int:
+        """Rows that wait."""
+        return self.size - self.gone
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        marks = self._matched.nbytes if self._marks else 0
+        flags = self._dead.nbytes + marks + self._changes.nbytes
+        return self.store.nbytes + self.chains.nbytes + self._ids.nbytes + flags
+
+    def add(
+        self,
+        rows: pa.RecordBatch,
+        times: Index,
+        slots: Index,
+        keys: int,
+        matched: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Append rows with the slots of their keys; there are `keys` slots now."""
+        if not rows.num_rows:
+            return
+        ids = np.arange(self._next_id, self._next_id + rows.num_rows)
+        self._next_id += rows.num_rows
+        self._append(rows, times, slots, keys, ids, self.epoch.current, matched)
+
+    def _append(
+        self,
+        rows: pa.RecordBatch | None,
+        times: Index,
+        slots: Index,
+        keys: int,
+        ids: Index,
+        epochs: Any,
+        matched: npt.NDArray[np.bool_] | None,
+    ) -> None:
+        numbers = np.arange(self.chains.size, self.chains.size + len(times))
+        if rows is not None:
+            self.store.append(rows)
+        self.chains.add(slots, times, keys)
+        self.order.add(times, numbers)
+        self._ids.reserve(self.chains.size)
+        self._ids.data[numbers] = ids
+        self._dead.reserve(self.chains.size)
+        self._matched.reserve(self.chains.size)
+        if self._marks and matched is not None:
+            self._matched.data[numbers] = matched
+        self._changes.mark(numbers, self.chains.size, epochs)
+
+    def mark(self, rows: Index) -> None:
+        """Mark rows, which may repeat, as matched."""
+        fresh = rows[~self._matched.data[rows]]
+        if fresh.size:
+            self._changes.touch(fresh, self.chains.size)
+            self._matched.data[fresh] = True
+
+    def unmarked(self, rows: Index) -> Index:
+        """Those of some rows that are not marked."""
+        return rows[~self._matched.data[rows]]
+
+    # --- letting go ----------------------------------------------------------------------------
+
+    def release(self, rows: Index) -> None:
+        """These rows, each of which counted so far, do not count any more."""
+        self._dead.data[rows] = True
+        self.gone += len(rows)
+
+    def alive(self) -> Index:
+        """The rows that wait, ascending."""
+        return np.flatnonzero(~self._dead.data[: self.size])
+
+    def dead(self) -> npt.NDArray[np.bool_]:
+        """Which rows do not count any more, a copy."""
+        return self._dead.data[: self.size].copy()
+
+    @property
+    def wasteful(self) -> bool:
+        """True if more rows are gone than wait."""
+        return self.gone > max(DEAD_MIN, self.live)
+
+    def keep(self, alive: Index, slots: Index, keys: int) -> None:
+        """Forget all rows but `alive()`; from now on they have these slots, of `keys`."""
+        store, chains, order = self.store, self.chains, self.order
+        ids, matched = self._ids.data[alive], self._matched.data[alive]
+        epochs = self._changes.epochs_of(alive)
+        times = chains.times[alive]
+        numbers = np.full(chains.size, -1, np.int64)
+        numbers[alive] = np.arange(len(alive))
+        self._renew()
+        self.store = store.kept(alive)
+        if len(alive):
+            self._append(None, times, slots, keys, ids, epochs, matched)
+        order.renumber(numbers)
+        self.order = order
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def cut(self, alive: Alive) -> SideCut:
+        """A consistent cut; `alive` says, in any thread, which of its rows count."""
+        epoch = self.epoch.cut()
+        return SideCut(
+            epoch,
+            self.store.pieces,
+            self._ids.data[: self.size],
+            self.chains.times,
+            self._changes.cut(epoch, self.size),
+            alive,
+        )
+
+    def load(
+        self,
+        rows: pa.RecordBatch,
+        times: Index,
+        slots: Index,
+        keys: int,
+        ids: Index,
+        matched: npt.NDArray[np.bool_] | None,
+    ) -> None:
+        """Take over restored rows; `epoch.restored()` was called before."""
+        if rows.num_rows:
+            self._next_id = int(ids.max()) + 1
+            self._append(rows, times, slots, keys, ids, RESTORED_EPOCH, matched)
+
+
+@dataclass(frozen=True, slots=True)
+class SideCut:
+    """The rows of a side at a cut. `rows` or `close`, once, in any thread.
+
+    Attributes:
+        epoch: the number of the cut.
+        pieces: see `RowStore.pieces`.
+    """
+
+    epoch: int
+    pieces: list[pa.RecordBatch]
+    _ids: Index
+    _times: Index
+    _changes: SlotCut
+    _alive: Alive
+
+    def rows(self, since: int | None) -> tuple[Index, Index, Index, list[Any]]:
+        """Rows that came or were marked after cut `since`; None: all. Closes the cut.
+
+        Returns their numbers, ids, times and marks (one array, if there are marks).
+        """
+        try:
+            which = self._changes.slots(since)
+            numbers = np.arange(which.stop) if isinstance(which, slice) else which
+            numbers = numbers[self._alive(numbers, self._times[numbers])]
+            marks = self._changes.values(numbers)
+        finally:
+            self.close()
+        return numbers, self._ids[numbers], self._times[numbers], marks
+
+    def close(self) -> None:
+        """Nothing will be read any more."""
+        self._changes.close()

@@ -1,0 +1,105 @@
+"""What the operators of all joins share: batches in, results out, late rows, and how far event time is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...state.values import Index
+from ..base import Operator, OperatorContext
+from ..elements import WATERMARK_MIN, Batch, ColumnBatch
+from ..keyed_aggregate import columns_of
+from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
+from .columns import LEFT, RIGHT, JoinColumns, plain_rows
+
+How: TypeAlias = Literal["inner", "left", "right", "full"]
+"""Which rows are in the result though they meet none: those of no, one or both sides."""
+HOWS: Final = ("inner", "left", "right", "full")
+LATE_OTHER: Final = "late_other"
+"""The side output of late rows of the second stream; those of the first are in `late`."""
+LATE_SIDES: Final = (LATE, LATE_OTHER)
+WAITING_GAUGES: Final = ("numLeftRowsWaiting", "numRightRowsWaiting")
+
+
+@dataclass(frozen=True)
+class JoinStep:
+    """What a join consists of. Picklable.
+
+    Attributes:
+        name: of the step.
+        columns: of both sides and the result.
+        outer: per side, whether rows that meet none are in the result.
+    """
+
+    name: str
+    columns: JoinColumns
+    outer: tuple[bool, bool]
+
+
+def outer_sides(how: How) -> tuple[bool, bool]:
+    """Of which sides `how` keeps rows that meet none."""
+    return how in ("left", "full"), how in ("right", "full")
+
+
+class JoinOperator(Operator):
+    """Two inputs of columns with event times."""
+
+    def __init__(self, step: JoinStep) -> None:
+        self._step = step
+        self._columns = step.columns
+        self._watermark = WATERMARK_MIN
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._late_rows = context.metrics.counter(LATE_COUNTER)
+        for side, name in enumerate(WAITING_GAUGES):
+            context.metrics.gauge(name, lambda side=side: float(self._waiting(side)))  # type: ignore[misc]
+
+    def _waiting(self, side: int) -> int:
+        """How many rows of a side wait."""
+        raise NotImplementedError
+
+    def _timely(self, batch: Batch, side: int, late_before: int) -> tuple[pa.RecordBatch, Index]:
+        """Rows (as they are buffered) and times, without those before `late_before`, which go out here."""
+        data, times = columns_of(batch, self._step.name), batch.timestamps
+        if times is None:
+            raise PlanError(
+                f"`{self._step.name}` needs event time, but its input has none",
+                fix='add .event_time("column", max_out_of_order="10s") before the join',
+            )
+        late = times < late_before
+        if late.any():
+            self._late_rows.inc(int(np.count_nonzero(late)))
+            self.output.emit_side(LATE_SIDES[side], batch.take(np.flatnonzero(late)))
+            rest = batch.take(np.flatnonzero(~late))
+            assert isinstance(rest, ColumnBatch)
+            assert rest.timestamps is not None
+            data, times = rest.data, rest.timestamps
+        return plain_rows(data, self._columns.sides[side]), times
+
+    def _send(
+        self,
+        side: int,
+        own: Sequence[pa.Array],
+        other: Sequence[pa.Array] | None,
+        times: Index,
+    ) -> None:
+        """Emit result rows; `own` are the columns of `side`, which is complete."""
+        left, right = (own, other) if side == LEFT else (other, own)
+        self.output.emit(ColumnBatch(self._columns.compose(left, right, side, len(times)), times))
+
+    def _send_alone(self, side: int, columns: Sequence[pa.Array], times: Index) -> None:
+        """Emit rows that met none."""
+        for low in range(0, len(times), EMIT_ROWS_MAX):
+            part = [column.slice(low, EMIT_ROWS_MAX) for column in columns]
+            self._send(side, part, None, times[low : low + EMIT_ROWS_MAX])
+
+
+def other(side: int) -> int:
+    """The opposite side."""
+    return RIGHT if side == LEFT else LEFT

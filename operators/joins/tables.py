@@ -1,0 +1,236 @@
+"""The tables of joins in snapshots: the rows of each side, and how far event time had let rows go.
+
+A row is identified by its key group and a number that its subtask gives it. Deltas carry no marks of rows
+that are gone, because event time tells them: table `time` says, per key group, before which time the rows
+of each side were gone at the cut, and rows of the base, or of an older delta, that are older are left out
+of a restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import StateError
+from ...state.evolution import is_widening
+from ...state.hashing import hash_columns, key_groups_of
+from ...state.key_index import plain_column, too_much_text
+from ...state.keygroups import KeyGroupRange
+from ...state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
+from ...state.values import Index
+from ..elements import WATERMARK_MAX, WATERMARK_MIN
+from .columns import LEFT, MATCHED_COLUMN, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
+from .row_store import rows_of_pieces
+from .side import SideCut
+
+SIDES: Final = ("left", "right")
+"""The tables of rows."""
+TIME: Final = "time"
+ROW_KEYS: Final = (KEY_GROUP_COLUMN, ROW_COLUMN)
+_GONE: Final = ("left_gone_before", "right_gone_before")
+_TIME_SCHEMA: Final = pa.schema(
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field("watermark", pa.int64(), False),
+        *(pa.field(name, pa.int64(), False) for name in _GONE),
+    ]
+)
+
+
+def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
+    """The table of one side."""
+    fields = [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field(ROW_COLUMN, pa.int64(), False),
+        pa.field(TIME_COLUMN, pa.int64(), False),
+    ]
+    if marks:
+        fields.append(pa.field(MATCHED_COLUMN, pa.bool_(), False))
+    return pa.schema([*fields, *columns])
+
+
+def join_infos(columns: JoinColumns, marks: Sequence[bool]) -> list[StateInfo]:
+    """The declarations of all tables."""
+    infos = [
+        state_info(
+            SIDES[side], "join", row_schema(columns.sides[side], marks=marks[side]), ROW_KEYS
+        )
+        for side in (LEFT, RIGHT)
+    ]
+    return [*infos, state_info(TIME, "join", _TIME_SCHEMA, (KEY_GROUP_COLUMN,))]
+
+
+# --- cuts ---------------------------------------------------------------------------------------
+
+
+def rows_cut(
+    cut: SideCut, columns: JoinColumns, side: int, max_parallelism: int, *, marks: bool
+) -> TableCut:
+    """The table of one side."""
+    schema = columns.sides[side]
+
+    def make(since: int | None) -> pa.Table:
+        numbers, ids, times, marked = cut.rows(since)
+        rows = rows_of_pieces(cut.pieces, schema, numbers)
+        extra = [(MATCHED_COLUMN, pa.array(marked[0]))] if marks else []
+        added = [(ROW_COLUMN, pa.array(ids)), (TIME_COLUMN, pa.array(times)), *extra]
+        return by_key_group(rows, added, columns.keys[side], max_parallelism)
+
+    return TableCut(make, keys=ROW_KEYS, epoch=cut.epoch, discard=cut.close)
+
+
+def by_key_group(
+    rows: pa.Table,
+    added: Sequence[tuple[str, pa.Array]],
+    keys: Sequence[str],
+    max_parallelism: int,
+) -> pa.Table:
+    """Rows with their key group and further columns in front, sorted by key group."""
+    hashes = [hash_columns([batch.column(key) for key in keys]) for batch in rows.to_batches()]
+    groups = key_groups_of(
+        np.concatenate(hashes) if hashes else np.zeros(0, np.uint64), max_parallelism
+    )
+    fields = [pa.field(KEY_GROUP_COLUMN, pa.int32(), False)]
+    fields += [pa.field(name, array.type, False) for name, array in added]
+    arrays = [pa.array(groups), *(array for _, array in added), *rows.columns]
+    table = pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *rows.schema]))
+    # uint16 sorts by radix; there are at most 32,768 key groups
+    order = np.argsort(groups.astype(np.uint16), kind="stable")
+    try:
+        return table.take(pa.array(order))
+    except pa.ArrowInvalid as error:
+        raise too_much_text(error) from error
+
+
+def time_cut(own: KeyGroupRange, watermark: int, gone_before: Sequence[int]) -> TableCut:
+    """Table `time`: the same for all own key groups."""
+    values = [watermark, *gone_before]
+
+    def make(_: int | None) -> pa.Table:
+        groups = np.arange(own.first, own.last + 1, dtype=np.int32)
+        columns = (np.full(len(groups), value, np.int64) for value in values)
+        return pa.Table.from_arrays([pa.array(groups), *columns], schema=_TIME_SCHEMA)
+
+    return TableCut(make, keys=(KEY_GROUP_COLUMN,))
+
+
+# --- restoring ----------------------------------------------------------------------------------
+
+
+class RestoredTimes:
+    """Table `time` of a restored snapshot.
+
+    Attributes:
+        watermark: the least of all own key groups.
+        gone_before: per side, the same.
+    """
+
+    def __init__(self, state: RestoredState) -> None:
+        table = state.tables.get(TIME)
+        self._table = table if table is not None and table.num_rows else None
+        self.watermark = WATERMARK_MIN
+        self.gone_before = [WATERMARK_MIN, WATERMARK_MIN]
+        if self._table is not None:
+            self.watermark = int(pc.min(self._table.column("watermark")).as_py())
+            self.gone_before = [int(pc.min(self._table.column(name)).as_py()) for name in _GONE]
+
+    def _by_group(self, column: str, groups: Index) -> Index:
+        if self._table is None:
+            return np.full(len(groups), WATERMARK_MIN)
+        known = self._table.column(KEY_GROUP_COLUMN).to_numpy()
+        values = np.full(int(max(known.max(), groups.max(initial=0))) + 1, WATERMARK_MIN)
+        values[known] = self._table.column(column).to_numpy()
+        return values[groups]
+
+    def kept(self, side: int, groups: Index, times: Index) -> Index:
+        """The rows that were not gone where, and when, the cut was taken."""
+        return np.flatnonzero(times >= self._by_group(_GONE[side], groups))
+
+    def watermarks(self, groups: Index) -> Index:
+        """The watermark of each key group."""
+        return self._by_group("watermark", groups)
+
+
+class RestoredRows:
+    """The rows of one side of a restored snapshot.
+
+    Attributes:
+        rows: under the schema of today.
+        groups: the key group of each.
+        ids: their numbers.
+        times: their event times, ms.
+        matched: their marks; None if they have none.
+    """
+
+    def __init__(self, table: pa.Table, schema: pa.Schema, step: str, *, marks: bool) -> None:
+        if marks and MATCHED_COLUMN not in table.column_names:
+            raise StateError(
+                "the snapshot does not say which rows have met others: it is of a join with another `how`",
+                where=step,
+                fix="keep `how` as it was, or start the join under a new name",
+            )
+        self.groups = _numbers(table, KEY_GROUP_COLUMN)
+        self.ids, self.times = _numbers(table, ROW_COLUMN), _numbers(table, TIME_COLUMN)
+        self.matched: npt.NDArray[np.bool_] | None = (
+            table.column(MATCHED_COLUMN).to_numpy() if marks else None
+        )
+        columns = [_fitted(table, field, step) for field in schema]
+        self.rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def picked(self, which: Index) -> RestoredRows:
+        """Some of the rows."""
+        found = object.__new__(RestoredRows)
+        found.rows = self.rows.take(pa.array(which))
+        found.groups, found.ids, found.times = (
+            each[which] for each in (self.groups, self.ids, self.times)
+        )
+        found.matched = None if self.matched is None else self.matched[which]
+        return found
+
+
+def restored_rows(
+    state: RestoredState, side: int, schema: pa.Schema, step: str, *, marks: bool
+) -> RestoredRows | None:
+    """The rows of one side; None if there are none.
+
+    Raises:
+        StateError: they do not fit the join of today.
+    """
+    table = state.tables.get(SIDES[side])
+    if table is None or not table.num_rows:
+        return None
+    return RestoredRows(table, schema, step, marks=marks)
+
+
+def _numbers(table: pa.Table, column: str) -> Any:
+    return table.column(column).to_numpy()
+
+
+def _fitted(table: pa.Table, field: pa.Field, step: str) -> pa.Array:
+    """One column of a restored table, as it is buffered today."""
+    if field.name not in table.column_names:
+        if field.nullable:
+            return pa.nulls(table.num_rows, field.type)
+        problem = "is not in the snapshot"
+    else:
+        column = plain_column(table.column(field.name))
+        if column.type == field.type:
+            return column
+        if is_widening(column.type, field.type):
+            return column.cast(field.type)
+        problem = f"was {column.type} and is now {field.type}"
+    raise StateError(
+        f"waiting rows cannot be taken over: column `{field.name}` {problem}",
+        where=step,
+        fix="keep the columns of the input as they were, or start the join under a new name",
+    )
+
+
+def clamped(time: int) -> int:
+    """A time as int64, ms."""
+    return max(WATERMARK_MIN, min(WATERMARK_MAX, time))
