@@ -17,6 +17,7 @@ from .expression_steps import SelectStep
 from .expressions import Column
 from .functions import check_plain, check_returns
 from .graph import Node, Origin
+from .joins.keyed import KeyedJoins
 from .origin import capture_origin
 from .partitioning import HashColumns, HashFunction, Partitioning
 from .process.batches import KeyedBatchProcess
@@ -40,7 +41,7 @@ Out = TypeVar("Out")
 _STATE = "its state is stored under this name"
 
 
-class KeyedStream(Generic[T]):
+class KeyedStream(KeyedJoins[T], Generic[T]):
     """A stream whose records meet the others of their key."""
 
     def __init__(self, stream: Stream[T], keyed_by: HashColumns | HashFunction) -> None:
