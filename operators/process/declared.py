@@ -16,8 +16,8 @@ from ...state.keyed.key_shape import KeyShape, keys_of_columns, keys_of_type
 from ..durations import parse_duration
 from .functions import ProcessFunction
 
-RESERVED_PREFIX: Final = "timers."
-"""Begins the names of the tables that timers are kept in."""
+TIMER_TABLES: Final = ("timers_event", "timers_processing")
+"""The names of the tables that timers are kept in."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,11 @@ def _by_name(kind: type[Any], where: str) -> dict[str, StateDescriptor]:
                 where=where,
                 fix="leave out name=, or give another",
             )
-        if descriptor.name.startswith(RESERVED_PREFIX):
+        if descriptor.name in TIMER_TABLES:
             raise PlanError(
-                f"names that begin with `{RESERVED_PREFIX}` are those of timers "
-                f"state=`{descriptor.name}`",
+                f"this is the name of a table of timers state=`{descriptor.name}`",
                 where=where,
-                fix="leave out name=, or give another",
+                fix="give the state another name",
             )
         found[descriptor.name] = descriptor
     return found

@@ -12,9 +12,9 @@ from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.timers import TimerTable, timer_layout
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX
+from .declared import TIMER_TABLES
 
-EVENT: Final = "timers.event"
-PROCESSING: Final = "timers.processing"
+EVENT, PROCESSING = TIMER_TABLES
 DROPPED_COUNTER: Final = "numTimersDropped"
 FIRED_COUNTER: Final = "numFiredTimers"
 SLEEP_MS_MAX: Final = 3_600_000

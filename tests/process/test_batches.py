@@ -67,7 +67,9 @@ def plain(found: list[Any]) -> list[tuple[str, int, int]]:
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 20)), max_size=40)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(rows=ROWS, cuts=st.sets(st.integers(0, 40)), restart=st.integers(0, 40))
 def test_how_batches_are_cut_does_not_matter(
     world: Any, rows: list[Any], cuts: set[int], restart: int

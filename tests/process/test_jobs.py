@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import headgate as hg
-from headgate.connectors import collect, numbers
+from headgate.connectors import collect, generator, numbers, sequence
 
 ROWS = 900
 KEYS = 7
@@ -128,6 +131,58 @@ def test_bursts_of_timers_in_short_slices_in_a_job_whose_workers_die(
     assert ran.outcome.status == "FINISHED", ran.failures
     assert len(ran.failures) == 3
     assert sorted(sink.rows) == list(range(4_000))
+
+
+@pytest.mark.parametrize("backends", [BACKENDS, BACKENDS[::-1]])
+def test_timers_in_a_savepoint_for_another_backend(
+    lab: Any, paced: Any, tmp_path: Path, backends: list[str]
+) -> None:
+    out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
+    taken: list[str] = []
+
+    async def script(running: Any) -> None:
+        await running.checkpoint()
+        await running.checkpoint()
+        stopped = await running.request("stop", savepoint=str(tmp_path))
+        taken.append(stopped["savepoint"])
+
+    job = timers_job(lab, paced, (out, seen), 2, backends[0])
+    assert lab.run(job, script).outcome.status == "SUSPENDED"
+    assert len(out.rows) < len(buckets())
+    tables = {path.parent.name for path in Path(taken[0]).rglob("*.parquet")}
+    assert {"timers_event", "sums"} <= tables
+    again = timers_job(lab, paced, (out, seen), 3, backends[1])
+    ran = lab.run(again, restore_from=taken[0])
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert sorted(out.rows) == sorted(buckets())
+
+
+class Forgetful(hg.KeyedProcess[int, int, Any]):
+    """The same without timers."""
+
+    sums = hg.MapState[str, int]()
+    seen = hg.SideOutput[int]()
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> None:
+        return None
+
+
+def test_timers_are_not_forgotten_by_mistake(
+    lab: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that no longer handles timers is told that there are some."""
+    out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
+
+    async def script(running: Any) -> None:
+        await running.checkpoint()
+        await running.request("stop")
+
+    lab.run(timers_job(lab, paced, (out, seen), 1), script)
+    monkeypatch.setitem(globals(), "Buckets", Forgetful)
+    job = timers_job(lab, paced, (out, seen), 1)
+    ran = lab.run(job)
+    assert ran.outcome.status == "FAILED"
+    assert "timers_event" in " ".join(ran.failures)
 
 
 class Match(hg.CoProcess[int, int, int, Any]):
@@ -273,3 +328,76 @@ def test_processing_timers_fire_in_a_running_job(lab: Any) -> None:
 
     assert lab.run(job, script).outcome.status == "SUSPENDED"
     assert sorted(sink.rows) == list(range(50))
+
+
+class Sizes(hg.CoProcess[int, Any, Any, Any]):
+    """Counts the rows of either stream per key."""
+
+    first = hg.ValueState[int](default=0)
+    second = hg.ValueState[int](default=0)
+
+    def on_first(self, record: Any, ctx: hg.Context[int]) -> None:
+        self.first.set(self.first.get() + record.n)
+        ctx.event_time.at(10**12)
+
+    def on_second(self, record: Any, ctx: hg.Context[int]) -> None:
+        self.second.set(self.second.get() + record.m)
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> list[Any]:
+        return [(ctx.key, self.first.get(), self.second.get())]
+
+
+def test_keys_of_columns_of_other_widths_meet(lab: Any) -> None:
+    job = hg.Job("widths", parallelism=3, max_parallelism=12)
+    sink = collect(guarantee="none")
+    rows = generator({"n": sequence()}, rows=ROWS, batch_rows=50)
+    first = job.read(rows, name="first").select("n", "CAST(n % 10 AS SMALLINT) AS k")
+    second = job.read(rows, name="second").select("n % 10 AS id", "n AS m", "n AS unused")
+    joined = first.key_by("k").connect(second.key_by("id")).process(Sizes(), name="sizes")
+    joined.write(sink, name="out")
+    assert lab.run(job).outcome.status == "FINISHED"
+    totals = [sum(n for n in range(ROWS) if n % 10 == key) for key in range(10)]
+    assert sorted(sink.rows) == [(key, total, total) for key, total in enumerate(totals)]
+
+
+class Running(hg.KeyedBatchProcess[int, Any, Any]):
+    """Adds the sum so far to the first row of each slice, and drops the odd numbers."""
+
+    total = hg.ValueState[int](default=0)
+
+    def on_batch(self, groups: hg.Groups[int], ctx: hg.Context[int]) -> Iterator[pa.RecordBatch]:
+        for _, rows in groups:
+            n = rows.column("n")
+            before = self.total.get()
+            self.total.set(before + pc.sum(n).as_py())
+            sums = pc.add(pc.cumulative_sum(n), before)
+            made = rows.append_column("total", sums)
+            yield made.filter(pc.equal(pc.bit_wise_and(n, 1), 0))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_batches_in_a_job_whose_workers_die(
+    lab: Any, faults: Any, paced: Any, parallelism: int
+) -> None:
+    job = hg.Job("batches", parallelism=parallelism, max_parallelism=12)
+    job.checkpoint(every="50ms", storage=lab.storage)
+    job.restart(attempts=20, delay="10ms")
+    sink = collect(guarantee="exactly_once")
+    source = paced(generator({"n": sequence()}, rows=ROWS, batch_rows=10), 9)
+    into = pa.schema([("n", pa.int64()), ("k", pa.int64()), ("total", pa.int64())])
+    (
+        job.read(source, name="rows", parallelism=1)
+        .select("n", f"n % {KEYS} AS k")
+        .parallel(1)
+        .event_time("n")
+        .parallel(1)
+        .key_by("k")
+        .process(Running(), name="running", into=into)
+        .write(sink, name="out", parallelism=1)
+    )
+    ran = lab.run(job, faults.kills(parallelism + 30, 3))
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert len(ran.failures) == 3
+    expected = {n: sum(range(n % KEYS, n + 1, KEYS)) for n in range(0, ROWS, 2)}
+    assert len(sink.rows) == len(expected)
+    assert {row["n"]: row["total"] for row in sink.rows} == expected

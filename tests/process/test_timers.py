@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headgate as hg
-from headgate.errors import StateError, UsageError, UserCodeError
+from headgate.errors import PlanError, StateError, UsageError, UserCodeError
 from headgate.operators.process.context import END_REPEATS_MAX
 
 Record = tuple[Any, ...]
@@ -119,7 +119,7 @@ STEPS = st.one_of(
 
 @settings(
     deadline=None,
-    max_examples=100,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # it has no state
 )
 @given(steps=st.lists(STEPS, max_size=30), parallelism=st.integers(1, 3))
@@ -437,11 +437,11 @@ def test_tables_of_timers_are_as_declared(world: Any) -> None:
     snapshot = operator.snapshot(1)
     tables = {name: cut.make(None) for name, cut in snapshot.tables.items()}
     declared = {info.name: info for info in operator.states()}
-    assert set(tables) == set(declared) == {"fired", "timers.event", "timers.processing"}
+    assert set(tables) == set(declared) == {"fired", "timers_event", "timers_processing"}
     for name, table in tables.items():
         assert table.schema.equals(declared[name].arrow_schema())
         assert snapshot.tables[name].keys == declared[name].keys
-    rows = tables["timers.event"].drop_columns("key_group").to_pylist()
+    rows = tables["timers_event"].drop_columns("key_group").to_pylist()
     assert rows == [{"key": "a", "map_key": "x", "value": 5}]
 
 
@@ -552,3 +552,12 @@ def test_processing_timers_fire_in_slices_too_and_hold_nothing_back(world: Any) 
         ("main", now + 4, now + 4),
         ("watermark", 3),
     ]
+
+
+def test_states_cannot_have_the_names_of_tables_of_timers(world: Any) -> None:
+    class Taken(Scripted):
+        timers_event = hg.ValueState[int]()
+
+    with pytest.raises(PlanError, match="table of timers state=`timers_event`") as caught:
+        step_of(world, Taken())
+    assert "test_timers.py" in caught.value.where
