@@ -8,6 +8,7 @@ behind it, are held back; barriers are not: timers that are still to come are in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, Final, Protocol, TypeAlias
 
 from ..base import OperatorContext, Output
@@ -94,6 +95,12 @@ class TimerFiring:
             self._processing = self._timers.due_processing()
         self._go_on()
 
+    def complete(self) -> None:
+        """Fire at once what is due, however long it takes."""
+        if self._cancel is not None:
+            self.close()
+            self._slice(inf)
+
     def close(self) -> None:
         """Nothing fires any more."""
         if self._cancel is not None:
@@ -102,13 +109,16 @@ class TimerFiring:
 
     def _go_on(self) -> None:
         if self._cancel is None:
-            self._slice()
+            self._slice(self._slice_s)
 
-    def _slice(self) -> None:
+    def _next_slice(self) -> None:
         self._cancel = None
-        deadline = self._context.clock.monotonic() + self._slice_s
+        self._slice(self._slice_s)
+
+    def _slice(self, seconds: float) -> None:
+        deadline = self._context.clock.monotonic() + seconds
         if not (self._fire_processing(deadline) and self._fire_event(deadline)):
-            self._cancel = self._context.timers.call_later(0, self._slice)
+            self._cancel = self._context.timers.call_later(0, self._next_slice)
             return
         if self._watermark is not None:
             passed, self._watermark = self._watermark, None

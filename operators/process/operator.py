@@ -282,8 +282,10 @@ class ProcessOperator(Operator):
         return snapshot
 
     def finish(self) -> None:
-        """The end of the input: event-time timers have fired; those of the machine's clock never will."""
+        """The end of the input: event-time timers fire; those of the machine's clock never will."""
         self._open_function()
+        if self._firing is not None:
+            self._firing.complete()
         if self._timers is not None:
             self._timers.drop_processing()
 

@@ -537,6 +537,16 @@ def test_the_end_of_the_input_waits_for_all_slices(world: Any) -> None:
     assert step.metrics.counts == {"numFiredTimers": 9}
 
 
+def test_what_is_asked_to_finish_does_not_leave_timers_behind(world: Any) -> None:
+    step = slow_step(world, [("a", "event", at, str(at)) for at in range(8)])
+    step.end()
+    assert [event[:2] for event in step.events] == [
+        *(("main", at) for at in range(8)),
+        ("watermark", world.end),
+    ]
+    assert step.clock.waiting == {}
+
+
 def test_processing_timers_fire_in_slices_too_and_hold_nothing_back(world: Any) -> None:
     now = 1_000_000
     step = slow_step(world, [("a", "processing", now + at, str(at)) for at in range(5)])
