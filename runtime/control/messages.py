@@ -125,6 +125,14 @@ class Terminate(Message, frozen=True):
     attempt: int
 
 
+class WatermarkLimit(Message, frozen=True):
+    """Sources: splits of this alignment group with a watermark above `limit` (ms) are to wait."""
+
+    attempt: int
+    group: str
+    limit: int
+
+
 class FinishSources(Message, frozen=True):
     """Sources: end as if the data had ended (stop with drain)."""
 
@@ -216,6 +224,18 @@ class SubtaskTerminated(Message, frozen=True):
     index: int
 
 
+class WatermarkReached(Message, frozen=True):
+    """How far an event-time step of an alignment group has come in one subtask."""
+
+    attempt: int
+    vertex: int
+    index: int
+    step: str
+    group: str
+    watermark: int | None
+    """In ms; None: it is idle, and nobody is to wait for it."""
+
+
 class SubtaskStatistics(msgspec.Struct, frozen=True):
     """What one subtask did; counters since the attempt began, rates over the last second."""
 
@@ -278,6 +298,7 @@ Messages: TypeAlias = (
     | CheckpointAborted
     | Cancel
     | Terminate
+    | WatermarkLimit
     | FinishSources
     | Shutdown
     | Deployed
@@ -288,6 +309,7 @@ Messages: TypeAlias = (
     | CheckpointDeclined
     | SubtaskFinished
     | SubtaskTerminated
+    | WatermarkReached
     | Statistics
     | Request
     | Reply

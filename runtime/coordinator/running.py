@@ -16,10 +16,15 @@ from ..control.messages import (
     SubtaskFinished,
     SubtaskTerminated,
     Terminate,
+    WatermarkLimit,
+    WatermarkReached,
 )
 from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
 from ..protocol.failures import FailureKind
+from ..protocol.ids import SubtaskId
 from ..protocol.joblog import JobStatus
+from ..protocol.watermark_alignment import Announcement, Member, WatermarkAlignment
+from .alignment import alignment_of
 from .checkpointing import Outcome, PublishResult
 from .context import ClientWish, Failure, FinalAgain, JobContext, Rescale, RoomMade, Tick
 from .deploying import failure_of_subtask, failure_of_worker
@@ -55,6 +60,7 @@ class Running(State):
         self._rescale_to = 0
         self._ending: End | Rescale | None = None
         """What follows when all subtasks have left in good order."""
+        self._alignment = WatermarkAlignment({})
 
     async def run(self, job: JobContext) -> State:
         everyone = {
@@ -63,6 +69,7 @@ class Running(State):
             for index in range(vertex.parallelism)
         }
         self._unfinished, self._unterminated = set(everyone), set(everyone)
+        self._alignment = alignment_of(job.plan)
         for worker in self._workers:
             worker.send(Start(attempt=job.attempt))
         job.set_status("RUNNING")
@@ -120,6 +127,10 @@ class Running(State):
             case Statistics(subtasks=subtasks):
                 for subtask in subtasks:
                     job.statistics[subtask.vertex, subtask.index] = subtask
+            case WatermarkReached(group=group, watermark=watermark):
+                member = Member(SubtaskId(message.vertex, message.index), message.step)
+                now_ms = _monotonic_ms(job)
+                self._announce(job, self._alignment.report(group, member, watermark, now_ms))
             case CheckpointAcked():
                 return self._settle(job, checkpoints.acked(message))
             case CheckpointDeclined():
@@ -128,6 +139,8 @@ class Running(State):
                 return failing(failure_of_subtask(message))
             case SubtaskFinished(vertex=vertex, index=index):
                 self._unfinished.discard((vertex, index))
+                left = self._alignment.leave(SubtaskId(vertex, index), _monotonic_ms(job))
+                self._announce(job, left)
                 if not self._unfinished:
                     return self._all_finished(job)
             case SubtaskTerminated(vertex=vertex, index=index):
@@ -136,6 +149,12 @@ class Running(State):
                     ending, self._ending = self._ending, None
                     return ended(ending) if isinstance(ending, End) else rescaling()
         return None
+
+    def _announce(self, job: JobContext, announcements: list[Announcement]) -> None:
+        """Tell the sources how far they may read."""
+        for group, limit in announcements:
+            for worker in self._workers:
+                worker.send(WatermarkLimit(attempt=job.attempt, group=group, limit=limit))
 
     # -- ends ---------------------------------------------------------------------------------------
 
@@ -344,3 +363,7 @@ class Running(State):
             pause_ms=job.rescaled_ms,
             checkpoint=job.restored_checkpoint,
         )
+
+
+def _monotonic_ms(job: JobContext) -> int:
+    return round(1000 * job.clock.monotonic())

@@ -13,6 +13,7 @@ import msgspec
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
+from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot
 from ..control.messages import (
@@ -26,6 +27,7 @@ from ..control.messages import (
     SubtaskFinished,
     SubtaskStatistics,
     SubtaskTerminated,
+    WatermarkReached,
 )
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..observe.metrics import MetricsRegistry
@@ -114,6 +116,9 @@ class Deployment:
 
     def _environment(self, assignment: SubtaskAssignment) -> TaskEnvironment:
         vertex = self._plan.vertices[assignment.vertex]
+        reports = _Reports(self.attempt, assignment, vertex.name, self._send)
+        splits = SourceSplits()
+        splits.report = reports.reached
         return TaskEnvironment(
             plan=self._plan,
             vertex=vertex,
@@ -129,8 +134,9 @@ class Deployment:
             io_threads=self._io_threads,
             transfers=self._transfers,
             directory=self._directories.subtask(self.attempt, vertex.id, assignment.index),
-            reports=_Reports(self.attempt, assignment, vertex.name, self._send),
+            reports=reports,
             metrics_of=self._metrics.operator,
+            splits=splits,
         )
 
     async def _restore_all(
@@ -209,6 +215,12 @@ class Deployment:
         for subtask in self._subtasks:
             if isinstance(subtask, SourceSubtask):
                 subtask.trigger_checkpoint(checkpoint_id, trigger_ms, options)
+
+    def limit(self, group: str, limit: int) -> None:
+        """Have the splits of an alignment group wait that are above `limit`."""
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask):
+                subtask.announce(group, limit)
 
     def finish_sources(self) -> None:
         """Have the sources end as if their data had ended."""
@@ -302,6 +314,19 @@ class _Reports:
                 index=self._index,
                 reason=reason,
                 text=text,
+            )
+        )
+
+    def reached(self, step: str, group: str, watermark: int | None) -> None:
+        """How far an aligned step is."""
+        self._send(
+            WatermarkReached(
+                attempt=self._attempt,
+                vertex=self._vertex,
+                index=self._index,
+                step=step,
+                group=group,
+                watermark=watermark,
             )
         )
 

@@ -33,6 +33,7 @@ from ..control.messages import (
     Statistics,
     Terminate,
     TriggerCheckpoint,
+    WatermarkLimit,
     Welcome,
 )
 from ..exchange.hub import ExchangeHub
@@ -175,6 +176,8 @@ class Worker:
                 deployment.completed(CommitPermit(self._job_name, generation, id_))
             case CheckpointAborted(checkpoint_id=id_):
                 deployment.aborted(id_)
+            case WatermarkLimit(group=group, limit=limit):
+                deployment.limit(group, limit)
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():
