@@ -44,6 +44,7 @@ _HOMES = {
     "count": "operators.aggregates",
     "max": "operators.aggregates",
     "min": "operators.aggregates",
+    "session": "operators.sessions.window",
     "sum": "operators.aggregates",
     "tumbling": "operators.windows",
     "connectors": "connectors",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .operators.process.context import BroadcastContext, Context, Timer
     from .operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
     from .operators.process.sides import SideOutput
+    from .operators.sessions.window import session
     from .operators.stream import Stream
     from .operators.watermarks.generators import WatermarkGenerator
     from .operators.watermarks.strategy import WatermarkStrategy
@@ -106,6 +108,7 @@ __all__ = [
     "errors",
     "max",
     "min",
+    "session",
     "sum",
     "tumbling",
 ]

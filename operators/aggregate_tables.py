@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,21 @@ from ..state.key_index import too_much_text
 from ..state.snapshot import StateInfo, TableCut, state_info
 from ..state.values import Array
 from .aggregates import AggregatePlan
-from .keyed_aggregate import GroupCut, Rows, row_count
+from .keyed_aggregate import Rows, row_count
 
 _HASH = pa.field("hash", pa.uint64(), False)
 AddedColumns = Callable[[Rows], list[Array]]
 """Copies of the values of a plan's added columns, as numbers, for some slots."""
+
+
+class RowsCut(Protocol):
+    """A cut of keys with state, such as a `GroupCut`: `slots`, then `columns`, in any one thread."""
+
+    def slots(self, since: int | None) -> Rows: ...
+
+    def columns(self, which: Rows) -> tuple[list[pa.ChunkedArray], list[pa.Array]]: ...
+
+    def close(self) -> None: ...
 
 
 class CutPart:
@@ -35,7 +46,7 @@ class CutPart:
 
     def __init__(
         self,
-        cut: GroupCut,
+        cut: RowsCut,
         added: AddedColumns | None = None,
         first_key: int = 0,
         alive: Callable[[Rows], Rows] | None = None,

@@ -28,6 +28,8 @@ from .reduce import ReduceOperator
 from .required_name import named
 from .running_aggregate import RunningAggregate
 from .schema import SchemaLike, record_class, same_columns
+from .sessions.plan import session_aggregate
+from .sessions.window import SessionWindow
 from .stream import Stream
 from .stream_base import into_schema
 from .suggestions import suggest
@@ -156,7 +158,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         )
         return _fitted(result, into, origin)
 
-    def window(self, window: TumblingWindow) -> WindowedStream:
+    def window(self, window: TumblingWindow | SessionWindow) -> WindowedStream:
         """Cut event time into windows; follow with `.agg(...)`."""
         origin = capture_origin()
         columns = self._columns("window", origin)
@@ -180,11 +182,11 @@ class WindowedStream:
         stream: Stream[Any],
         keys: tuple[str, ...],
         partitioning: Partitioning,
-        window: TumblingWindow,
+        window: TumblingWindow | SessionWindow,
         origin: Origin,
     ) -> None:
         stream._columns("window", origin)
-        if not isinstance(window, TumblingWindow):
+        if not isinstance(window, TumblingWindow | SessionWindow):
             raise PlanError(
                 f"not a window type=`{type(window).__name__}`",
                 where=str(origin),
@@ -220,16 +222,22 @@ class WindowedStream:
         """
         origin = capture_origin()
         plan = _plan(self._stream, self._keys, aggregates, origin, WINDOW_FIELDS)
+        factory: OperatorFactory
+        if isinstance(self._window, SessionWindow):
+            factory, columns = session_aggregate(self._window, plan, name)
+        else:
+            factory = partial(WindowAggregate, self._window, plan, name)
+            columns = plan.columns_read
         result = _add_stateful(
             self._stream,
             "window",
             name,
             origin,
-            partial(WindowAggregate, self._window, plan, name),
+            factory,
             self._partitioning,
             plan.result_schema,
             detail=f"{self._window.describe()}: {plan.describe()}",
-            columns=plan.columns_read,
+            columns=columns,
             sides={LATE: self._stream.schema},
         )
         return _fitted(result, into, origin)

@@ -39,6 +39,7 @@ from .process.sides import SideOutput
 from .required_name import named
 from .schema import SchemaLike, record_class, unknown_column
 from .sink import Sink, SinkOperator
+from .sessions.window import SessionWindow
 from .source import REJECTED
 from .stream_base import StreamBase, into_schema
 from .suggestions import suggest
@@ -317,7 +318,7 @@ class Stream(StreamBase[T]):
         self._check_reads(function, "key_with", origin)
         return KeyedStream(self, HashFunction(function))
 
-    def window(self, window: TumblingWindow) -> WindowedStream:
+    def window(self, window: TumblingWindow | SessionWindow) -> WindowedStream:
         """All records of a window together, whatever their key, in one subtask."""
         from .keyed_stream import WindowedStream
 

@@ -1,0 +1,226 @@
+"""Aggregates per key and session (features.md 3.15, columnar.md section 4): a batch at a time.
+
+A session fires when the watermark reaches its end - 1; the watermark goes on behind its results. With
+allowed lateness it stays for a while, and records that come to a session that is due make its result come
+again, once per batch. Where sessions that fired are joined or extended, the result is of the longer
+session, and nothing takes the earlier ones back. A record is late if its own window is gone and meets no
+session that is not: it goes to the side output `late`, and is counted. Sessions lie in memory under every
+state backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...state.epochs import TableEpoch
+from ...state.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ...state.snapshot import (
+    KEY_GROUP_COLUMN,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    TableCut,
+    state_info,
+)
+from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
+from ..aggregates import AggregatePlan
+from ..base import Operator, OperatorContext
+from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
+from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
+from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
+from ..windows import WINDOW_FIELDS
+from .cut import SessionCut, superseded
+from .gaps import ColumnGap, FixedGap
+from .intervals import Index
+from .table import SessionTable
+
+_SESSIONS, _WATERMARK = "sessions", "watermark"
+_START, _END = WINDOW_FIELDS[0].name, WINDOW_FIELDS[1].name
+_WATERMARK_SCHEMA = pa.schema(
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field("watermark", pa.int64(), False),
+        pa.field("gone_through", pa.int64(), False),
+    ]
+)
+"""`gone_through`: sessions that end at this time (ms) or before are gone."""
+_BUCKETS_PER_GAP = 256
+_WIDTH_MS = 1_000
+"""Of the buckets of deadlines, where gaps are only known from records."""
+_INT64_MIN = np.iinfo(np.int64).min
+
+
+class SessionAggregate(Operator):
+    """Keyed, or with no keys global, aggregates of sessions over columns.
+
+    Args:
+        gap: of the sessions.
+        lateness_ms: the allowed lateness.
+        plan: keys and aggregates.
+        step: its name, for errors.
+    """
+
+    def __init__(
+        self, gap: FixedGap | ColumnGap, lateness_ms: int, plan: AggregatePlan, step: str
+    ) -> None:
+        assert plan.added == WINDOW_FIELDS
+        self._gap, self._lateness_ms, self._plan, self._step = gap, lateness_ms, plan, step
+        self._watermark = WATERMARK_MIN
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._epoch = TableEpoch()
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._table = self._new_table(_INT64_MIN)
+        self._late_rows = context.metrics.counter(LATE_COUNTER)
+
+    def _new_table(self, limit: int) -> SessionTable:
+        width = _WIDTH_MS
+        if isinstance(self._gap, FixedGap):
+            width = max(1, self._gap.ms // _BUCKETS_PER_GAP)
+        return SessionTable(self._plan, self._hasher, self._epoch, width, limit)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        data, times = columns_of(batch, self._step), batch.timestamps
+        if times is None:
+            raise PlanError(
+                f"`{self._step}` needs event time, but its input has none",
+                fix='add .event_time("column", max_out_of_order="10s") before the window',
+            )
+        if not len(times):
+            return
+        rows = KeyedRows(self._plan, self._hasher, data)
+        table = self._table
+        key_slots = table.key_slots(rows.keys, rows.size)
+        taken, touched = table.add(key_slots, times, times + self._gap.of(data), rows.values)
+        if taken is not None:
+            self._drop_late(batch, np.flatnonzero(~taken))
+        if touched.size:
+            table.watch(touched, self._watermark, self._lateness_ms)
+            last = table.ends.data[touched] - 1
+            again = np.flatnonzero(last <= self._watermark)
+            self._emit(touched[again[np.argsort(last[again], kind="stable")]])
+        self._compact()
+
+    def _drop_late(self, batch: Batch, rows: Index) -> None:
+        self._late_rows.inc(len(rows))
+        self.output.emit_side(LATE, batch.take(rows))
+
+    def _emit(self, slots: Index) -> None:
+        """Send the results of these sessions, which are in the order of their ends."""
+        table, plan = self._table, self._plan
+        for low in range(0, len(slots), EMIT_ROWS_MAX):
+            part = slots[low : low + EMIT_ROWS_MAX]
+            starts, ends = table.starts.data[part], table.ends.data[part]
+            keys = table.keys.take(table.key_of.data[part].astype(np.intp)) if plan.keys else []
+            edges = [
+                pa.array(edge).view(field.type)
+                for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
+            ]
+            columns = [*keys, *edges, *table.state.results(part)]
+            data = pa.RecordBatch.from_arrays(columns, schema=plan.result_schema)
+            self.output.emit(ColumnBatch(data, ends - 1))
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Fire what is due, earliest end first; drop what is gone; pass the watermark on."""
+        before = self._watermark
+        if timestamp > before:
+            self._watermark = timestamp
+            limit = self._limit(timestamp)
+            self._emit(self._table.advance(before, timestamp, self._lateness_ms, limit))
+            self._compact()
+        self.output.emit_watermark(timestamp)
+
+    def _limit(self, watermark: int) -> int:
+        """Sessions that end here or before are gone; what is gone does not come back."""
+        return max(self._table.limit, min(watermark - self._lateness_ms + 1, WATERMARK_MAX))
+
+    def _compact(self) -> None:
+        if self._table.is_worth_compacting():
+            self._table = self._table.compacted(self._watermark, self._lateness_ms)
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Table `sessions`: one row per open session. Table `watermark`: one per key group."""
+        epoch = self._epoch.cut()
+        cut = SessionCut(self._table, epoch)
+        part = CutPart(cut, cut.edges)
+        sessions = table_cut(self._plan, epoch, [part], self.context.max_parallelism)
+        sessions = replace(sessions, keys=self._identity)
+        watermark = TableCut(self._watermark_maker(), keys=(KEY_GROUP_COLUMN,))
+        return StateSnapshot(tables={_SESSIONS: sessions, _WATERMARK: watermark})
+
+    @property
+    def _identity(self) -> tuple[str, ...]:
+        return (*self._plan.keys, _START)
+
+    def _watermark_maker(self) -> Callable[[int | None], pa.Table]:
+        own, times = self.context.key_groups, (self._watermark, self._table.limit)
+
+        def make(_: int | None) -> pa.Table:
+            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
+            columns = (np.full(len(groups), time) for time in times)
+            return pa.Table.from_arrays([pa.array(groups), *columns], schema=_WATERMARK_SCHEMA)
+
+        return make
+
+    def states(self) -> Sequence[StateInfo]:
+        """Tables `sessions` and `watermark`."""
+        sessions = aggregate_info(self._plan, _SESSIONS, "window")
+        return [
+            msgspec.structs.replace(sessions, keys=self._identity),
+            state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
+        ]
+
+    def restore(self, state: RestoredState) -> None:
+        """Rebuild the open sessions; the watermark, and what is gone, are the least of those restored."""
+        self._epoch.restored()
+        limits = np.full(self.context.max_parallelism, _INT64_MIN)
+        watermarks = state.tables.get(_WATERMARK)
+        if watermarks is not None and watermarks.num_rows:
+            self._watermark = int(watermarks.column("watermark").to_numpy().min())
+            gone = watermarks.column("gone_through").to_numpy()
+            limits[watermarks.column(KEY_GROUP_COLUMN).to_numpy()] = gone
+            self._table = self._new_table(int(gone.min()))
+            self._table.limit = self._limit(self._watermark)
+        table = state.tables.get(_SESSIONS)
+        if table is not None and table.num_rows:
+            self._load(table, limits, state.states.get(_SESSIONS))
+
+    def _load(self, table: pa.Table, limits: Index, info: StateInfo | None) -> None:
+        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+        if info is not None:
+            info = msgspec.structs.replace(info, keys=(*info.keys, _END))
+        table = restored_rows(self._plan, table, info, self._step)
+        ends = table.column(_END).cast(pa.int64()).to_numpy()
+        open_ = np.flatnonzero(ends > np.maximum(limits[groups], self._table.limit))
+        table, ends = table.take(pa.array(open_)), ends[open_]
+        starts = table.column(_START).cast(pa.int64()).to_numpy()
+        kept = np.flatnonzero(~superseded(self._numbered(table), starts, ends))
+        rows = table.take(pa.array(kept))
+        keys = [self._key(rows, key) for key in self._plan.keys]
+        self._table.load(keys, starts[kept], ends[kept], rows)
+        self._table.watch(np.arange(len(kept)), self._watermark, self._lateness_ms)
+
+    def _numbered(self, table: pa.Table) -> Index:
+        """The key of each row as a number."""
+        keys = [self._key(table, key) for key in self._plan.keys]
+        if not keys:
+            return np.zeros(table.num_rows, np.intp)
+        return KeyIndex(self._hasher).lookup(BatchKeys(self._hasher, keys)).astype(np.intp)
+
+    @staticmethod
+    def _key(table: pa.Table, name: str) -> pa.Array:
+        return plain_column(table.column(name))

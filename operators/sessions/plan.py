@@ -1,0 +1,24 @@
+"""Makes the step of `keyed.window(hg.session(...)).agg(...)`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..aggregates import AggregatePlan
+from ..base import OperatorFactory
+from .gaps import bound_gap
+from .operator import SessionAggregate
+from .window import SessionWindow
+
+
+def session_aggregate(
+    window: SessionWindow, plan: AggregatePlan, step: str
+) -> tuple[OperatorFactory, frozenset[str]]:
+    """The operator's factory, and the columns that it reads.
+
+    Raises:
+        PlanError: the gap does not fit the columns.
+    """
+    gap = bound_gap(window, plan.schema, step, plan.where)
+    factory = partial(SessionAggregate, gap, window.allowed_lateness_ms, plan, step)
+    return factory, plan.columns_read | gap.reads
