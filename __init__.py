@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "FailedRecord": "operators.dead_letters",
     "Job": "runtime.job",
     "JobOutcome": "runtime.coordinator.job",
     "Stream": "operators.stream",
@@ -32,8 +33,10 @@ _HOMES = {
     "KeyedProcess": "operators.process.functions",
     "ListState": "state.descriptors",
     "MapState": "state.descriptors",
+    "OnError": "operators.dead_letters",
     "OperatorListState": "state.descriptors",
     "ReducingState": "state.descriptors",
+    "Retry": "operators.async_io.retry",
     "SideOutput": "operators.process.sides",
     "StateTtl": "state.keyed.ttl",
     "Timer": "operators.process.context",
@@ -54,6 +57,8 @@ _HOMES = {
 if TYPE_CHECKING:
     from . import connectors, errors
     from .operators.aggregates import avg, count, max, min, sum
+    from .operators.async_io.retry import Retry
+    from .operators.dead_letters import FailedRecord, OnError
     from .operators.keyed_stream import KeyedStream
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
@@ -84,6 +89,7 @@ __all__ = [
     "BroadcastState",
     "CoProcess",
     "Context",
+    "FailedRecord",
     "Groups",
     "Job",
     "JobOutcome",
@@ -92,8 +98,10 @@ __all__ = [
     "KeyedStream",
     "ListState",
     "MapState",
+    "OnError",
     "OperatorListState",
     "ReducingState",
+    "Retry",
     "SideOutput",
     "StateTtl",
     "Stream",

@@ -152,8 +152,9 @@ class Operator:
     def full(self) -> bool:
         """True while it takes no more records. Asked of the head of a chain only.
 
-        The subtask then reads barriers and other control elements, and records again once a callback of
-        `context.timers` has changed that.
+        The subtask then reads barriers and other control elements, and records only in front of a barrier,
+        so that checkpoints need not wait: they are taken all the same. It reads all again once a callback
+        of `context.timers` has changed that.
         """
         return False
 

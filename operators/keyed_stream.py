@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -11,8 +11,13 @@ import pyarrow as pa
 
 from ..errors import PlanError
 from .aggregates import Aggregate, AggregatePlan
+from .async_io.map_async import OnTimeout
+from .async_io.plan import TIMEOUT, add_map_async
+from .async_io.retry import Retry
 from .base import OperatorFactory
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
+from .dead_letters import OnErrorLike
+from .durations import Duration
 from .expression_steps import SelectStep
 from .expressions import Column
 from .functions import check_plain, check_returns
@@ -20,6 +25,7 @@ from .graph import Node, Origin
 from .joins.keyed import KeyedJoins
 from .origin import capture_origin
 from .partitioning import HashColumns, HashFunction, Partitioning
+from .per_record import MAX_IN_FLIGHT
 from .process.batches import KeyedBatchProcess
 from .process.functions import KeyedProcess
 from .process.plan import add_keyed
@@ -107,6 +113,39 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
                 `KeyedBatchProcess`, have the columns of this stream.
         """
         return add_keyed(self._stream, self._keyed_by, function, name, into, capture_origin())
+
+    @named("async step", "the records it has calls under way for are stored under this name")
+    def map_async(
+        self,
+        function: Callable[[T], Awaitable[Out]],
+        *,
+        name: str,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        timeout: Duration = TIMEOUT,
+        retry: Retry | None = None,
+        on_timeout: OnTimeout = "fail",
+        on_error: OnErrorLike = "fail",
+        into: SchemaLike | None = None,
+    ) -> Stream[Out]:
+        """Call a coroutine function for each record: those of one key one after the other, in order.
+
+        Results of different keys leave as they come, but none crosses a watermark. The timeout of a
+        record begins when its turn comes. Arguments as for `Stream.map_async`.
+        """
+        return add_map_async(
+            self._stream,
+            self._keyed_by,
+            function,
+            name=name,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            ordered=False,
+            retry=retry,
+            on_timeout=on_timeout,
+            on_error=on_error,
+            into=into,
+            origin=capture_origin(),
+        )
 
     @overload
     def connect(self, other: KeyedStream[U]) -> ConnectedStreams[T, U]: ...

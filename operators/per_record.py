@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ..errors import HeadgateError, UserCodeError
+from .dead_letters import FAIL, OnError
 from .elements import Batch, ColumnBatch, ObjectBatch, Timestamps
 from .graph import Origin
 from .rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
@@ -31,6 +32,7 @@ class UserFunction:
     """Columns to make of the results; None: they stay Python objects."""
     max_in_flight: int = MAX_IN_FLIGHT
     """For coroutine functions only."""
+    on_error: OnError = FAIL
 
     def apply(self, records: list[Any]) -> list[Any]:
         """The function's result for each record.
@@ -77,12 +79,17 @@ class UserFunction:
             raise first from first.__cause__
         return results
 
+    def columns(self, results: list[Any], times: Timestamps | None) -> ColumnBatch:
+        """The results as the columns of `into`. Raises RowMismatch: one does not fit."""
+        assert self.into is not None
+        return ColumnBatch(to_columns(results, self.into), times)
+
     def batch(self, results: list[Any], times: Timestamps | None, records: list[Any]) -> Batch:
         """The results as a batch; `records` are what they were made from, for errors (may be fewer)."""
         if self.into is None:
             return ObjectBatch(results, times)
         try:
-            return ColumnBatch(to_columns(results, self.into), times)
+            return self.columns(results, times)
         except RowMismatch as error:
             raise bad_result(
                 self.step,

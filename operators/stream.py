@@ -14,6 +14,10 @@ import pyarrow as pa
 
 from ..errors import PlanError, StateError
 from ..state.hashing import check_key_type
+from .async_io.map_async import TIMED_OUT, OnTimeout
+from .async_io.plan import TIMEOUT, add_map_async
+from .async_io.retry import Retry
+from .dead_letters import FAILED, OnErrorLike
 from .durations import Duration
 from .expression_steps import FilterStep, SelectStep
 from .expressions import ExpressionLike, check_filter, check_select, show
@@ -189,6 +193,50 @@ class Stream(StreamBase[T]):
             detail=function_name(function),
         )
 
+    @named("async step", "the records it has calls under way for are stored under this name")
+    def map_async(
+        self,
+        function: Callable[[T], Awaitable[U]],
+        *,
+        name: str,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        timeout: Duration = TIMEOUT,
+        ordered: bool = True,
+        retry: Retry | None = None,
+        on_timeout: OnTimeout = "fail",
+        on_error: OnErrorLike = "fail",
+        into: SchemaLike | None = None,
+    ) -> Stream[U]:
+        """Call a coroutine function for each record, with the records under way as state.
+
+        Args:
+            function: from a record to a record.
+            name: the address of the state.
+            max_in_flight: calls begun whose results were not sent yet, per subtask.
+            timeout: of a record, from its first attempt to the end of its last.
+            ordered: results keep the order of the records; else they leave as they come, but none
+                crosses a watermark.
+            retry: when the function is called again for the same record.
+            on_timeout: what becomes of a record whose time is up: `fail`, `side_output` (the stream
+                `.timed_out`), or a function of the record that gives the result instead.
+            on_error: what becomes of a record whose last attempt raised.
+            into: make columns of the results.
+        """
+        return add_map_async(
+            self,
+            None,
+            function,
+            name=name,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            ordered=ordered,
+            retry=retry,
+            on_timeout=on_timeout,
+            on_error=on_error,
+            into=into,
+            origin=capture_origin(),
+        )
+
     def event_time(
         self,
         when: str | Callable[[T], Any],
@@ -344,6 +392,16 @@ class Stream(StreamBase[T]):
     def late(self) -> Stream[Any]:
         """The records that came too late for their window."""
         return self.side(LATE)
+
+    @property
+    def timed_out(self) -> Stream[T]:
+        """The records of a `map_async` whose calls did not end in time."""
+        return self.side(TIMED_OUT)
+
+    @property
+    def failed(self) -> Stream[Any]:
+        """The records for which the function of this step raised, and what it raised."""
+        return self.side(FAILED)
 
     @property
     def rejected(self) -> Stream[Any]:

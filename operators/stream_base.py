@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ..errors import HeadgateError, PlanError
 from .base import AsyncOperator, Operator, OperatorFactory
+from .dead_letters import FAIL, OnError
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
 from .functions import check_callable, check_returns, function_name, is_async
 from .graph import Chaining, Input, Node, Origin
@@ -189,6 +190,7 @@ class StreamBase(Generic[T]):
         function: Callable[..., Any],
         into: pa.Schema | None,
         max_in_flight: int,
+        on_error: OnError = FAIL,
     ) -> UserFunction:
         check_callable(function, kind, origin)
         if (
@@ -203,7 +205,7 @@ class StreamBase(Generic[T]):
         self._check_reads(function, kind, origin)
         reader = RowReader(self.schema, self._row_type, function)
         step = name or self._job.derived_name(kind)
-        return UserFunction(function, step, origin, reader, into, max_in_flight)
+        return UserFunction(function, step, origin, reader, into, max_in_flight, on_error)
 
     def _check_reads(self, function: Callable[..., Any], kind: str, origin: Origin) -> None:
         if self.schema is not None:

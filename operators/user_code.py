@@ -35,6 +35,15 @@ def describe_record(record: Any) -> str:
     return text if len(text) <= RECORD_TEXT_MAX else f"{text[: RECORD_TEXT_MAX - 1]}…"
 
 
+def text_of(error: BaseException, characters_max: int) -> str:
+    """What an exception says, cut to a length; never raises."""
+    try:
+        text = str(error).strip()
+    except Exception as failure:
+        text = f"<its text raised {type(failure).__name__}>"
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
+
+
 def is_own_cancellation(error: BaseException) -> bool:
     """True if the running task is being cancelled, False if a coroutine of the user raised it by itself."""
     task = asyncio.current_task()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import ExchangeError, HeadgateError, check
-from ...operators.elements import Batch, Control, Element
+from ...operators.elements import Batch, CheckpointBarrier, Control, Element
 from .channel import ChannelId
 from .controls import BATCHES, append_control
 from .settings import ExchangeSettings
@@ -71,6 +71,7 @@ class InputGate:
         # Positions that have elements and are not blocked, each once, in the order of their turn.
         self._ready: deque[int] = deque()
         self._queued = 0
+        self._barriers = 0
         self._buffers_total = len(channels) * self._exclusive + self._floating
         self._error: HeadgateError | None = None
         self._lending = False
@@ -120,6 +121,8 @@ class InputGate:
             self._ready.append(position)
         if isinstance(element, BATCHES):
             self._recycle(channel)
+        elif isinstance(element, CheckpointBarrier):
+            self._barriers -= 1
         return position, element
 
     def set_listener(self, wake: Callable[[], None]) -> None:
@@ -158,10 +161,15 @@ class InputGate:
     def _drop(self) -> None:
         self._ready.clear()
         self._credit_line.clear()
-        self._queued = 0
+        self._queued = self._barriers = 0
         for channel in self._channels:
             channel.queue.clear()
             channel.queued = 0
+
+    @property
+    def holds_barrier(self) -> bool:
+        """True if a barrier waits here, perhaps behind batches."""
+        return self._barriers > 0
 
     @property
     def queued_buffers(self) -> int:
@@ -217,6 +225,9 @@ class InputGate:
         channel = self._channels[position]
         was_empty = not channel.queue
         append_control(channel.queue, control, self._controls_max)
+        if isinstance(control, CheckpointBarrier):
+            self._barriers += 1
+            self._wake()  # perhaps the batches in front of it were held back
         if was_empty and not channel.blocked:
             self._give_turn(position)
 

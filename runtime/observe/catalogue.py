@@ -130,6 +130,32 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         COUNTER,
     ),
     _operator(
+        "numRecordsInFlight",
+        "records",
+        "Taken, their results not sent yet; they are state. `map_async` and async micro-batches only.",
+    ),
+    _operator(
+        "numRecordsTimedOut",
+        "records",
+        "Their calls did not end in time, and the job went on. `map_async` only.",
+        COUNTER,
+    ),
+    _operator(
+        "numCallsRetried",
+        "calls",
+        "Made again, since the one before failed or had an unwanted result. `map_async` and async "
+        "micro-batches only.",
+        COUNTER,
+    ),
+    _operator(
+        "numFailedRecords",
+        "records",
+        "Their function raised, and the job went on, as `on_error` says; they go to the side output "
+        "`failed`, or are dropped.",
+        COUNTER,
+    ),
+    _operator("numFailedRecordsDropped", "records", "Those of them that were dropped.", COUNTER),
+    _operator(
         "numRecordsInErrors", "records", "Could not be read, and were not. Sources only.", COUNTER
     ),
     _operator("numRecordsSend", "records", "Handed to the outside. Sinks only.", COUNTER),

@@ -88,6 +88,11 @@ class AlignedBarrierHandler:
         self._blocked: set[ChannelPosition] = set()
         self._first_barrier_ms = 0
 
+    @property
+    def pending(self) -> bool:
+        """True while the barrier of some channels is here, and that of others is not."""
+        return self._pending is not None
+
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:

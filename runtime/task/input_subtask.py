@@ -51,8 +51,7 @@ class InputSubtask(Subtask):
         self._with_data = set(range(len(gate)))
 
     async def step(self) -> bool:
-        full = self.chain.head.operator.full()
-        polled = self.gate.poll_control() if full else self.gate.poll()
+        polled = self.gate.poll_control() if self._holds_back() else self.gate.poll()
         if polled is None:
             return False
         self.time.switch(Activity.BUSY)
@@ -64,6 +63,12 @@ class InputSubtask(Subtask):
         else:
             self._control(position, element)
         return True
+
+    def _holds_back(self) -> bool:
+        """True if no records are to be read: not even those in front of a barrier, for there is none."""
+        if not self.chain.head.operator.full():
+            return False
+        return not (self._alignment.pending or self.gate.holds_barrier)
 
     def _control(self, position: int, element: Element) -> None:
         channel = ChannelPosition(position)

@@ -57,7 +57,12 @@ def make_job(path: Path, **options: str) -> hg.Job:
     read = job.read(source, name="lines")
     read.write(blackhole(), name="lines out")
     read.key_by("id").process(Timed(), name="timed").write(blackhole(), name="timers out")
+    read.map_async(echo, name="asked").write(blackhole(), name="answers")
     return job
+
+
+async def echo(record: Any) -> Any:
+    return record
 
 
 class Timed(hg.KeyedProcess[int, Any, Any]):

@@ -1,0 +1,201 @@
+"""map_async: a coroutine function for each record, many at a time, each with a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import HeadgateError, UserCodeError
+from ...state.keyed.identity import token
+from ..base import OperatorContext
+from ..dead_letters import DeadLetters
+from ..durations import format_duration
+from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps
+from ..per_record import UserFunction
+from ..rows import RowMismatch, RowReader, to_list
+from ..user_code import FAILURES, describe_record, user_error
+from .call import Call, Status
+from .in_flight import CallSettings, InFlight
+from .stored import InFlightState, pickled
+
+TIMED_OUT: Final = "timed_out"
+"""The side output of records whose call did not end in time."""
+TIMED_OUT_COUNTER: Final = "numRecordsTimedOut"
+OnTimeout: TypeAlias = Literal["fail", "side_output"] | Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class KeyOfRecords:
+    """How the keys of a batch are found: key columns, or a function and how its records are made."""
+
+    columns: tuple[str, ...] = ()
+    function: Callable[[Any], Hashable] | None = None
+    reader: RowReader | None = None
+
+
+@dataclass(frozen=True)
+class AsyncMapStep:
+    """What a step consists of. Picklable.
+
+    Attributes:
+        user: the function, and what is made of its results.
+        calls: how it is called.
+        schema: the columns of the records; None: Python objects.
+        on_timeout: what becomes of a record whose time is up; a function gives the result instead.
+        key: None unless the stream is keyed.
+    """
+
+    user: UserFunction
+    calls: CallSettings
+    schema: pa.Schema | None
+    on_timeout: OnTimeout
+    key: KeyOfRecords | None
+
+
+class MapAsync(InFlight):
+    """Calls a coroutine function for each record; of a keyed stream, for one record of a key at a time."""
+
+    def __init__(self, step: AsyncMapStep) -> None:
+        user = step.user
+        keyed = step.key is not None
+        state = InFlightState(step.schema, keyed, user.step, user.origin)
+        super().__init__(step.calls, state, user.step)
+        self._map = step
+        self._user = user
+        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._letters.open(context, self.output)
+        self._timed_out = context.metrics.counter(TIMED_OUT_COUNTER)
+
+    def _calls_of(self, batch: Batch) -> Iterator[Call]:
+        records = self._user.reader(batch)
+        keys = [None] * len(records) if self._map.key is None else self._keys_of(batch, records)
+        objects = isinstance(batch, ObjectBatch)
+        for row, (record, key) in enumerate(zip(records, keys, strict=True)):
+            saved = pickled(record) if objects else None
+            yield Call(record, batch, row, key=key, saved=saved)
+
+    def _keys_of(self, batch: Batch, records: list[Any]) -> list[Any]:
+        key = self._map.key
+        assert key is not None
+        if key.function is None:
+            assert isinstance(batch, ColumnBatch)
+            lists = [to_list(batch.data.column(name)) for name in key.columns]
+            return list(map(token, lists[0] if len(lists) == 1 else zip(*lists, strict=True)))
+        assert key.reader is not None
+        wide = key.reader(batch)
+        tokens: list[Any] = []
+        try:
+            tokens.extend(token(key.function(record)) for record in wide)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            record = wide[len(tokens)]
+            raise user_error(self._user.step, self._user.origin, record, error) from error
+        return tokens
+
+    # results
+
+    def _send(self, calls: list[Call]) -> None:
+        late = [call for call in calls if call.status is Status.TIMED_OUT]
+        if late:
+            self._take_late(late)
+        failed = [call for call in calls if call.status is Status.FAILED]
+        if failed:
+            self._take_failed(failed)
+        done = [call for call in calls if call.status is Status.DONE]
+        if done:
+            self._emit(done)
+
+    def _take_late(self, calls: list[Call]) -> None:
+        """Deal with calls whose time was up; those for which a function gives a result are done."""
+        self._timed_out.inc(len(calls))
+        on_timeout = self._map.on_timeout
+        if on_timeout == "fail":
+            raise self._too_late(calls[0])
+        if on_timeout == "side_output":
+            self.output.emit_side(TIMED_OUT, joined(calls))
+            return
+        assert callable(on_timeout)
+        for call in calls:
+            try:
+                call.result, call.status = on_timeout(call.argument), Status.DONE
+            except HeadgateError:
+                raise
+            except FAILURES as error:
+                call.error, call.status = error, Status.FAILED
+
+    def _take_failed(self, calls: list[Call]) -> None:
+        errors: list[BaseException] = []
+        for call in calls:
+            error = call.error
+            assert error is not None
+            if isinstance(error, HeadgateError) or not isinstance(error, FAILURES):
+                raise error
+            if self._user.on_error.then == "fail":
+                user = self._user
+                raise user_error(user.step, user.origin, call.argument, error) from error
+            errors.append(error)
+        self._letters.take(joined(calls), errors)
+
+    def _emit(self, calls: list[Call]) -> None:
+        user = self._user
+        if user.into is None or user.on_error.then == "fail":
+            self.output.emit(self._batch(calls))
+            return
+        try:
+            batch = user.columns([call.result for call in calls], times_of(calls))
+        except RowMismatch:
+            self._emit_fitting(calls)
+        else:
+            self.output.emit(batch)
+
+    def _emit_fitting(self, calls: list[Call]) -> None:
+        """Some result does not fit its columns: find out which, one by one."""
+        fitting: list[Call] = []
+        for call in calls:
+            try:
+                self._user.columns([call.result], None)
+            except RowMismatch as error:
+                call.error, call.status = error, Status.FAILED
+            else:
+                fitting.append(call)
+        self._take_failed([call for call in calls if call.status is Status.FAILED])
+        if fitting:
+            self.output.emit(self._batch(fitting))
+
+    def _batch(self, calls: list[Call]) -> Batch:
+        results = [call.result for call in calls]
+        return self._user.batch(results, times_of(calls), [call.argument for call in calls])
+
+    def _too_late(self, call: Call) -> UserCodeError:
+        given = format_duration(self._settings.timeout_ms or 0)
+        return UserCodeError(
+            f"a call of the function of `{self._user.step}` did not end in time timeout=`{given}` "
+            f"record=`{describe_record(call.argument)}`",
+            where=str(self._user.origin),
+            fix='give it more time with timeout=, or keep such records with on_timeout="side_output"',
+        )
+
+
+def joined(calls: list[Call]) -> Batch:
+    """The records of calls as one batch."""
+    parts = [call.records() for call in calls]
+    times = times_of(calls)
+    if isinstance(parts[0], ObjectBatch):
+        return ObjectBatch([record for part in parts for record in part.records], times)  # type: ignore[union-attr]
+    table = pa.Table.from_batches([part.data for part in parts])  # type: ignore[union-attr]
+    return ColumnBatch(table.combine_chunks().to_batches()[0], times)
+
+
+def times_of(calls: list[Call]) -> Timestamps | None:
+    """The event times of calls of single records."""
+    if calls[0].batch.timestamps is None:
+        return None
+    return np.array([call.batch.timestamps[call.row] for call in calls], np.int64)  # type: ignore[index]
