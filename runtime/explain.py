@@ -33,6 +33,7 @@ def explain_plan(spec: JobSpec) -> str:
               f"{plan.slots} slots"]  # fmt: skip
     for vertex in plan.vertices:
         lines += _physical(plan, vertex)
+    lines += _event_time(plan)
     lines += ["", "delivery guarantees"]
     sinks = [n for v in plan.vertices for n in v.nodes if n.sink is not None]
     lines += [f"  {node.name}: {_guarantee(spec, node)}" for node in sinks]
@@ -68,6 +69,19 @@ def _physical(plan: PhysicalPlan, vertex: Vertex) -> list[str]:
         side = f" (side output {edge.side})" if edge.side else ""
         lines.append(f"      -> [{edge.target}] {describe_partitioning(edge.partitioning)}{side}")
     return lines
+
+
+def _event_time(plan: PhysicalPlan) -> list[str]:
+    """How each step makes watermarks, and what the subtasks' are the least of."""
+    lines = []
+    for vertex in plan.vertices:
+        for node in vertex.nodes:
+            if node.watermarks is not None:
+                by_split = vertex.head.source is not None and node.watermarks.per_split
+                of = f"split of {vertex.head.name}" if by_split else "subtask"
+                held = f"each {of} can hold it back"
+                lines.append(f"  {node.name}: {node.watermarks.text}; {held}")
+    return ["", "event time", *lines] if lines else []
 
 
 def describe_partitioning(partitioning: Partitioning) -> str:

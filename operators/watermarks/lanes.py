@@ -38,6 +38,7 @@ class Slowest(NamedTuple):
 
     split: str
     watermark: int
+    queued: bool = False
 
 
 @final
@@ -107,7 +108,7 @@ class Lanes:
     def slowest(self) -> Slowest | None:
         """The split that the others wait for; None if all are idle or have ended."""
         if self._queued:
-            return Slowest(next(iter(self._queued)), WATERMARK_MIN)
+            return Slowest(next(iter(self._queued)), WATERMARK_MIN, queued=True)
         return self._slowest_being_read
 
     @property

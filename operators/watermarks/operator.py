@@ -32,16 +32,24 @@ class EventTimeStatus(NamedTuple):
     Attributes:
         watermark: the last one sent.
         idle: nobody waits for this subtask.
-        split: the split that holds it back; empty: the reader does not tell of splits, or none does.
         held_ms: for how long the watermark has not moved.
-        paused: splits that wait for their alignment group; all, if the reader cannot stop single ones.
+        split: the split that holds it back; empty: the reader does not tell of splits, or none does.
+        queued: that split waits for the reader to come to it.
+        splits: how many there are, the next three included.
+        idle_splits: nobody waits for them.
+        queued_splits: the reader has not come to them.
+        paused_splits: they wait for their alignment group.
     """
 
     watermark: int
     idle: bool
-    split: str
     held_ms: int
-    paused: int
+    split: str
+    queued: bool
+    splits: int
+    idle_splits: int
+    queued_splits: int
+    paused_splits: int
 
 
 class EventTimeOperator(Operator):
@@ -135,7 +143,7 @@ class EventTimeOperator(Operator):
         """Swallow what upstream thinks of event time, except that it is over."""
         if timestamp == WATERMARK_MAX:
             self._stop()
-            self.output.emit_watermark(timestamp)
+            self._emit_watermark(timestamp)
 
     def on_idle(self, idle: bool) -> None:
         """Upstream without any active input cannot bring records: idle at once."""
@@ -262,11 +270,16 @@ class EventTimeOperator(Operator):
     def status(self) -> EventTimeStatus:
         """How far this subtask has come, and what holds it back."""
         slowest = self._lanes.slowest
+        read, idle, queued = self._lanes.counts()
         return EventTimeStatus(
             self._sent,
             self._idle,
-            WHOLE if slowest is None else slowest.split,
             round(self._held_ms()),
+            WHOLE if slowest is None else slowest.split,
+            slowest is not None and slowest.queued,
+            read + queued,
+            idle,
+            queued,
             len(self.context.splits.paused),
         )
 
@@ -274,7 +287,7 @@ class EventTimeOperator(Operator):
         return 1_000 * (self.context.clock.monotonic() - self._risen_at)
 
     def _watermark_lag(self) -> float:
-        if self._sent == WATERMARK_MIN:
+        if self._sent in (WATERMARK_MIN, WATERMARK_MAX):
             return math.nan
         return self.context.clock.now_ms() - self._sent
 

@@ -53,8 +53,6 @@ class WatermarkSettings:
     def text(self) -> str:
         """For `explain`."""
         parts = [self.strategy.text]
-        if not self.per_split:
-            parts.append("splits together")
         if self.idle_after_ms is not None:
             parts.append(f"idle after {format_duration(self.idle_after_ms)}")
         if self.close_after_ms is not None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ..control.registry import JobRecord
 
 
+HELD_SHOWN_MS = 10_000
+"""The table is followed by a line about each step whose watermark has stood for so long."""
+
+
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
@@ -41,6 +45,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
         "last_checkpoint": known.get("last_checkpoint") or None,
         "last_checkpoint_ms": known.get("last_checkpoint_ms") or None,
         "last_checkpoint_at_ms": known.get("last_checkpoint_at_ms") or None,
+        "event_time": known.get("event_time", []),
         "cluster": record.cluster,
         "pid": record.pid,
         "workers": known.get("workers", []),
@@ -70,7 +75,25 @@ def _print(rows: list[dict[str, Any]]) -> None:
             str(row["pid"]),
         )
         table.add_row(*map(Text, cells))  # as they are: brackets in a name are no markup
-    make_console().print(table)
+    console = make_console()
+    console.print(table)
+    for line in (line for row in rows for line in _held(row)):
+        console.print(Text(line))
+
+
+def _held(row: dict[str, Any]) -> list[str]:
+    """Who has been holding event time back for long."""
+    return [
+        f"{row['name']}: event time of {step['step']} is held by {_holder(holder)} "
+        f"for {format_duration(holder['for_ms'] // 1000 * 1000)}"
+        for step in row.get("event_time", ())
+        if (holder := step["held_by"]) is not None and holder["for_ms"] >= HELD_SHOWN_MS
+    ]
+
+
+def _holder(holder: dict[str, Any]) -> str:
+    split = f", {holder['split']}" if holder["split"] else ""
+    return f"{holder['task']}{split}{' (waits to be read)' if holder['queued'] else ''}"
 
 
 def _checkpoint(row: dict[str, Any]) -> str:

@@ -133,6 +133,15 @@ class WatermarkLimit(Message, frozen=True):
     limit: int
 
 
+class LoopRoundOver(Message, frozen=True):
+    """Heads of a loop: probe `number` is back at all of you, and `records` came back in all."""
+
+    attempt: int
+    loop: str
+    number: int
+    records: int
+
+
 class FinishSources(Message, frozen=True):
     """Sources: end as if the data had ended (stop with drain)."""
 
@@ -216,6 +225,16 @@ class SubtaskFinished(Message, frozen=True):
     index: int
 
 
+class LoopRoundBack(Message, frozen=True):
+    """Probe `number` is back at head `index` of a loop, and `records` came back in front of it."""
+
+    attempt: int
+    loop: str
+    index: int
+    number: int
+    records: int
+
+
 class SubtaskTerminated(Message, frozen=True):
     """The subtask committed and closed in good order."""
 
@@ -236,6 +255,21 @@ class WatermarkReached(Message, frozen=True):
     """In ms; None: it is idle, and nobody is to wait for it."""
 
 
+class StepTime(msgspec.Struct, frozen=True):
+    """Event time of one `event_time` step in one subtask; see `EventTimeStatus`."""
+
+    step: str
+    watermark: int
+    idle: bool
+    held_ms: int
+    split: str
+    queued: bool
+    splits: int
+    idle_splits: int
+    queued_splits: int
+    paused_splits: int
+
+
 class SubtaskStatistics(msgspec.Struct, frozen=True):
     """What one subtask did; counters since the attempt began, rates over the last second."""
 
@@ -249,6 +283,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     watermark: int
     records_written: int = 0
     """Records that the sinks in this subtask took."""
+    times: tuple[StepTime, ...] = ()
+    """Of its event-time steps."""
 
 
 class Statistics(Message, frozen=True):
@@ -299,6 +335,7 @@ Messages: TypeAlias = (
     | Cancel
     | Terminate
     | WatermarkLimit
+    | LoopRoundOver
     | FinishSources
     | Shutdown
     | Deployed
@@ -307,6 +344,7 @@ Messages: TypeAlias = (
     | SubtaskFailed
     | CheckpointAcked
     | CheckpointDeclined
+    | LoopRoundBack
     | SubtaskFinished
     | SubtaskTerminated
     | WatermarkReached

@@ -24,6 +24,7 @@ from ..shipping import ship
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
 from .checkpointing import CheckpointDriver, PublishResult
+from .event_time import describe_event_time
 from .restored import Restored
 from .states import End
 from .workers import FromWorker, WorkerLost, WorkerPool
@@ -239,6 +240,7 @@ class JobContext:
             ],
             "metrics": self._metrics_endpoints(),
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
+            "event_time": describe_event_time(self.plan, self.statistics, self.clock.now_ms()),
             "exceptions": self.exceptions,
         }
 

@@ -14,14 +14,17 @@ from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
+from ...operators.watermarks.operator import EventTimeOperator
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
     Deploy,
+    LoopRoundBack,
     Messages,
     RestoreProgress,
+    StepTime,
     SubtaskAssignment,
     SubtaskFailed,
     SubtaskFinished,
@@ -38,6 +41,8 @@ from ..shipping import unship
 from ..storage.base import CheckpointStore
 from ..task.environment import SnapshotTiming, TaskEnvironment
 from ..task.input_subtask import InputSubtask
+from ..task.iteration import IterationSubtask
+from ..task.iteration_edge import FeedbackPartition, FeedbackPorts
 from ..task.source_subtask import SourceSubtask
 from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
@@ -95,15 +100,22 @@ class Deployment:
             self._clock,
             exchange_settings(self._options),
         )
+        ports = FeedbackPorts()
         # Gates first, all of them: a local sender's channel needs its receiver's gate.
         gates = {(a.vertex, a.index): channels.gate(a.vertex, a.index) for a in assignments}
         for assignment in assignments:
             gate = gates[assignment.vertex, assignment.index]
             env = self._environment(assignment)
             outputs = channels.partitions(assignment.vertex, assignment.index)
+            for loop in self._plan.loops:
+                if loop.tail == assignment.vertex:
+                    back = FeedbackPartition(ports, loop.name, assignment.index)
+                    outputs.setdefault(loop.tail_node, []).append((None, back))
             subtask: Subtask
             if gate is None:
                 subtask = SourceSubtask(env, outputs, assignment.splits)
+            elif self._plan.loop_from(env.vertex) is not None:
+                subtask = IterationSubtask(env, outputs, gate, ports)
             else:
                 subtask = InputSubtask(env, outputs, gate)
             register_task(self._metrics, subtask)
@@ -228,6 +240,12 @@ class Deployment:
             if isinstance(subtask, SourceSubtask):
                 subtask.end_early()
 
+    def loop_round_over(self, loop: str, number: int, records: int) -> None:
+        """Tell the heads of a loop what came back at all of them."""
+        for subtask in self._subtasks:
+            if isinstance(subtask, IterationSubtask) and subtask.loop == loop:
+                subtask.loop_round_over(number, records)
+
     def completed(self, permit: CommitPermit) -> None:
         """Tell all subtasks that a checkpoint is durable."""
         for subtask in self._subtasks:
@@ -268,6 +286,11 @@ def _statistics(subtask: Subtask) -> SubtaskStatistics:
         backpressured,
         max(chained.current_watermark for chained in operators),
         sum(chained.records_in for chained in operators if chained.node_id in sinks),
+        tuple(
+            StepTime(chained.name, *chained.operator.status())
+            for chained in operators
+            if isinstance(chained.operator, EventTimeOperator)
+        ),
     )
 
 
@@ -332,6 +355,17 @@ class _Reports:
 
     def finished(self) -> None:
         self._send(SubtaskFinished(attempt=self._attempt, vertex=self._vertex, index=self._index))
+
+    def loop_round(self, loop: str, number: int, records: int) -> None:
+        self._send(
+            LoopRoundBack(
+                attempt=self._attempt,
+                loop=loop,
+                index=self._index,
+                number=number,
+                records=records,
+            )
+        )
 
     def terminated(self) -> None:
         self._send(SubtaskTerminated(attempt=self._attempt, vertex=self._vertex, index=self._index))
