@@ -109,6 +109,7 @@ def encode_tables(
 
 def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
     writer: pq.ParquetWriter | None = None
+    schema = pa.schema([])
     first = last = -1
     rows = 0
     for table in tables:
@@ -119,7 +120,10 @@ def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
         first, last = (low if not rows else first), high
         rows += table.num_rows
         if writer is None:
-            writer = _writer(sink, table.schema)
+            schema = storable_schema(table.schema)
+            writer = _writer(sink, schema)
+        if table.schema != schema:
+            table = table.cast(schema)
         row_bytes = max(1, table.nbytes // table.num_rows)
         writer.write_table(table, min(ROW_GROUP_ROWS, max(1, ROW_GROUP_BYTES // row_bytes)))
     if writer is None:
@@ -127,6 +131,30 @@ def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
     writer.close()
     data, checksum = sink.finish()
     return EncodedTable(data, sink.size, checksum, rows, first, last, _footer(data))
+
+
+def storable_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema in which a table can be written: what lies in something that may be null may be null.
+
+    Arrow allows a struct that may be null to have fields that may not, and Parquet does too, but Arrow's
+    writer takes the nulls below a null struct for values and refuses them.
+    """
+    return pa.schema([_storable(field, field.nullable) for field in schema], schema.metadata)
+
+
+def _storable(field: pa.Field, nullable: bool) -> pa.Field:
+    return field.with_type(_storable_type(field.type, nullable)).with_nullable(nullable)
+
+
+def _storable_type(kind: pa.DataType, nullable: bool) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_storable(field, nullable or field.nullable) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_storable(kind.value_field, kind.value_field.nullable))
+    if pa.types.is_map(kind):
+        item = kind.item_field
+        return pa.map_(kind.key_field, _storable(item, item.nullable), kind.keys_sorted)
+    return kind
 
 
 def _writer(sink: _Spill, schema: pa.Schema) -> pq.ParquetWriter:
