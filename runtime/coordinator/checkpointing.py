@@ -115,6 +115,10 @@ class CheckpointDriver:
         self._savepoint_ids: set[int] = set()
         """Of the savepoints under way."""
         self._next_id = 0
+        self._declined: dict[int, str] = {}
+        """What the first subtask to decline a checkpoint said; of those under way."""
+        self.last_declined = ""
+        """What a subtask said that made the last failed checkpoint fail; empty if it was not a subtask."""
         self.savepoints: dict[str, Manifest] = {}
         """Complete savepoints by their address, until whoever asked for one takes it out."""
         newest = log.view.newest if log is not None else None
@@ -226,6 +230,9 @@ class CheckpointDriver:
             message.text,
             extra=fields,
         )
+        if message.checkpoint_id in self.protocol.pending_ids:
+            said = f"{task} ({message.index}): {message.text}"
+            self._declined.setdefault(message.checkpoint_id, said)
         return self._carry_out(
             self.protocol.declined(
                 CheckpointId(message.checkpoint_id),
@@ -330,11 +337,13 @@ class CheckpointDriver:
     def _aborted(self, checkpoint_id: int, reason: CheckpointFailure) -> None:
         kind = "savepoint" if checkpoint_id in self._savepoint_ids else "checkpoint"
         self._savepoint_ids.discard(checkpoint_id)
+        declined = self._declined.pop(checkpoint_id, "")
         if reason.counts:
+            self.last_declined = declined
             self.failed += kind == "checkpoint"
             self.announce(
                 kind,
-                f"{kind} {checkpoint_id} failed: {reason.sentence}",
+                f"{kind} {checkpoint_id} failed: {reason.sentence}{declined and f': {declined}'}",
                 id=checkpoint_id,
                 status="FAILED",
             )

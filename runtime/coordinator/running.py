@@ -10,6 +10,8 @@ from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
     FinishSources,
+    LoopRoundBack,
+    LoopRoundOver,
     Start,
     Statistics,
     SubtaskFailed,
@@ -23,6 +25,7 @@ from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import JobStatus
+from ..protocol.loop_rounds import LoopRounds
 from ..protocol.watermark_alignment import Announcement, Member, WatermarkAlignment
 from .alignment import alignment_of
 from .checkpointing import Outcome, PublishResult
@@ -50,6 +53,7 @@ class Running(State):
         self._ids = frozenset(worker.worker_id for worker in workers)
         self._unfinished: set[tuple[int, int]] = set()
         self._unterminated: set[tuple[int, int]] = set()
+        self._loops: dict[str, LoopRounds] = {}
         self._wishes: dict[str, ClientWish] = {}
         self._addresses: dict[str, str] = {}
         """Of the savepoints that wishes are about."""
@@ -69,6 +73,10 @@ class Running(State):
             for index in range(vertex.parallelism)
         }
         self._unfinished, self._unterminated = set(everyone), set(everyone)
+        self._loops = {
+            loop.name: LoopRounds(job.plan.vertices[loop.head].parallelism)
+            for loop in job.plan.loops
+        }
         self._alignment = alignment_of(job.plan)
         for worker in self._workers:
             worker.send(Start(attempt=job.attempt))
@@ -131,6 +139,8 @@ class Running(State):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)
                 now_ms = _monotonic_ms(job)
                 self._announce(job, self._alignment.report(group, member, watermark, now_ms))
+            case LoopRoundBack():
+                self._loop_round(job, message)
             case CheckpointAcked():
                 return self._settle(job, checkpoints.acked(message))
             case CheckpointDeclined():
@@ -155,6 +165,15 @@ class Running(State):
         for group, limit in announcements:
             for worker in self._workers:
                 worker.send(WatermarkLimit(attempt=job.attempt, group=group, limit=limit))
+
+    def _loop_round(self, job: JobContext, back: LoopRoundBack) -> None:
+        """Tell all heads of a loop, once the last has its probe back, if anything is still under way."""
+        loop, number = back.loop, back.number
+        total = self._loops[loop].report(back.index, number, back.records)
+        if total is not None:
+            over = LoopRoundOver(attempt=job.attempt, loop=loop, number=number, records=total)
+            for worker in self._workers:
+                worker.send(over)
 
     # -- ends ---------------------------------------------------------------------------------------
 
@@ -191,8 +210,10 @@ class Running(State):
             return None
         message = outcome.fail.message
         kind = FailureKind.STOP if outcome.fail.stopping else FailureKind.CHECKPOINTS
-        error = JobError(message, fix="see the log for the subtasks that declined")
-        return failing(Failure(message, "checkpoint coordinator", kind, error))
+        declined = job.checkpoints.last_declined
+        error = JobError(message, where=declined)
+        text = f"{message}: {declined}" if declined else message
+        return failing(Failure(text, "checkpoint coordinator", kind, error))
 
     def _done(self, job: JobContext, done: RequestDone) -> None:
         wish = self._wishes.pop(done.token, None)

@@ -221,6 +221,8 @@ class SnapshotRunner:
             ours = isinstance(error, HeadgateError)
             reason = CheckpointFailure.IO if ours else CheckpointFailure.ASYNC_EXCEPTION
             text = f"{type(error).__name__}: {error}"
+            if not ours:
+                _log.exception("writing a snapshot failed task=`%s`", env.task_name)
             env.reports.declined(checkpoint_id, reason.value, text)
             return
         finally:
