@@ -29,7 +29,7 @@ from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
 from .ranges import Pairs, packed, unpacked
-from .side import Alive, Side
+from .side import Side, not_before
 from .step import JoinOperator, JoinStep, other
 from .tables import (
     SIDES,
@@ -171,7 +171,7 @@ class IntervalJoin(JoinOperator):
         """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
         tables = {TIME: time_cut(self.context.key_groups, self._watermark, self._gone_before)}
         for side, name in enumerate(SIDES):
-            cut = self._sides[side].cut(_not_before(self._gone_before[side]))
+            cut = self._sides[side].cut(not_before(self._gone_before[side]))
             tables[name] = rows_cut(
                 cut,
                 self._columns,
@@ -183,7 +183,7 @@ class IntervalJoin(JoinOperator):
 
     def states(self) -> Sequence[StateInfo]:
         """Tables `left`, `right` and `time`."""
-        return join_infos(self._columns, self._step.outer)
+        return join_infos(self._columns, self._step.outer, "interval join")
 
     def restore(self, state: RestoredState) -> None:
         """Take over the rows that wait; how far time is, is the least of all own key groups."""
@@ -203,10 +203,6 @@ class IntervalJoin(JoinOperator):
                 continue
             slots = self._keys.slots(self._columns.key_columns(side, found.rows))
             own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
-
-
-def _not_before(time: int) -> Alive:
-    return lambda _, times: times >= time
 
 
 def _with_lonely(pairs: Pairs, waits: Mask, met: Mask) -> Pairs:

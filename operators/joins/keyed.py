@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ...errors import PlanError
 from ..durations import Duration
 from ..graph import Origin
 from ..origin import capture_origin
-from ..partitioning import HashColumns, HashFunction
+from ..partitioning import HashColumns, HashFunction, Partitioning
 from ..required_name import named
-from .plan import Keyed, add_interval_join
+from ..schema import SchemaLike
+from .co_group import CoGroupFunction
+from .plan import Keyed, add_as_of_join, add_co_group, add_interval_join, add_window_join
 from .step import How
 
 if TYPE_CHECKING:
@@ -55,8 +57,96 @@ class KeyedJoins(Generic[T]):
         left, right = self._as_input(), other_input(other, "join", origin)
         return add_interval_join(left, right, within, how, name, suffix, origin)
 
+    @named("stateful step", _STATE)
+    def join_as_of(
+        self,
+        versions: KeyedJoins[Any],
+        *,
+        how: Literal["inner", "left"] = "inner",
+        suffix: str | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Each record with the version of its key that is valid at the record's event time.
+
+        A version is valid from its event time until that of the next one. Records wait for the watermark;
+        of each key the newest version behind it is kept. Records that come behind the watermark are in
+        `.late`, versions that can change nothing any more in `.side("late_other")`.
+
+        Args:
+            versions: the keyed stream of versions, of the same job.
+            how: `inner`, or `left`: also records without a version, with nulls for it.
+            suffix: appended to columns of the versions whose names are taken.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        left, right = self._as_input(), other_input(versions, "join_as_of", origin)
+        return add_as_of_join(left, right, how, name, suffix, origin)
+
     def _as_input(self) -> Keyed:
         return self._stream, self._keyed_by
+
+
+class WindowedJoins:
+    """What a windowed keyed stream can be joined with."""
+
+    _stream: Stream[Any]
+    _partitioning: Partitioning
+    _window: Any
+
+    @named("stateful step", _STATE)
+    def join(
+        self,
+        other: KeyedJoins[Any],
+        *,
+        how: How = "inner",
+        suffix: str | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Pairs of records of equal keys in the same window, emitted when the window ends.
+
+        The result has the columns of both, keys of equal names once, and the event time of the window's
+        last millisecond. Records that come too late are in `.late`, those of `other` in
+        `.side("late_other")`. Within the allowed lateness a record adds its pairs to the result.
+
+        Args:
+            other: the other keyed stream, of the same job.
+            how: `inner`; `left`, `right` or `full`: also records that met none, with nulls for the other.
+            suffix: appended to columns of `other` whose names are taken.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        left, right = self._keyed_input("join", origin), other_input(other, "join", origin)
+        return add_window_join(left, right, self._window, how, name, suffix, origin)
+
+    @named("stateful step", _STATE)
+    def co_group(
+        self,
+        other: KeyedJoins[Any],
+        function: CoGroupFunction,
+        *,
+        into: SchemaLike | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Call a function for each key of a window, with all its records of both streams.
+
+        Args:
+            other: the other keyed stream, of the same job.
+            function: `(key, records, records of other)`; returns or yields results. The key is a tuple if
+                it has several columns.
+            into: columns to make of the results; without it they stay Python objects.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        left = self._keyed_input("co_group", origin)
+        right = other_input(other, "co_group", origin)
+        return add_co_group(left, right, self._window, function, into, name, origin)
+
+    def _keyed_input(self, what: str, origin: Origin) -> Keyed:
+        if isinstance(self._partitioning, HashColumns):
+            return self._stream, self._partitioning
+        raise PlanError(
+            f"{what} needs a key", where=str(origin), fix="call .key_by(...) before .window(...)"
+        )
 
 
 def other_input(other: object, what: str, origin: Origin) -> Keyed:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import pyarrow as pa
 
 from ...errors import PlanError
 from ..base import OperatorFactory
+from ..functions import check_plain, function_name
 from ..graph import Node, Origin
 from ..partitioning import HashColumns, HashFunction
+from ..per_record import UserFunction
 from ..process.plan import check_connected
+from ..rows import RowReader
+from ..schema import SchemaLike, record_class
+from ..stream_base import into_schema
 from ..suggestions import suggest
+from .as_of import AsOfJoin
 from .bounds import parse_interval, show_interval
+from .co_group import CoGroup, CoGroupFunction, CoGroupStep
 from .columns import JoinColumns, join_columns
 from .interval import IntervalJoin
-from .step import HOWS, LATE_SIDES, How, JoinStep, outer_sides
+from .step import AS_OF_HOWS, HOWS, LATE_SIDES, How, JoinStep, outer_sides
+from .windowed import WindowJoin
 
 if TYPE_CHECKING:
     from ..stream import Stream
 
+_ANY_SUFFIX = " of the other"
 Keyed: TypeAlias = "tuple[Stream[Any], HashColumns | HashFunction]"
 
 
@@ -37,7 +48,78 @@ def add_interval_join(
     step = JoinStep(name, columns, outer_sides(how))
     detail = f"{show_interval(interval)}, {how}"
     factory = partial(IntervalJoin, step, interval)
-    return add_join(left, right, "interval_join", name, factory, columns, detail, origin)
+    return add_join(left, right, "interval_join", name, factory, columns.result, detail, origin)
+
+
+def add_as_of_join(
+    left: Keyed,
+    versions: Keyed,
+    how: How,
+    name: str,
+    suffix: str | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `keyed.join_as_of(versions)`."""
+    columns = checked_columns(left, versions, how, AS_OF_HOWS, suffix, origin)
+    factory = partial(AsOfJoin, JoinStep(name, columns, outer_sides(how)))
+    return add_join(left, versions, "as_of_join", name, factory, columns.result, how, origin)
+
+
+def add_window_join(
+    left: Keyed,
+    right: Keyed,
+    window: Any,
+    how: How,
+    name: str,
+    suffix: str | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `keyed.window(...).join(other)`."""
+    check_window(window, "a window join", origin)
+    columns = checked_columns(left, right, how, HOWS, suffix, origin)
+    factory = partial(WindowJoin, JoinStep(name, columns, outer_sides(how)), window)
+    detail = f"{window.describe()}, {how}"
+    return add_join(left, right, "window_join", name, factory, columns.result, detail, origin)
+
+
+def add_co_group(
+    left: Keyed,
+    right: Keyed,
+    window: Any,
+    function: CoGroupFunction,
+    into: SchemaLike | None,
+    name: str,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `keyed.window(...).co_group(other, function)`."""
+    check_window(window, "co_group", origin)
+    check_plain(function, "co_group", origin)
+    # Both sides stay apart, so names may clash: the suffix only makes the unused result possible.
+    columns = checked_columns(left, right, "inner", HOWS, _ANY_SUFFIX, origin)
+    schema = None if into is None else into_schema(into, origin)
+    whole = RowReader(None, None, function)
+    step = CoGroupStep(
+        JoinStep(name, columns, outer_sides("inner")),
+        function,
+        UserFunction(cast(Any, function), name, origin, whole, schema),
+        (left[0]._row_type, right[0]._row_type),
+    )
+    detail = f"{window.describe()}, {function_name(function)}"
+    factory = partial(CoGroup, step, window)
+    result = add_join(left, right, "co_group", name, factory, schema, detail, origin)
+    result._node.row_type = record_class(into)
+    return result
+
+
+def check_window(window: Any, what: str, origin: Origin) -> None:
+    """Raise PlanError unless a window of event time that joins can work with."""
+    early = getattr(window, "early", None)
+    if not hasattr(window, "grid") or early:
+        raise PlanError(
+            f"{what} takes windows of event time without early results window=`{window.describe()}`",
+            where=str(origin),
+            fix="such as hg.tumbling or hg.sliding, without emit_every= and emit_rows=",
+        )
 
 
 def checked_columns(
@@ -78,7 +160,7 @@ def add_join(
     kind: str,
     name: str,
     factory: OperatorFactory,
-    columns: JoinColumns,
+    schema: pa.Schema | None,
     detail: str,
     origin: Origin,
 ) -> Stream[Any]:
@@ -91,7 +173,7 @@ def add_join(
         origin=origin,
         inputs=tuple(stream._input(keyed_by) for stream, keyed_by in (left, right)),
         factory=factory,
-        schema=columns.result,
+        schema=schema,
         stateful=True,
         sides={tag: stream.schema for tag, stream in zip(LATE_SIDES, streams, strict=True)},
         detail=detail,

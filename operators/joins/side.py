@@ -218,3 +218,8 @@ class SideCut:
     def close(self) -> None:
         """Nothing will be read any more."""
         self._changes.close()
+
+
+def not_before(time: int) -> Alive:
+    """Rows count that are not older than this."""
+    return lambda _, times: times >= time

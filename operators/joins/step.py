@@ -20,6 +20,7 @@ from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 How: TypeAlias = Literal["inner", "left", "right", "full"]
 """Which rows are in the result though they meet none: those of no, one or both sides."""
 HOWS: Final = ("inner", "left", "right", "full")
+AS_OF_HOWS: Final = ("inner", "left")
 LATE_OTHER: Final = "late_other"
 """The side output of late rows of the second stream; those of the first are in `late`."""
 LATE_SIDES: Final = (LATE, LATE_OTHER)

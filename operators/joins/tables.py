@@ -54,15 +54,13 @@ def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
     return pa.schema([*fields, *columns])
 
 
-def join_infos(columns: JoinColumns, marks: Sequence[bool]) -> list[StateInfo]:
+def join_infos(columns: JoinColumns, marks: Sequence[bool], kind: str) -> list[StateInfo]:
     """The declarations of all tables."""
     infos = [
-        state_info(
-            SIDES[side], "join", row_schema(columns.sides[side], marks=marks[side]), ROW_KEYS
-        )
+        state_info(SIDES[side], kind, row_schema(columns.sides[side], marks=marks[side]), ROW_KEYS)
         for side in (LEFT, RIGHT)
     ]
-    return [*infos, state_info(TIME, "join", _TIME_SCHEMA, (KEY_GROUP_COLUMN,))]
+    return [*infos, state_info(TIME, kind, _TIME_SCHEMA, (KEY_GROUP_COLUMN,))]
 
 
 # --- cuts ---------------------------------------------------------------------------------------

@@ -214,6 +214,7 @@ def fleet() -> type[Fleet]:
 def bounds(request: pytest.FixtureRequest) -> Any:
     """Run with the usual bounds, and with such that a few rows cross them all."""
     from headgate.operators.joins import (
+        as_of,
         chains,
         interval,
         keys,
@@ -222,6 +223,7 @@ def bounds(request: pytest.FixtureRequest) -> Any:
         side,
         step,
         time_order,
+        windowed,
     )
     from headgate.state import epochs
 
@@ -235,6 +237,6 @@ def bounds(request: pytest.FixtureRequest) -> Any:
             patch.setattr(keys, "FORGET_MIN", 1)
             patch.setattr(time_order, "TAIL_MIN", 2)
             patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
-            for module in (interval, step):
+            for module in (interval, step, windowed, as_of):
                 patch.setattr(module, "EMIT_ROWS_MAX", 3)
         yield request.param

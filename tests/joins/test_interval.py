@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import PlanError, StateError
-from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.operators.graph import Origin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin

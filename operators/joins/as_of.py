@@ -1,0 +1,196 @@
+"""Temporal join: each row with the version of its key that is valid at the row's event time.
+
+A version is valid from its own event time until that of the next one of its key. As in Flink's event-time
+temporal join, left rows wait for the watermark, since until then a version for them may come. Behind the
+watermark only the newest version of each key is kept: it is valid until somebody says otherwise.
+
+A version behind the watermark counts from now on if it is the newest one there, and is late otherwise: the
+rows it was valid for have gone out. Of versions with equal times the one that came last counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ...state.accumulators import Mask
+from ...state.key_index import KeyHasher
+from ...state.reserved import SlotArray
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.values import Index
+from ..base import OperatorContext
+from ..elements import WATERMARK_MIN, Batch
+from ..keyed_aggregate import identity_seed
+from ..window_aggregate import EMIT_ROWS_MAX
+from .columns import LEFT, RIGHT
+from .keys import SharedKeys
+from .ranges import sorted_order
+from .side import Alive, Side, not_before
+from .step import LATE_OTHER, JoinOperator, JoinStep
+from .tables import (
+    SIDES,
+    TIME,
+    RestoredTimes,
+    clamped,
+    join_infos,
+    restored_rows,
+    rows_cut,
+    time_cut,
+)
+
+_UNMARKED = (False, False)
+
+
+class AsOfJoin(JoinOperator):
+    """Input 0 are the rows, input 1 the versions."""
+
+    kind = "as-of join"
+    """Of the state."""
+
+    def __init__(self, step: JoinStep) -> None:
+        super().__init__(step)
+        self._waits, self._versions = self._sides = [
+            Side(step.columns.sides[side], marks=False) for side in (LEFT, RIGHT)
+        ]
+        self._current = SlotArray(np.int64, -1)
+        """By key: the newest version that the watermark has passed, or -1."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
+        types = [schema.field(key).type for key in keys]
+        self._keys = SharedKeys(KeyHasher(types, identity_seed(context.job_name)), self._sides)
+
+    def _waiting(self, side: int) -> int:
+        return self._sides[side].live
+
+    @property
+    def _behind(self) -> int:
+        """The first time that the watermark has not reached."""
+        return clamped(self._watermark + 1)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        if input_index == RIGHT:
+            self._add_versions(batch)
+            return
+        rows, times = self._timely(batch, LEFT, self._behind)
+        if rows.num_rows:
+            slots = self._keys.slots(self._columns.key_columns(LEFT, rows))
+            self._waits.add(rows, times, slots, self._keys.size)
+
+    def _add_versions(self, batch: Batch) -> None:
+        rows, times = self._timely(batch, RIGHT, WATERMARK_MIN)
+        if not rows.num_rows:
+            return
+        slots = self._keys.slots(self._columns.key_columns(RIGHT, rows))
+        self._current.reserve(self._keys.size)
+        late = np.flatnonzero(times < self._behind)
+        if late.size:
+            late = late[~self._counts_yet(slots[late], times[late])]
+        if late.size:
+            self._late_rows.inc(len(late))
+            self.output.emit_side(LATE_OTHER, batch.take(late))
+            kept = np.delete(np.arange(len(times)), late)
+            rows, times, slots = rows.take(pa.array(kept)), times[kept], slots[kept]
+        self._versions.add(rows, times, slots, self._keys.size)
+        self._settle()
+
+    def _counts_yet(self, slots: Index, times: Index) -> Mask:
+        """Which of some versions behind the watermark are the newest of their key when they come."""
+        current = self._current.data[slots]
+        newest = times >= self._versions.chains.times_at(current)
+        order = sorted_order(slots)
+        # The greatest time so far within each key: a running maximum over (key, rank of the time).
+        ranks = np.unique(times, return_inverse=True)[1][order]
+        begins = np.append(True, slots[order][1:] != slots[order][:-1])
+        numbers = np.cumsum(begins) * len(slots) + ranks
+        newest[order] &= np.maximum.accumulate(numbers) == numbers
+        return newest
+
+    def _settle(self) -> None:
+        """Let go of all versions behind the watermark but the newest of each key."""
+        versions = self._versions
+        due = versions.order.due(self._behind)
+        if not due.size:
+            return
+        slots = versions.chains.slots[due]
+        before = self._current.data[np.unique(slots)]
+        self._current.data[slots] = due  # by time, so that the last of a key stays
+        replaced = due[self._current.data[slots] != due]
+        versions.release(np.append(replaced, before[before >= 0]))
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Emit the rows that have waited until now, in order of time; then pass the watermark on."""
+        if timestamp > self._watermark:
+            self._watermark = timestamp
+            due = self._waits.order.due(self._behind)
+            for low in range(0, len(due), EMIT_ROWS_MAX):
+                self._join(due[low : low + EMIT_ROWS_MAX])
+            self._waits.release(due)
+            self._settle()
+            if self._keys.tidy():
+                self._find_current()
+        self.output.emit_watermark(timestamp)
+
+    def _join(self, rows: Index) -> None:
+        waits, versions = self._waits, self._versions
+        slots, times = waits.chains.slots[rows].astype(np.int64), waits.chains.times[rows]
+        valid = versions.chains.latest(slots, times, self._keys.size)
+        if not self._step.outer[LEFT]:
+            found = np.flatnonzero(valid >= 0)
+            rows, times, valid = rows[found], times[found], valid[found]
+        if rows.size:
+            self._send(LEFT, waits.store.take(rows), versions.store.take(valid), times)
+
+    def _find_current(self) -> None:
+        """Rows or slots have other numbers now."""
+        self._current = SlotArray(np.int64, -1)
+        self._current.reserve(self._keys.size)
+        chains = self._versions.chains
+        rows = self._versions.alive()
+        rows = rows[chains.times[rows] < self._behind]
+        self._current.data[chains.slots[rows]] = rows
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Table `left`: rows that wait. `right`: versions. `time`: how far event time is."""
+        gone_before = (self._behind, WATERMARK_MIN)
+        tables = {TIME: time_cut(self.context.key_groups, self._watermark, gone_before)}
+        alive = (not_before(self._behind), _not_dead(self._versions.dead()))
+        for side, name in enumerate(SIDES):
+            cut = self._sides[side].cut(alive[side])
+            groups = self.context.max_parallelism
+            tables[name] = rows_cut(cut, self._columns, side, groups, marks=False)
+        return StateSnapshot(tables=tables)
+
+    def states(self) -> Sequence[StateInfo]:
+        """Tables `left`, `right` and `time`."""
+        return join_infos(self._columns, _UNMARKED, self.kind)
+
+    def restore(self, state: RestoredState) -> None:
+        """Take over rows and versions; how far time is, is the least of all own key groups."""
+        restored = RestoredTimes(state)
+        self._watermark = restored.watermark
+        for side, own in enumerate(self._sides):
+            own.epoch.restored()
+            found = restored_rows(state, side, own.schema, self._step.name, marks=False)
+            if found is None:
+                continue
+            found = found.picked(restored.kept(side, found.groups, found.times))
+            # As they came: of equal times the version that came last counts.
+            found = found.picked(np.argsort(found.ids, kind="stable"))
+            slots = self._keys.slots(self._columns.key_columns(side, found.rows))
+            own.load(found.rows, found.times, slots, self._keys.size, found.ids, None)
+        self._current.reserve(self._keys.size)
+        self._settle()
+
+
+def _not_dead(dead: Mask) -> Alive:
+    return lambda numbers, _: ~dead[numbers]

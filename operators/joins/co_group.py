@@ -1,0 +1,135 @@
+"""Co-group: a function gets all rows of a key in a window, of both streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import HeadgateError
+from ...state.values import Index
+from ..base import OperatorContext
+from ..per_record import UserFunction
+from ..process.emitter import Emitter
+from ..rows import PER_RECORD_ROWS, to_list, to_rows
+from ..user_code import FAILURES, user_error
+from .columns import LEFT, RIGHT
+from .ranges import Runs, expanded
+from .step import JoinStep
+from .windowed import WindowedPair
+
+if TYPE_CHECKING:
+    from ..windows import PaneWindow
+
+CoGroupFunction = Callable[[Any, list[Any], list[Any]], Iterable[Any] | None]
+"""Of a key and its rows on the left and on the right."""
+
+
+@dataclass(frozen=True)
+class CoGroupStep:
+    """What a co-group consists of. Picklable.
+
+    Attributes:
+        join: its columns.
+        function: what is called.
+        user: the step, its line and the columns of its results.
+        row_types: the classes that the rows of both sides become.
+    """
+
+    join: JoinStep
+    function: CoGroupFunction
+    user: UserFunction
+    row_types: tuple[type[Any] | None, type[Any] | None]
+
+
+class CoGroup(WindowedPair):
+    """Calls a function for each key of a window.
+
+    A row that comes for a window that has fired, within the allowed lateness, makes the function be called
+    again for its key, with all rows, once per batch.
+    """
+
+    kind = "co-group"
+
+    def __init__(self, step: CoGroupStep, window: PaneWindow) -> None:
+        super().__init__(step.join, window)
+        self._user, self._row_types = step.user, step.row_types
+        self._function: CoGroupFunction = step.function
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._emitter = Emitter(self._user, (), True, self.output)
+
+    def _fire(self, left: pa.RecordBatch, right: pa.RecordBatch, time: int) -> None:
+        self._call((left, right), None, time)
+
+    def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
+        both = self._rows_of(LEFT, window), self._rows_of(RIGHT, window)
+        self._call(both, self._columns.key_columns(side, new), time)
+
+    def _call(
+        self,
+        both: tuple[pa.RecordBatch, pa.RecordBatch],
+        only: list[pa.Array] | None,
+        time: int,
+    ) -> None:
+        """Call the function for all keys of a window, or for some: `only` are their key columns."""
+        left, right, index = self._numbers(*both)
+        runs = [Runs(own, index.size) for own in (left, right)]
+        wanted = np.arange(index.size) if only is None else np.unique(self._look_up(index, only))
+        counts = np.sum([run.ends[wanted] - run.starts[wanted] for run in runs], axis=0)
+        self._emitter.time = time
+        low = 0
+        while low < len(wanted):
+            # Some keys at a time: as Python objects rows are many times as large.
+            upto = np.searchsorted(np.cumsum(counts[low:]), PER_RECORD_ROWS, side="right")
+            high = low + max(1, int(upto))
+            self._call_some(both, runs, wanted[low:high])
+            low = high
+        self._emitter.flush()
+
+    def _call_some(
+        self, both: tuple[pa.RecordBatch, pa.RecordBatch], runs: list[Runs], keys: Index
+    ) -> None:
+        records: list[list[Any]] = []
+        cuts: list[list[int]] = []
+        for rows, run, row_type in zip(both, runs, self._row_types, strict=True):
+            starts, ends = run.starts[keys], run.ends[keys]
+            taken = rows.take(pa.array(run.order[expanded(starts, ends)[1]]))
+            records.append(to_rows(taken, row_type))
+            cuts.append(np.append(0, np.cumsum(ends - starts)).tolist())
+        for at, key in enumerate(self._keys_of(both, runs, keys)):
+            left, right = (
+                own[cut[at] : cut[at + 1]] for own, cut in zip(records, cuts, strict=True)
+            )
+            self._call_one(key, left, right)
+
+    def _keys_of(
+        self, both: tuple[pa.RecordBatch, pa.RecordBatch], runs: list[Runs], keys: Index
+    ) -> list[Any]:
+        """The keys with these numbers: of their first row on the left, or else on the right."""
+        on_left = runs[LEFT].ends[keys] > runs[LEFT].starts[keys]
+        found: list[Any] = [None] * len(keys)
+        for side, which in ((LEFT, np.flatnonzero(on_left)), (RIGHT, np.flatnonzero(~on_left))):
+            first = runs[side].order[runs[side].starts[keys[which]]]
+            columns = [
+                to_list(column.take(pa.array(first)))
+                for column in self._columns.key_columns(side, both[side])
+            ]
+            values = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+            for at, value in zip(which.tolist(), values, strict=True):
+                found[at] = value
+        return found
+
+    def _call_one(self, key: Any, left: list[Any], right: list[Any]) -> None:
+        try:
+            made = self._function(key, left, right)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(self._user.step, self._user.origin, key, error) from error
+        if made is not None:
+            self._emitter.add(key, made)

@@ -1,0 +1,256 @@
+"""Two streams in common windows: rows wait by window, and meet those of their key when it fires (API-09).
+
+A window fires when the watermark reaches its end - 1, which is the event time of its results. With allowed
+lateness a window that has fired takes rows until it is gone; what they add to the result goes out at once,
+and nothing goes out twice: Flink would fire the whole window again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
+from ...state.values import Index
+from ..base import OperatorContext
+from ..elements import WATERMARK_MIN, Batch
+from ..keyed_aggregate import identity_seed
+from ..window_aggregate import EMIT_ROWS_MAX
+from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
+from .panes import PaneCut, PaneRows, by_pane
+from .ranges import Runs
+from .step import JoinOperator, JoinStep, other
+from .tables import (
+    ROW_KEYS,
+    SIDES,
+    TIME,
+    RestoredTimes,
+    by_key_group,
+    clamped,
+    join_infos,
+    restored_rows,
+    time_cut,
+)
+
+if TYPE_CHECKING:
+    from ..windows import PaneWindow
+
+_UNMARKED = (False, False)
+
+
+class WindowedPair(JoinOperator):
+    """Input 0 is the left side, input 1 the right one; subclasses say what a window's rows become."""
+
+    kind = ""
+    """Of the state."""
+
+    def __init__(self, step: JoinStep, window: PaneWindow) -> None:
+        super().__init__(step)
+        self._grid, self._lateness_ms = window.grid(), window.allowed_lateness_ms
+        self._rows = [PaneRows(step.columns.sides[side]) for side in (LEFT, RIGHT)]
+        self._fired: int | None = None
+        """The last window that has fired, or would have; None before the first watermark."""
+        self._gone: int | None = None
+        """The last window that takes no more rows."""
+        self._first_kept: int | None = None
+        """Rows of earlier panes are late."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
+        types = [schema.field(key).type for key in keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+
+    def _waiting(self, side: int) -> int:
+        return self._rows[side].size
+
+    # --- what becomes of rows ------------------------------------------------------------------
+
+    def _fire(self, left: pa.RecordBatch, right: pa.RecordBatch, time: int) -> None:
+        """A window is complete; results have the event time `time`."""
+        raise NotImplementedError
+
+    def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
+        """Rows have come for a window that has fired; they are in it already."""
+        raise NotImplementedError
+
+    def _rows_of(self, side: int, window: int) -> pa.RecordBatch:
+        return self._rows[side].rows(*self._grid.panes_in(window))
+
+    def _numbers(
+        self, left: pa.RecordBatch, right: pa.RecordBatch
+    ) -> tuple[Index, Index, KeyIndex]:
+        """The keys of both sides as numbers, and the index that gave them."""
+        index = KeyIndex(self._hasher)
+        return (
+            self._look_up(index, self._columns.key_columns(LEFT, left)),
+            self._look_up(index, self._columns.key_columns(RIGHT, right)),
+            index,
+        )
+
+    def _look_up(self, index: KeyIndex, keys: list[pa.Array]) -> Index:
+        return index.lookup(BatchKeys(self._hasher, keys)).astype(np.int64)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        side = input_index
+        late_before = WATERMARK_MIN
+        if self._first_kept is not None:
+            late_before = self._bound()
+        rows, times = self._timely(batch, side, late_before)
+        if not rows.num_rows:
+            return
+        for pane, which in by_pane(self._grid.panes_of(times)):
+            if isinstance(which, slice):
+                part = rows.slice(which.start, which.stop - which.start)
+            else:
+                part = rows.take(pa.array(which))
+            self._rows[side].add(pane, part, times[which])
+            if self._fired is None or self._lateness_ms == 0:
+                continue
+            first, last = self._grid.windows_of(pane)
+            assert self._gone is not None
+            for window in range(max(first, self._gone + 1), min(last, self._fired) + 1):
+                self._add_late(side, part, window, self._grid.bounds(window)[1] - 1)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Fire what is due, earliest window first; drop what is gone; pass the watermark on."""
+        if timestamp > self._watermark:
+            before = self._fired
+            self._set_watermark(timestamp)
+            for window in self._due(before):
+                left, right = (self._rows_of(side, window) for side in (LEFT, RIGHT))
+                self._fire(left, right, self._grid.bounds(window)[1] - 1)
+            for rows in self._rows:
+                assert self._first_kept is not None
+                rows.drop(self._first_kept)
+        self.output.emit_watermark(timestamp)
+
+    def _set_watermark(self, timestamp: int) -> None:
+        self._watermark = timestamp
+        ended = timestamp + 1 - self._lateness_ms
+        self._fired, self._gone = self._grid.ended(timestamp + 1), self._grid.ended(ended)
+        kept = self._grid.kept_from(ended)
+        # what is gone does not come back: a restored state may have had less allowed lateness
+        self._first_kept = kept if self._first_kept is None else max(kept, self._first_kept)
+
+    def _due(self, before: int | None) -> list[int]:
+        """Windows with rows that have not fired up to window `before`, and now do."""
+        assert self._fired is not None
+        due: set[int] = set()
+        if before == self._fired:
+            return []
+        for pane in {*self._rows[LEFT].panes, *self._rows[RIGHT].panes}:
+            first, last = self._grid.windows_of(pane)
+            if before is not None:
+                first = max(first, before + 1)
+            due.update(range(first, min(last, self._fired) + 1))
+        return sorted(due)
+
+    def _bound(self) -> int:
+        """The time before which rows are late."""
+        assert self._first_kept is not None
+        return clamped(self._grid.pane_bounds(self._first_kept)[0])
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
+        gone_before = WATERMARK_MIN if self._first_kept is None else self._bound()
+        own, groups = self.context.key_groups, self.context.max_parallelism
+        tables = {TIME: time_cut(own, self._watermark, (gone_before, gone_before))}
+        for side, name in enumerate(SIDES):
+            tables[name] = _table(self._rows[side].cut(), self._columns, side, groups)
+        return StateSnapshot(tables=tables)
+
+    def states(self) -> Sequence[StateInfo]:
+        """Tables `left`, `right` and `time`."""
+        return join_infos(self._columns, _UNMARKED, self.kind)
+
+    def restore(self, state: RestoredState) -> None:
+        """Take over the rows that wait; how far time is, is the least of all own key groups."""
+        restored = RestoredTimes(state)
+        if restored.watermark > WATERMARK_MIN:
+            gone_before = max(restored.gone_before[LEFT], WATERMARK_MIN)
+            if gone_before > WATERMARK_MIN:
+                self._first_kept = self._grid.pane_of(gone_before)
+            self._set_watermark(restored.watermark)
+        for side in (LEFT, RIGHT):
+            own = self._rows[side]
+            own.epoch.restored()
+            found = restored_rows(state, side, own.schema, self._step.name, marks=False)
+            if found is None:
+                continue
+            found = found.picked(restored.kept(side, found.groups, found.times))
+            # In the order of their numbers, as they came; subtasks of before number them each for itself.
+            found = found.picked(np.argsort(found.ids, kind="stable"))
+            if not found.rows.num_rows:
+                continue
+            for pane, which in by_pane(self._grid.panes_of(found.times)):
+                index = np.arange(len(found.ids))[which]
+                part = found.picked(index)
+                own.load(pane, part.rows, part.times, part.ids)
+
+
+class WindowJoin(WindowedPair):
+    """Pairs of rows of equal keys in a window."""
+
+    kind = "window join"
+
+    def _fire(self, left: pa.RecordBatch, right: pa.RecordBatch, time: int) -> None:
+        met = self._pairs(LEFT, left, right, time)
+        if self._step.outer[RIGHT]:
+            alone = right.take(pa.array(np.flatnonzero(~met)))
+            self._send_alone(RIGHT, alone.columns, np.full(alone.num_rows, time))
+
+    def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
+        self._pairs(side, new, self._rows_of(other(side), window), time)
+
+    def _pairs(self, side: int, own: pa.RecordBatch, others: pa.RecordBatch, time: int) -> Index:
+        """Emit the pairs of rows of `side`; returns which of the others met any."""
+        outer = self._step.outer[side]
+        met = np.zeros(others.num_rows, np.bool_)
+        if not own.num_rows or not (outer or others.num_rows):
+            return met
+        *keys, index = self._numbers(*((own, others) if side == LEFT else (others, own)))
+        runs = Runs(keys[other(side)], index.size)
+        for pairs in runs.pairs(keys[side]):
+            met[pairs.rows] = True
+            probe, rows = pairs.probe, pairs.rows
+            if outer:
+                probe, rows = _with_lonely(probe, rows, pairs.first, pairs.last)
+            for low in range(0, len(probe), EMIT_ROWS_MAX):
+                part = slice(low, low + EMIT_ROWS_MAX)
+                self._send(
+                    side,
+                    own.take(pa.array(probe[part])).columns,
+                    others.take(pa.array(rows[part], mask=rows[part] < 0)).columns,
+                    np.full(len(probe[part]), time),
+                )
+        return met
+
+
+def _with_lonely(probe: Index, rows: Index, first: int, last: int) -> tuple[Index, Index]:
+    """The pairs, and each row from `first` to `last` that is in none, with row -1."""
+    lonely = np.setdiff1d(np.arange(first, last), probe, assume_unique=False)
+    if not lonely.size:
+        return probe, rows
+    probe, rows = np.append(probe, lonely), np.append(rows, np.full(len(lonely), -1))
+    order = np.argsort(probe, kind="stable")
+    return probe[order], rows[order]
+
+
+def _table(cut: PaneCut, columns: JoinColumns, side: int, max_parallelism: int) -> TableCut:
+    def make(since: int | None) -> pa.Table:
+        rows, ids, times = cut.rows(since)
+        added = [(ROW_COLUMN, pa.array(ids)), (TIME_COLUMN, pa.array(times))]
+        return by_key_group(rows, added, columns.keys[side], max_parallelism)
+
+    return TableCut(make, keys=ROW_KEYS, epoch=cut.epoch)

@@ -1,0 +1,136 @@
+"""Temporal joins against a model that goes record by record."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.graph import Origin
+from headgate.operators.joins.as_of import AsOfJoin
+from headgate.operators.joins.columns import join_columns
+from headgate.operators.joins.step import JoinStep, outer_sides
+
+KEYS = (("k", "c"), ("k", "d"))
+SCHEMAS = (
+    pa.schema([("k", pa.int64()), ("c", pa.string()), ("a", pa.int64())]),
+    pa.schema([("b", pa.string()), ("d", pa.string()), ("k", pa.int64())]),
+)
+
+
+def operator(how):
+    columns = join_columns(
+        SCHEMAS, KEYS, (False, how == "left"), None, ("rows", "versions"), Origin("here")
+    )
+    return AsOfJoin(JoinStep("join", columns, outer_sides(how)))
+
+
+def batch(side, rows):
+    keys = pa.array([row[0] for row in rows], pa.int64())
+    texts = pa.array([None if row[0] is None else f"c{row[0]}" for row in rows], pa.string())
+    numbers = [row[2] for row in rows]
+    columns = [keys, texts, pa.array(numbers)]
+    if side:
+        columns = [pa.array([f"v{n}" for n in numbers]), texts, keys]
+    data = pa.RecordBatch.from_arrays(columns, schema=SCHEMAS[side])
+    return ColumnBatch(data, np.array([row[1] for row in rows], np.int64))
+
+
+class Model:
+    """Rows and versions (key, time, number); all versions that ever counted are kept."""
+
+    def __init__(self, how):
+        self.outer, self.watermark = how == "left", -(2**62)
+        self.waiting, self.versions = [], defaultdict(list)
+        self.out, self.late = [], ([], [])
+
+    def process(self, side, row):
+        if side == 0:
+            (self.late[0] if row[1] <= self.watermark else self.waiting).append(row)
+            return
+        passed = [v[1] for v in self.versions[row[0]] if v[1] <= self.watermark]
+        if row[1] <= self.watermark and passed and max(passed) > row[1]:
+            self.late[1].append(row)
+        else:
+            self.versions[row[0]].append(row)
+
+    def advance(self, watermark):
+        self.watermark = max(self.watermark, watermark)
+        due = [row for row in self.waiting if row[1] <= self.watermark]
+        self.waiting = [row for row in self.waiting if row[1] > self.watermark]
+        for key, time, number in sorted(due, key=lambda row: row[1]):
+            valid = [v for v in self.versions[key] if v[1] <= time]
+            text = None if key is None else f"c{key}"
+            if valid:
+                version = max(valid, key=lambda v: (v[1], v[2]))
+                self.out.append((key, text, number, f"v{version[2]}", text, time))
+            elif self.outer:
+                self.out.append((key, text, number, None, None, time))
+
+
+def by_key(rows):
+    found = defaultdict(list)
+    for row in rows:
+        found[row[0]].append(row)
+    return dict(found)
+
+
+rows_ = st.lists(
+    st.tuples(st.one_of(st.none(), st.integers(0, 2)), st.integers(-8, 25)), min_size=1, max_size=14
+)
+event = st.one_of(
+    st.tuples(st.just("rows"), st.integers(0, 1), rows_, st.integers(1, 14)),
+    st.tuples(st.just("watermark"), st.integers(0, 12)),
+    st.tuples(st.just("cut"), st.booleans()),
+    st.tuples(st.just("restore"), st.integers(1, 3)),
+)
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(history=st.lists(event, max_size=16), parallelism=st.integers(1, 3))
+def test_any_history(fleet, bounds, how, history, parallelism):
+    model, running, pending = Model(how), fleet(partial(operator, how), KEYS, parallelism), None
+    out, late, number, now = [], ([], []), 0, 0
+    for kind, *what in [*history, ("restore", 2), ("end",)]:
+        if kind == "rows":
+            side, rows, size = what
+            numbered = [(key, now + t, number + i) for i, (key, t) in enumerate(rows)]
+            number += len(rows)
+            for row in numbered:
+                model.process(side, row)
+            for low in range(0, len(rows), size):
+                running.process(side, batch(side, numbered[low : low + size]))
+        elif kind == "watermark":
+            now += what[0]
+            model.advance(now)
+            running.watermark(now)
+        elif kind == "cut":
+            if pending is not None and what[0]:
+                running.complete(pending)
+            pending = running.cut()
+        elif kind == "restore":
+            out += running.take()
+            for side, tag in enumerate(("late", "late_other")):
+                late[side].extend(running.take(tag))
+            if pending is not None:
+                running.complete(pending)
+                pending = None
+            running = running.restored(running.complete(running.cut()), what[0])
+        else:
+            model.advance(WATERMARK_MAX)
+            running.watermark(WATERMARK_MAX)
+    assert by_key(out + running.take()) == by_key(model.out)
+    assert sorted(row[2] for row in late[0]) == sorted(row[2] for row in model.late[0])
+    assert sorted(row[0] for row in late[1]) == sorted(f"v{row[2]}" for row in model.late[1])
+    assert running.gauge("numLeftRowsWaiting") == 0
+    keys = [key for key, versions in model.versions.items() if versions]
+    assert running.gauge("numRightRowsWaiting") == len(keys)
