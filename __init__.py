@@ -45,10 +45,12 @@ _HOMES = {
     "WatermarkStrategy": "operators.watermarks.strategy",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
+    "cumulative": "operators.windows",
     "max": "operators.aggregates",
     "min": "operators.aggregates",
     "session": "operators.sessions.window",
     "sum": "operators.aggregates",
+    "sliding": "operators.windows",
     "tumbling": "operators.windows",
     "connectors": "connectors",
     "errors": "errors",
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from .operators.stream import Stream
     from .operators.watermarks.generators import WatermarkGenerator
     from .operators.watermarks.strategy import WatermarkStrategy
-    from .operators.windows import tumbling
+    from .operators.windows import cumulative, sliding, tumbling
     from .runtime.coordinator.job import JobOutcome
     from .runtime.job import Job
     from .state.descriptors import (
@@ -113,11 +115,13 @@ __all__ = [
     "avg",
     "connectors",
     "count",
+    "cumulative",
     "errors",
     "max",
     "min",
     "session",
     "sum",
+    "sliding",
     "tumbling",
 ]
 

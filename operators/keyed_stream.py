@@ -24,6 +24,7 @@ from .functions import check_plain, check_returns
 from .graph import Node, Origin
 from .joins.keyed import KeyedJoins
 from .origin import capture_origin
+from .panes.plan import window_aggregate
 from .partitioning import HashColumns, HashFunction, Partitioning
 from .per_record import MAX_IN_FLIGHT
 from .process.batches import KeyedBatchProcess
@@ -39,8 +40,8 @@ from .sessions.window import SessionWindow
 from .stream import Stream
 from .stream_base import into_schema
 from .suggestions import suggest
-from .window_aggregate import LATE, WindowAggregate
-from .windows import WINDOW_FIELDS, TumblingWindow
+from .window_aggregate import LATE
+from .windows import WINDOW_FIELDS, TimeWindow
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -197,7 +198,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         )
         return _fitted(result, into, origin)
 
-    def window(self, window: TumblingWindow | SessionWindow) -> WindowedStream:
+    def window(self, window: TimeWindow | SessionWindow) -> WindowedStream:
         """Cut event time into windows; follow with `.agg(...)`."""
         origin = capture_origin()
         columns = self._columns("window", origin)
@@ -221,11 +222,11 @@ class WindowedStream:
         stream: Stream[Any],
         keys: tuple[str, ...],
         partitioning: Partitioning,
-        window: TumblingWindow | SessionWindow,
+        window: TimeWindow | SessionWindow,
         origin: Origin,
     ) -> None:
         stream._columns("window", origin)
-        if not isinstance(window, TumblingWindow | SessionWindow):
+        if not isinstance(window, TimeWindow | SessionWindow):
             raise PlanError(
                 f"not a window type=`{type(window).__name__}`",
                 where=str(origin),
@@ -265,7 +266,7 @@ class WindowedStream:
         if isinstance(self._window, SessionWindow):
             factory, columns = session_aggregate(self._window, plan, name)
         else:
-            factory = partial(WindowAggregate, self._window, plan, name)
+            factory = window_aggregate(self._window, plan, name)
             columns = plan.columns_read
         result = _add_stateful(
             self._stream,

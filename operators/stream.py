@@ -51,7 +51,7 @@ from .union import UnionOperator
 from .watermarks.plan import add_event_time
 from .watermarks.strategy import WatermarkStrategy
 from .window_aggregate import LATE
-from .windows import TumblingWindow
+from .windows import TimeWindow
 
 if TYPE_CHECKING:
     from .connected import BroadcastStream
@@ -366,7 +366,7 @@ class Stream(StreamBase[T]):
         self._check_reads(function, "key_with", origin)
         return KeyedStream(self, HashFunction(function))
 
-    def window(self, window: TumblingWindow | SessionWindow) -> WindowedStream:
+    def window(self, window: TimeWindow | SessionWindow) -> WindowedStream:
         """All records of a window together, whatever their key, in one subtask."""
         from .keyed_stream import WindowedStream
 

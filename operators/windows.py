@@ -1,10 +1,18 @@
-"""Windows: how event time is cut into pieces (features.md TIM-06)."""
+"""Windows: how a stream is cut into pieces (features.md TIM-06).
+
+`TumblingWindow`, `SlidingWindow` and `CumulativeWindow` cut event time; they are `PaneWindow`s: made of
+panes, see `panes/`. A plain tumbling window also has the methods of its own operator,
+`window_aggregate.py`. `CountWindow` and `GlobalWindow` know no time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
+from typing import Final, Protocol, TypeAlias
+from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +21,8 @@ import pyarrow as pa
 from ..errors import PlanError
 from .durations import Duration, format_duration, parse_duration
 from .elements import Timestamps
+from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
+from .panes.grid import CumulativeGrid, Grid, SlidingGrid
 
 WINDOW_FIELDS = (
     pa.field("window_start", pa.timestamp("ms", tz="UTC"), False),
@@ -21,16 +31,90 @@ WINDOW_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class TumblingWindow:
-    """Windows [start, start + size), one behind the other; all in ms.
+class Early:
+    """When results are shown before a window closes; never, if both are 0.
+
+    Attributes:
+        every_ms: after so much processing time.
+        rows: after so many rows of one subtask, at the end of a batch.
+    """
+
+    every_ms: int = 0
+    rows: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.every_ms or self.rows)
+
+    def describe(self) -> str:
+        """For `explain`, such as `, early every 10s`."""
+        text = f", early every {format_duration(self.every_ms)}" if self.every_ms else ""
+        return text + (f", early every {self.rows} rows" if self.rows else "")
+
+
+NEVER: Final = Early()
+
+
+class PaneWindow(Protocol):
+    """Windows over event time that consist of panes.
 
     A window's result is due when the watermark reaches its end - 1; its state is kept, and late records
     update the result, until the watermark reaches end - 1 + `allowed_lateness_ms`.
     """
 
+    @property
+    def allowed_lateness_ms(self) -> int:
+        """How long a window that has fired still takes records."""
+        ...
+
+    @property
+    def early(self) -> Early:
+        """When results are shown before."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Where the bounds of windows are: what must stay the same for state to be taken over."""
+        ...
+
+    def grid(self) -> Grid:
+        """The panes."""
+        ...
+
+    def describe(self) -> str:
+        """For `explain`, such as `sliding 1m every 10s`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingWindow:
+    """Windows [start, start + size), one behind the other; all in ms. In a time zone: whole days there."""
+
     size_ms: int
     offset_ms: int = 0
     allowed_lateness_ms: int = 0
+    zone: str = ""
+    early: Early = NEVER
+
+    @property
+    def plain(self) -> bool:
+        """True if all windows are equally long, and show nothing before they close."""
+        return not self.zone and not self.early
+
+    @property
+    def identity(self) -> str:
+        """Where the bounds are."""
+        return f"tumbling {format_duration(self.size_ms)}{_place(self.offset_ms, self.zone)}"
+
+    def grid(self) -> Grid:
+        """The panes: each window is one."""
+        calendar, unit = _calendar(self.zone, self.offset_ms)
+        return SlidingGrid(calendar, self.size_ms // unit, self.size_ms // unit)
+
+    def describe(self) -> str:
+        """For `explain`, such as `tumbling 1m`."""
+        return self.identity + _rest(self.allowed_lateness_ms, self.early)
+
+    # --- of a plain one ------------------------------------------------------------------------
 
     def start_of(self, timestamp: int) -> int:
         """The start of the window `timestamp` lies in."""
@@ -84,34 +168,265 @@ class TumblingWindow:
             rows = slice(low, high) if order is None else order[low:high]
             yield first + int(numbers[low]) * self.size_ms, rows
 
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Windows [start, start + size), one every `every`; all in ms. In a time zone: whole days there."""
+
+    size_ms: int
+    every_ms: int
+    offset_ms: int = 0
+    allowed_lateness_ms: int = 0
+    zone: str = ""
+    early: Early = NEVER
+
+    @property
+    def identity(self) -> str:
+        """Where the bounds are."""
+        text = f"sliding {format_duration(self.size_ms)} every {format_duration(self.every_ms)}"
+        return text + _place(self.offset_ms, self.zone)
+
+    def grid(self) -> Grid:
+        """The panes."""
+        calendar, unit = _calendar(self.zone, self.offset_ms)
+        return SlidingGrid(calendar, self.size_ms // unit, self.every_ms // unit)
+
     def describe(self) -> str:
-        """For `explain`, such as `tumbling 1m`."""
-        text = f"tumbling {format_duration(self.size_ms)}"
-        if self.offset_ms:
-            text += f", offset {format_duration(self.offset_ms)}"
-        if self.allowed_lateness_ms:
-            text += f", allowed lateness {format_duration(self.allowed_lateness_ms)}"
-        return text
+        """For `explain`, such as `sliding 1m every 10s`."""
+        return self.identity + _rest(self.allowed_lateness_ms, self.early)
+
+
+@dataclass(frozen=True, slots=True)
+class CumulativeWindow:
+    """Windows that begin together, every `size`, and each end a `step` later, up to `size`; all in ms."""
+
+    size_ms: int
+    step_ms: int
+    offset_ms: int = 0
+    allowed_lateness_ms: int = 0
+    zone: str = ""
+    early: Early = NEVER
+
+    @property
+    def identity(self) -> str:
+        """Where the bounds are."""
+        text = f"cumulative {format_duration(self.size_ms)} by {format_duration(self.step_ms)}"
+        return text + _place(self.offset_ms, self.zone)
+
+    def grid(self) -> Grid:
+        """The panes: one per step."""
+        if self.zone and self.step_ms < DAY_MS:
+            days = LocalDays(self.zone, self.offset_ms, self.step_ms)
+            return CumulativeGrid(days, self.size_ms // DAY_MS * days.places_per_day, 1)
+        calendar, unit = _calendar(self.zone, self.offset_ms)
+        return CumulativeGrid(calendar, self.size_ms // self.step_ms, self.step_ms // unit)
+
+    def describe(self) -> str:
+        """For `explain`, such as `cumulative 1d by 1h`."""
+        return self.identity + _rest(self.allowed_lateness_ms, self.early)
+
+
+TimeWindow: TypeAlias = TumblingWindow | SlidingWindow | CumulativeWindow
+"""All windows over event time whose bounds do not depend on the records."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindow:
+    """The last `size` records of a key, each time `every` more have come."""
+
+    size: int
+    every: int
+
+    def describe(self) -> str:
+        """For `explain`, such as `count 100 every 10`."""
+        text = f"count {self.size}"
+        return text if self.every == self.size else f"{text} every {self.every}"
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalWindow:
+    """All records of a key; results come early, and when the stream ends."""
+
+    early: Early = NEVER
+
+    def describe(self) -> str:
+        """For `explain`, such as `global, early every 10s`."""
+        return f"global{self.early.describe()}"
 
 
 def tumbling(
-    size: Duration, *, offset: Duration = "0s", allowed_lateness: Duration = "0s"
+    size: Duration,
+    *,
+    offset: Duration = "0s",
+    allowed_lateness: Duration = "0s",
+    zone: str | None = None,
+    emit_every: Duration | None = None,
+    emit_rows: int | None = None,
 ) -> TumblingWindow:
     """Windows of a fixed size, aligned with the epoch (UTC) plus `offset`.
 
+    Args:
+        size: length of a window.
+        offset: shifts the bounds of all windows; less than the size.
+        allowed_lateness: how long a window that has fired still takes records.
+        zone: a time zone such as "Europe/Berlin": windows of whole days begin at midnight there (plus the
+            offset), also when the clocks change.
+        emit_every: show the results so far after so much processing time.
+        emit_rows: the same after so many rows of one subtask.
+
     Raises:
         UsageError: a duration that does not parse.
-        PlanError: the size is 0, or the offset is not below it.
+        PlanError: the size is 0, the offset is not below it, or the zone does not fit.
     """
-    window = TumblingWindow(
-        parse_duration(size, "window size"),
-        parse_duration(offset, "window offset"),
-        parse_duration(allowed_lateness, "allowed lateness"),
-    )
-    if window.size_ms <= 0:
-        raise PlanError(f"a window needs a size value=`{size}`", fix='such as tumbling("1m")')
-    if window.offset_ms >= window.size_ms:
+    size_ms = _size(size, "tumbling")
+    offset_ms = _offset(offset, size, zone)
+    _check_zone(zone, size)
+    lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
+    early = early_results(emit_every, emit_rows)
+    return TumblingWindow(size_ms, offset_ms, lateness_ms, zone or "", early)
+
+
+def sliding(
+    size: Duration,
+    every: Duration,
+    *,
+    offset: Duration = "0s",
+    allowed_lateness: Duration = "0s",
+    zone: str | None = None,
+    emit_every: Duration | None = None,
+    emit_rows: int | None = None,
+) -> SlidingWindow:
+    """Windows of `size`, a new one `every` so often: a record is in several. See `tumbling`.
+
+    Raises:
+        UsageError: a duration that does not parse.
+        PlanError: a size of 0, windows with gaps between them, or a zone that does not fit.
+    """
+    size_ms, every_ms = _size(size, "sliding"), parse_duration(every, "window slide")
+    if not 0 < every_ms <= size_ms:
         raise PlanError(
-            f"the offset of a window must be less than its size offset=`{offset}` size=`{size}`"
+            f"a sliding window must begin at least once in its size every=`{every}` size=`{size}`",
+            fix='such as sliding("1m", "10s")',
         )
-    return window
+    offset_ms = _offset(offset, every, zone)
+    _check_zone(zone, size, every)
+    lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
+    early = early_results(emit_every, emit_rows)
+    return SlidingWindow(size_ms, every_ms, offset_ms, lateness_ms, zone or "", early)
+
+
+def cumulative(
+    size: Duration,
+    step: Duration,
+    *,
+    offset: Duration = "0s",
+    allowed_lateness: Duration = "0s",
+    zone: str | None = None,
+    emit_every: Duration | None = None,
+    emit_rows: int | None = None,
+) -> CumulativeWindow:
+    """Windows that begin together, every `size`, and grow by `step` up to it: totals since midnight, say.
+
+    In a time zone the steps of less than a day are counted from when the day begins there. See `tumbling`.
+
+    Raises:
+        UsageError: a duration that does not parse.
+        PlanError: the size is no multiple of the step, or a zone that does not fit.
+    """
+    size_ms, step_ms = _size(size, "cumulative"), parse_duration(step, "window step")
+    if step_ms <= 0 or size_ms % step_ms:
+        raise PlanError(
+            f"the size of a cumulative window must be a multiple of its step step=`{step}` "
+            f"size=`{size}`",
+            fix='such as cumulative("1d", "1h")',
+        )
+    offset_ms = _offset(offset, size, zone)
+    if zone is not None and step_ms < DAY_MS and DAY_MS % step_ms == 0:
+        _check_zone(zone, size)
+    else:
+        _check_zone(zone, size, step)
+    lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
+    early = early_results(emit_every, emit_rows)
+    return CumulativeWindow(size_ms, step_ms, offset_ms, lateness_ms, zone or "", early)
+
+
+def early_results(emit_every: Duration | None, emit_rows: int | None) -> Early:
+    """What the options of a window say of results before it closes.
+
+    Raises:
+        UsageError: a duration that does not parse.
+        PlanError: 0, or not a number of rows.
+    """
+    every_ms = 0 if emit_every is None else parse_duration(emit_every, "emit_every")
+    if emit_every is not None and every_ms <= 0:
+        raise PlanError(f"emit_every must not be 0 value=`{emit_every}`", fix='such as "10s"')
+    if emit_rows is not None and not _is_count(emit_rows):
+        raise PlanError(
+            f"emit_rows must be a number of rows value=`{emit_rows}`", fix="such as 1000"
+        )
+    return Early(every_ms, emit_rows or 0)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _size(size: Duration, kind: str) -> int:
+    size_ms = parse_duration(size, "window size")
+    if size_ms <= 0:
+        example = "" if kind == "tumbling" else ', "10s"'
+        raise PlanError(
+            f"a window needs a size value=`{size}`", fix=f'such as {kind}("1m"{example})'
+        )
+    return size_ms
+
+
+def _offset(offset: Duration, below: Duration, zone: str | None) -> int:
+    offset_ms = parse_duration(offset, "window offset")
+    if zone is not None and offset_ms >= DAY_MS:
+        raise PlanError(
+            f"the offset of a window in a zone must be less than a day offset=`{offset}`"
+        )
+    if offset_ms >= parse_duration(below):
+        raise PlanError(
+            f"the offset of a window must be less than its size offset=`{offset}` size=`{below}`"
+        )
+    return offset_ms
+
+
+def _check_zone(zone: str | None, *lengths: Duration) -> None:
+    if zone is None:
+        return
+    try:
+        ZoneInfo(zone)
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        raise PlanError(
+            f"unknown time zone `{zone}`",
+            fix=_zone_fix(str(zone)),
+        ) from error
+    for length in lengths:
+        if parse_duration(length) % DAY_MS:
+            raise PlanError(
+                f"windows in a time zone are whole days there length=`{length}` zone=`{zone}`",
+                fix='such as tumbling("1d", zone=...); for hours leave zone out, or use offset',
+            )
+
+
+def _zone_fix(zone: str) -> str:
+    near = get_close_matches(zone, available_timezones(), n=1)
+    return f"did you mean `{near[0]}`?" if near else 'an IANA name such as "Europe/Berlin"'
+
+
+def _calendar(zone: str, offset_ms: int) -> tuple[Calendar, int]:
+    """The calendar, and how many ms one of its places stands for."""
+    return (LocalDays(zone, offset_ms), DAY_MS) if zone else (Milliseconds(offset_ms), 1)
+
+
+def _place(offset_ms: int, zone: str) -> str:
+    text = f", offset {format_duration(offset_ms)}" if offset_ms else ""
+    return f"{text}, zone {zone}" if zone else text
+
+
+def _rest(lateness_ms: int, early: Early) -> str:
+    text = f", allowed lateness {format_duration(lateness_ms)}" if lateness_ms else ""
+    return text + early.describe()

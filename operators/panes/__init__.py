@@ -1,0 +1,1 @@
+"""Windows made of panes: sliding and cumulative ones, those of a time zone, and early results."""

@@ -1,0 +1,289 @@
+"""Aggregates per key and window of panes (features.md TIM-06, TIM-08, TIM-09, TIM-11).
+
+Time, lateness and state follow `window_aggregate.py`: a window fires when the watermark reaches its
+end - 1, and the watermark goes on behind its results. A row goes into its pane, and so into all windows of it. It is
+late if the last of them is gone; until then those that have fired already, and are not gone, give the new
+result of its key again. A row of the table in a snapshot is a key and a pane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...state.epochs import TableEpoch
+from ...state.key_index import KeyHasher
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.values import Index
+from ..aggregates import AggregatePlan
+from ..base import Operator, OperatorContext
+from ..elements import WATERMARK_MIN, Batch, ColumnBatch
+from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
+from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
+from ..windows import WINDOW_FIELDS, PaneWindow
+from .calendar import Numbers
+from .early import EarlyResults
+from .pane_state import PaneState
+from .running_totals import RunningTotals, has_running_totals
+from .table import PaneTable
+from .totals import Between, Members, Totalled, Totals
+from .two_stacks import TwoStacks
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Results of one window: slots of keys, and one column per aggregate."""
+
+    start: int
+    end: int
+    keys: Index
+    columns: list[pa.Array]
+
+
+class PaneAggregate(Operator):
+    """Keyed, or with no keys global, aggregates over windows that consist of panes."""
+
+    def __init__(self, window: PaneWindow, plan: AggregatePlan, step: str = "window") -> None:
+        assert plan.added == WINDOW_FIELDS
+        self._window, self._plan, self._step = window, plan, step
+        self._grid = window.grid()
+        self._watermark = WATERMARK_MIN
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        epoch = TableEpoch()
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._table = PaneTable(self._plan, self._hasher, epoch)
+        self._state = PaneState(self._window, self._plan, self._step, self._table, epoch)
+        self._early = EarlyResults(self._window.early, context, self._emit_early)
+        self._table.on_moved += [self._renew_totals, self._early.moved]
+        self._renew_totals()
+        self._late_rows = context.metrics.counter(LATE_COUNTER)
+
+    def _renew_totals(self, _: Index | None = None) -> None:
+        self._totals = self._new_totals(self._table.between)
+
+    def _new_totals(self, between: Between) -> Totals:
+        exact = all(has_running_totals(spec) for spec in self._plan.specs)
+        kind = RunningTotals if exact else TwoStacks
+        return kind(self._plan, between, self._table.state)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        data, times = columns_of(batch, self._step), batch.timestamps
+        if times is None:
+            raise PlanError(
+                f"`{self._step}` needs event time, but its input has none",
+                fix='add .event_time("column", max_out_of_order="10s") before the window',
+            )
+        if not len(times):
+            return
+        panes = self._grid.panes_of(times)
+        if int(panes.min()) <= self._table.gone:
+            late = panes <= self._table.gone
+            self._late_rows.inc(int(np.count_nonzero(late)))
+            self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
+            kept = np.flatnonzero(~late)
+            if not kept.size:
+                return
+            data, panes = columns_of(batch.take(kept), self._step), panes[kept]
+        self._add(KeyedRows(self._plan, self._hasher, data), panes)
+
+    def _add(self, rows: KeyedRows, panes: Numbers) -> None:
+        table, totals = self._table, self._totals
+        known = table.state.size
+        cells = table.place(rows, panes)
+        behind = int(panes.min()) <= max(totals.last, self._last_pane_due())
+        if not behind:
+            table.add(rows, cells)
+            self._early.note(cells, rows.size)
+            return
+        inside = np.unique(cells[(panes >= totals.first) & (panes <= totals.last)])
+        before = inside[inside < known]
+        totals.before_add(table.cell_keys.data[before], before)
+        table.add(rows, cells)
+        totals.after_add(table.cell_keys.data[inside], inside)
+        self._fire_again(cells)
+        self._early.note(cells, rows.size)
+
+    def _last_pane_due(self) -> int:
+        """The last pane of any window that has fired."""
+        if self._watermark == WATERMARK_MIN:
+            return WATERMARK_MIN
+        return self._grid.panes_in(self._grid.ended(self._watermark + 1))[1]
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Fire what is due, earliest window first; drop what is gone; pass the watermark on."""
+        before = self._watermark
+        if timestamp > before:
+            self._watermark = timestamp
+            self._emit(self._fire(self._first_to_fire(before), self._grid.ended(timestamp + 1)))
+            self._drop_gone()
+            self._table.sealed(self._last_pane_due())
+        self.output.emit_watermark(timestamp)
+
+    def _drop_gone(self) -> None:
+        after = self._watermark + 1
+        self._table.drop(self._grid.kept_from(after - self._window.allowed_lateness_ms))
+
+    def _first_to_fire(self, before: int) -> int:
+        return WATERMARK_MIN if before == WATERMARK_MIN else self._grid.ended(before + 1) + 1
+
+    def _fire(self, window: int, last: int) -> Iterator[Fired]:
+        """The results of the windows from number `window` to `last` that have any."""
+        grid, table, totals = self._grid, self._table, self._totals
+        while window <= last:
+            panes = (WATERMARK_MIN, WATERMARK_MIN)
+            if window > WATERMARK_MIN:
+                panes = grid.panes_in(window)
+            found = table.next_from(panes[0])
+            if found is None:
+                return
+            if found > panes[1]:
+                window = max(window + 1, grid.windows_of(found)[0])
+                continue
+            if grid.is_real(window):
+                totals.move(*panes, table.key_count)
+                yield Fired(*grid.bounds(window), *totals.results())
+            window += 1
+
+    # --- results of some keys ------------------------------------------------------------------
+
+    def _fire_again(self, cells: Index) -> None:
+        """Emit the new results of keys in windows that have fired, and are not gone."""
+        if self._watermark == WATERMARK_MIN:
+            return
+        after = self._watermark + 1
+        gone = self._grid.ended(after - self._window.allowed_lateness_ms)
+        due = self._grid.ended(after)
+        if gone < due:
+            self._emit(self._results_of(np.unique(cells), gone + 1, due))
+
+    def _emit_early(self, cells: Index) -> None:
+        """Emit the results so far of what changed in these cells (each once)."""
+        cells = cells[self._table.cell_panes.data[cells] > self._table.gone]
+        first = self._first_to_fire(self._watermark)
+        self._emit(self._results_of(cells, first, None))
+
+    def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
+        """Results of the windows from `low` to `high`, of the keys that these cells of the window have."""
+        table, grid = self._table, self._grid
+        panes = table.cell_panes.data[cells]
+        windows: set[int] = set()
+        for pane in np.unique(panes).tolist():
+            first, last = grid.windows_of(pane)
+            windows.update(range(max(first, low), (last if high is None else min(last, high)) + 1))
+        if not windows:
+            return
+        keys, which = np.unique(table.cell_keys.data[cells], return_inverse=True)
+        totals = self._new_totals(_some_keys(table, keys))
+        for window in sorted(windows):
+            first, last = grid.panes_in(window)
+            if not grid.is_real(window):
+                continue
+            totals.move(first, last, len(keys))
+            touched = np.zeros(len(keys), np.bool_)
+            touched[which[(panes >= first) & (panes <= last)]] = True
+            found, columns = _only(touched, *totals.results())
+            yield Fired(*grid.bounds(window), keys[found], columns)
+
+    # --- output --------------------------------------------------------------------------------
+
+    def _emit(self, fired: Iterable[Fired]) -> None:
+        """Send results, many small windows in one batch, a large one in several."""
+        held: list[Fired] = []
+        rows = 0
+        for result in fired:
+            held.append(result)
+            rows += len(result.keys)
+            if rows >= EMIT_ROWS_MAX:
+                self._send(held)
+                held, rows = [], 0
+        if rows:
+            self._send(held)
+
+    def _send(self, fired: list[Fired]) -> None:
+        counts = [len(result.keys) for result in fired]
+        edges = [
+            np.repeat(np.array([getattr(result, edge) for result in fired], np.int64), counts)
+            for edge in ("start", "end")
+        ]
+        whole = len(fired) == 1
+        keys = fired[0].keys if whole else np.concatenate([result.keys for result in fired])
+        values = fired[0].columns
+        if not whole:
+            columns = zip(*(result.columns for result in fired), strict=True)
+            values = [pa.concat_arrays(list(column)) for column in columns]
+        bounds = [
+            pa.array(edge).view(field.type)
+            for edge, field in zip(edges, WINDOW_FIELDS, strict=True)
+        ]
+        data = pa.RecordBatch.from_arrays(
+            [*self._table.key_columns(keys), *bounds, *values], schema=self._plan.result_schema
+        )
+        batch = ColumnBatch(data, edges[1] - 1)
+        for low in range(0, len(batch), EMIT_ROWS_MAX):
+            self.output.emit(batch.slice(low, min(EMIT_ROWS_MAX, len(batch) - low)))
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Table `panes`: one row per key and pane. Table `watermark`: per key group."""
+        return self._state.snapshot(self.context, self._watermark)
+
+    def states(self) -> Sequence[StateInfo]:
+        """Tables `panes` and `watermark`."""
+        return PaneState.infos(self._plan)
+
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        """Rebuild the panes; watermark, and what is gone, are the least of those restored."""
+        self._watermark = self._state.restore(self.context, state)
+        if self._watermark > WATERMARK_MIN:
+            self._drop_gone()
+        return None
+
+    def finish(self) -> Awaitable[None] | None:
+        self._early.stop()
+        return None
+
+    def close(self) -> None:
+        early: EarlyResults | None = getattr(self, "_early", None)
+        if early is not None:
+            early.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Some:
+    """What a pane has of some keys."""
+
+    number: int
+    found: tuple[Index, Index]
+
+    def members(self) -> tuple[Index, Index]:
+        return self.found
+
+
+def _some_keys(table: PaneTable, keys: Index) -> Callable[[int, int], Iterator[Members]]:
+    """The panes as if there were only these keys, numbered anew."""
+
+    def between(first: int, last: int) -> Iterator[Members]:
+        for pane in table.between(first, last):
+            yield _Some(pane.number, pane.find(keys))
+
+    return between
+
+
+def _only(wanted: Index, keys: Index, columns: list[pa.Array]) -> Totalled:
+    keep = np.flatnonzero(wanted[keys])
+    if len(keep) == len(keys):
+        return keys, columns
+    indices = pa.array(keep)
+    return keys[keep], [column.take(indices) for column in columns]

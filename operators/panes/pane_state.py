@@ -1,0 +1,192 @@
+"""The panes of a subtask in snapshots: a table of keys and panes, and the watermark per key group.
+
+As in `window_aggregate.py` deltas carry no marks of panes that are gone: the watermark table says up to
+which start all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StateError
+from ...state.epochs import RESTORED_EPOCH, TableEpoch
+from ...state.key_index import KeyCut, plain_column
+from ...state.snapshot import (
+    KEY_GROUP_COLUMN,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    TableCut,
+    state_info,
+)
+from ...state.values import Array, Index
+from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
+from ..aggregates import AggregatePlan
+from ..base import OperatorContext
+from ..elements import WATERMARK_MIN
+from ..keyed_aggregate import GroupCut, Rows
+from ..windows import PaneWindow
+from .table import NO_PANE, PaneTable
+
+PANES: Final = "panes"
+WATERMARK: Final = "watermark"
+_WATERMARK_SCHEMA: Final = pa.schema(
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field("watermark", pa.int64(), False),
+        pa.field("gone_through", pa.int64(), False),
+        pa.field("window", pa.string(), False),
+    ]
+)
+"""`gone_through`: panes that start at this time (ms) or before are gone. `window`: what the panes are of."""
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _CellKeys(KeyCut):
+    """The keys of cells at a cut."""
+
+    _of_cells: Array
+
+    def take(self, which: Rows | slice) -> list[pa.ChunkedArray]:
+        """The keys of these cells."""
+        slots = self._of_cells[which]
+        order = np.argsort(slots, kind="stable")
+        back = np.empty(len(order), np.intp)
+        back[order] = np.arange(len(order))
+        indices = pa.array(back)
+        # slots=True makes another class of this one: super() would not find it
+        columns = KeyCut.take(self, slots[order])
+        return [pa.chunked_array([plain_column(column).take(indices)]) for column in columns]
+
+
+class PaneState:
+    """Snapshots of a `PaneTable`, and back."""
+
+    def __init__(
+        self,
+        window: PaneWindow,
+        plan: AggregatePlan,
+        step: str,
+        table: PaneTable,
+        epoch: TableEpoch,
+    ) -> None:
+        self._window, self._plan, self._step = window, plan, step
+        self._grid, self._table, self._epoch = window.grid(), table, epoch
+
+    @staticmethod
+    def infos(plan: AggregatePlan) -> Sequence[StateInfo]:
+        """The declarations of both tables."""
+        return [
+            aggregate_info(plan, PANES, "window"),
+            state_info(WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
+        ]
+
+    def snapshot(self, context: OperatorContext, watermark: int) -> StateSnapshot:
+        """A cut as of now."""
+        epoch, table = self._epoch.cut(), self._table
+        keys = table.keys.cut()
+        # Only cells that the cut knows are looked at, and what they are of never changes.
+        of_cells, panes, gone = table.cell_keys.data, table.cell_panes.data, table.gone
+
+        def alive(which: Rows) -> Rows:
+            held = panes[which]
+            if not held.size or int(held.min()) > gone:
+                return which
+            kept = np.flatnonzero(held > gone)
+            return kept if isinstance(which, slice) else which[kept]
+
+        def bounds(which: Rows) -> list[Array]:
+            return self._bounds(panes[which])
+
+        group = GroupCut(_CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
+        parts = [CutPart(group, bounds, 0, alive)]
+        return StateSnapshot(
+            tables={
+                PANES: table_cut(self._plan, epoch, parts, context.max_parallelism),
+                WATERMARK: TableCut(
+                    self._watermark_maker(context, watermark), keys=(KEY_GROUP_COLUMN,)
+                ),
+            }
+        )
+
+    def _bounds(self, panes: Array) -> list[Array]:
+        """Start and end of the pane of each cell."""
+        numbers, which = np.unique(panes, return_inverse=True)
+        found = [self._grid.pane_bounds(number) for number in numbers.tolist()]
+        return [np.array(edge, np.int64)[which] for edge in zip(*found, strict=True)] or [
+            np.empty(0, np.int64),
+            np.empty(0, np.int64),
+        ]
+
+    def _watermark_maker(
+        self, context: OperatorContext, watermark: int
+    ) -> Callable[[int | None], pa.Table]:
+        own, gone_through = context.key_groups, _INT64.min
+        if self._table.gone > NO_PANE:
+            kept = self._grid.pane_bounds(self._table.gone + 1)[0]
+            gone_through = max(_INT64.min, min(kept - 1, _INT64.max))
+
+        def make(_: int | None) -> pa.Table:
+            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
+            times = [np.full(len(groups), time) for time in (watermark, gone_through)]
+            window = pa.repeat(self._window.identity, len(groups))
+            return pa.Table.from_arrays([groups, *times, window], schema=_WATERMARK_SCHEMA)
+
+        return make
+
+    # --- restore -------------------------------------------------------------------------------
+
+    def restore(self, context: OperatorContext, state: RestoredState) -> int:
+        """Take over panes; returns the watermark."""
+        self._epoch.restored()
+        watermark = WATERMARK_MIN
+        watermarks = state.tables.get(WATERMARK)
+        if watermarks is not None and watermarks.num_rows:
+            self._check_window(watermarks)
+            watermark = int(watermarks.column("watermark").to_numpy().min())
+            gone_through = int(watermarks.column("gone_through").to_numpy().min())
+            if gone_through > _INT64.min:
+                self._table.gone = self._grid.pane_of(gone_through + 1) - 1
+        rows = state.tables.get(PANES)
+        if rows is not None and rows.num_rows:
+            self._restore_rows(context, rows, watermarks, state.states.get(PANES))
+        return watermark
+
+    def _restore_rows(
+        self,
+        context: OperatorContext,
+        table: pa.Table,
+        watermarks: pa.Table | None,
+        info: StateInfo | None,
+    ) -> None:
+        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+        table = restored_rows(self._plan, table, info, self._step)
+        starts: Index = table.column("window_start").cast(pa.int64()).to_numpy()
+        gone = np.full(context.max_parallelism, _INT64.min)
+        if watermarks is not None:
+            at = watermarks.column(KEY_GROUP_COLUMN).to_numpy()
+            gone[at] = watermarks.column("gone_through").to_numpy()
+        kept = np.flatnonzero(starts > gone[groups])
+        if not kept.size:
+            return
+        panes = self._grid.panes_of(starts[kept])
+        order = np.argsort(panes, kind="stable")
+        table = table.take(pa.array(kept[order]))
+        columns = [plain_column(table.column(key)) for key in self._plan.keys]
+        self._table.load(columns, panes[order], table, RESTORED_EPOCH)
+
+    def _check_window(self, watermarks: pa.Table) -> None:
+        """Raise StateError if these are panes of other windows."""
+        found = watermarks.column("window")[0].as_py()
+        if found != self._window.identity:
+            raise StateError(
+                f"the snapshot has other windows old=`{found}` new=`{self._window.identity}`",
+                where=self._step,
+                fix="keep size, slide, offset and zone of the window, or give the step another name",
+            )

@@ -1,0 +1,321 @@
+"""Panes of one subtask: one index of keys for all of them, and a cell of state for each key of each pane.
+
+The cells of all panes lie in one `AggregateState`, in the order in which they came to be; a pane knows
+which are its own. So a batch is looked up once and added once, however many panes it touches. Cells of panes that
+are gone stay until they are the larger part; then the others move to new arrays, with their epochs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...state.aggregate_state import AggregateState
+from ...state.epochs import TableEpoch
+from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
+from ...state.reserved import SlotArray
+from ...state.values import Array, Index
+from ..aggregates import AggregatePlan
+from ..keyed_aggregate import KeyedRows, Rows
+from .calendar import Numbers
+
+DEAD_MIN: Final = 16_384
+"""So many cells of panes that are gone are not worth moving the others."""
+MAP_BYTES_MAX: Final = 1 << 27
+"""What the maps from keys to cells may take, of all panes together; others are made anew when needed."""
+NO_PANE: Final = -(2**63)
+_FIRST_BLOCK: Final = 2_048
+
+
+class Pane:
+    """The cells of one pane."""
+
+    __slots__ = ("_parts", "_sorted", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._parts: list[tuple[Index, Index]] = []
+        self._sorted: tuple[Index, Index] | None = None
+
+    def append(self, keys: Index, cells: Index) -> None:
+        """Note new cells, and the keys they are of."""
+        self._parts.append((keys, cells))
+        self._sorted = None
+
+    def members(self) -> tuple[Index, Index]:
+        """The slots of its keys, each once, and their cells."""
+        if len(self._parts) > 1:
+            keys, cells = zip(*self._parts, strict=True)
+            self._parts = [(np.concatenate(keys), np.concatenate(cells))]
+        return self._parts[0]
+
+    def renumber(self, keys: Index, cells: Index) -> None:
+        """Slots and cells have other numbers now: those in these arrays, by the old ones."""
+        held, mine = self.members()
+        self._parts, self._sorted = [(keys[held], cells[mine])], None
+
+    def find(self, keys: Index) -> tuple[Index, Index]:
+        """Those of `keys` that it has: their positions in `keys`, and the cells."""
+        if self._sorted is None:
+            members, cells = self.members()
+            order = np.argsort(members)
+            self._sorted = members[order], cells[order]
+        members, cells = self._sorted
+        at = np.searchsorted(members, keys)
+        found = np.flatnonzero(members.take(at, mode="clip") == keys)
+        return found, cells[at[found]]
+
+
+class PaneTable:
+    """The panes, keys and cells.
+
+    Attributes:
+        state: the cells.
+        cell_keys: the slot of each cell's key.
+        cell_panes: the number of each cell's pane.
+        gone: panes up to this number are gone.
+    """
+
+    def __init__(self, plan: AggregatePlan, hasher: KeyHasher, epoch: TableEpoch) -> None:
+        self._plan, self._hasher, self._epoch = plan, hasher, epoch
+        self.gone = NO_PANE
+        self.on_moved: list[Callable[[Index], None]] = []
+        """Called with the old numbers of the cells, by new ones, when keys and cells have other numbers."""
+        self._renew()
+
+    def _renew(self) -> None:
+        self.keys = KeyIndex(self._hasher)
+        self.state: AggregateState = self._plan.new_state(self._epoch)
+        self.cell_keys, self.cell_panes = SlotArray(np.intp), SlotArray(np.int64)
+        self._cells = self._dead = 0
+        self._panes: dict[int, Pane] = {}
+        self._numbers: list[int] = []  # ascending
+        self._maps: OrderedDict[int, SlotArray] = OrderedDict()  # cell + 1 by key, 0: none
+        self._columns: list[pa.Array] | None = None
+
+    # --- panes ---------------------------------------------------------------------------------
+
+    @property
+    def key_count(self) -> int:
+        """How many slots of keys there are."""
+        return self.keys.size if self._plan.keys else 1
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def between(self, first: int, last: int) -> Iterator[Pane]:
+        """The panes from `first` to `last`, in order."""
+        low = bisect_left(self._numbers, first)
+        for number in self._numbers[low : bisect_left(self._numbers, last + 1, low)]:
+            yield self._panes[number]
+
+    def next_from(self, first: int) -> int | None:
+        """The number of the first pane from `first` on."""
+        at = bisect_left(self._numbers, first)
+        return self._numbers[at] if at < len(self._numbers) else None
+
+    def key_columns(self, keys: Index) -> list[pa.Array]:
+        """The keys in these slots."""
+        if not self._plan.keys:
+            return []
+        if self._columns is None or len(self._columns[0]) < self.keys.size:
+            self._columns = self.keys.keys()
+        if len(keys) == self.keys.size and np.array_equal(keys, np.arange(len(keys))):
+            return self._columns
+        indices = pa.array(keys)
+        return [column.take(indices) for column in self._columns]
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    def place(self, rows: KeyedRows, panes: Numbers) -> Index:
+        """The cell of each row, which lies in pane `panes[i]`; new ones have no state yet."""
+        if rows.keys is None:
+            slots = np.zeros(rows.size, np.intp)
+        else:
+            slots = self.keys.lookup(rows.keys).astype(np.intp)
+        return self._place(slots, panes)
+
+    def _place(self, slots: Index, panes: Numbers) -> Index:
+        cells: Index | None = None
+        for number, which in split(panes):
+            whole = isinstance(which, slice) and which.stop - which.start == len(slots)
+            found = self._cells_of(number, slots if whole else slots[which])
+            if whole:
+                return found
+            if cells is None:
+                cells = np.empty(len(slots), np.intp)
+            cells[which] = found
+        assert cells is not None
+        return cells
+
+    def add(self, rows: KeyedRows, cells: Index) -> None:
+        """Add rows to their cells."""
+        self.state.add(cells, rows.values, self._cells)
+
+    def _cells_of(self, number: int, slots: Index) -> Index:
+        """The cells of these keys, which may repeat, in a pane."""
+        pane = self._panes.get(number)
+        if pane is None:
+            pane = self._panes[number] = Pane(number)
+            insort(self._numbers, number)
+        known = self._map(pane)
+        cells = known.data.take(slots)
+        missing = np.flatnonzero(cells == 0)
+        # A block at a time: the rows of a pane that is new may repeat few keys.
+        room = _FIRST_BLOCK
+        while missing.size:
+            block, missing = missing[:room], missing[room:]
+            where = slots[block]
+            # Each row claims its key's entry, backwards, so that the first row of a key has it.
+            claims = np.arange(-1, -1 - block.size, -1, dtype=np.int32)
+            known.data[where[::-1]] = claims[::-1]
+            fresh = where[known.data.take(where) == claims]
+            known.data[fresh] = self._new_cells(pane, fresh) + 1
+            cells[block] = known.data.take(where)
+            if missing.size:
+                found = known.data.take(slots[missing])
+                cells[missing] = found
+                missing = missing[found == 0]
+            room *= 4
+        found = cells.astype(np.intp)
+        found -= 1
+        return found
+
+    def _new_cells(self, pane: Pane, keys: Index) -> Index:
+        first = self._cells
+        self._cells += len(keys)
+        cells = np.arange(first, self._cells)
+        pane.append(keys, cells)
+        for array, values in ((self.cell_keys, keys), (self.cell_panes, pane.number)):
+            array.reserve(self._cells)
+            array.data[first : self._cells] = values
+        return cells
+
+    def _map(self, pane: Pane) -> SlotArray:
+        """Where the keys of a pane have their cells."""
+        known = self._maps.get(pane.number)
+        if known is None:
+            room = MAP_BYTES_MAX // (4 * max(1, self.key_count))
+            while len(self._maps) > room:
+                self._maps.popitem(last=False)
+            known = self._maps[pane.number] = SlotArray(np.int32)
+            known.reserve(self.key_count)
+            if pane.number in self._panes and pane._parts:
+                keys, cells = pane.members()
+                known.data[keys] = cells + 1
+        else:
+            self._maps.move_to_end(pane.number)
+            known.reserve(self.key_count)
+        return known
+
+    # --- panes that are gone -------------------------------------------------------------------
+
+    def drop(self, kept: int) -> None:
+        """Forget the panes before number `kept`."""
+        if kept - 1 <= self.gone:
+            return
+        self.gone = kept - 1
+        upto = bisect_left(self._numbers, kept)
+        for number in self._numbers[:upto]:
+            self._dead += len(self._panes.pop(number).members()[0])
+            self._maps.pop(number, None)
+        del self._numbers[:upto]
+        if upto and self._dead >= max(DEAD_MIN, self._cells - self._dead):
+            self._compact()
+
+    def sealed(self, upto: int) -> None:
+        """Nothing much is expected any more for panes up to this number: give up their maps."""
+        for number in [number for number in self._maps if number <= upto]:
+            del self._maps[number]
+
+    def _compact(self) -> None:
+        """Move the cells of the panes that are left to new arrays; each keeps the epoch of its change."""
+        panes, numbers, gone = self._panes, self._numbers, self.gone
+        cells = np.flatnonzero(self.cell_panes.data[: self._cells] > gone)
+        of_keys, of_panes = self.cell_keys.data[cells], self.cell_panes.data[cells]
+        state, epochs = state_table(self._plan, self.state, cells), self.state.epochs_of(cells)
+        index, key_ranks = self._alive_keys(of_keys)
+        cell_ranks = _ranks(cells, self._cells)
+        self._renew()
+        if not cells.size:
+            self._moved(cells)
+            return
+        if index is not None:
+            self.keys = index
+        self._panes, self._numbers, self._cells = panes, numbers, len(cells)
+        for pane in panes.values():
+            pane.renumber(key_ranks, cell_ranks)
+        for array, values in ((self.cell_keys, key_ranks[of_keys]), (self.cell_panes, of_panes)):
+            array.reserve(self._cells)
+            array.data[: self._cells] = values
+        self.state.load(np.arange(self._cells), state, self._cells, epochs)
+        self._moved(cells)
+
+    def _moved(self, cells: Index) -> None:
+        for moved in self.on_moved:
+            moved(cells)
+
+    def _alive_keys(self, of_cells: Index) -> tuple[KeyIndex | None, Index]:
+        """The index of the keys that cells are of, and the new slot of each by its old one."""
+        if not self._plan.keys:
+            return None, np.zeros(1, np.intp)
+        used = np.zeros(self.keys.size, np.bool_)
+        used[of_cells] = True
+        alive = np.flatnonzero(used)
+        if len(alive) == self.keys.size:
+            return self.keys, alive
+        index = KeyIndex(self._hasher)
+        ranks = np.zeros(self.keys.size, np.intp)
+        if len(alive):
+            ranks[alive] = index.lookup(BatchKeys(self._hasher, self.keys.take(alive)))
+        return index, ranks
+
+    def load(self, columns: list[pa.Array], panes: Numbers, state: pa.Table, epochs: int) -> None:
+        """Take over cells, each of another key and pane; only into an empty table."""
+        if self._plan.keys:
+            slots = self.keys.lookup(BatchKeys(self._hasher, columns)).astype(np.intp)
+        else:
+            slots = np.zeros(len(panes), np.intp)
+        self._load(slots, panes, state, epochs)
+
+    def _load(self, slots: Index, panes: Numbers, state: pa.Table, epochs: Array | int) -> None:
+        cells = self._place(slots, panes)
+        self._maps.clear()
+        self.state.load(cells, state, self._cells, epochs)
+
+
+def _ranks(of: Index, size: int) -> Index:
+    """The place of each number in `of`, by the number."""
+    ranks = np.zeros(size, np.intp)
+    ranks[of] = np.arange(len(of))
+    return ranks
+
+
+def split(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
+    """The rows of each number, least first; slices if the numbers ascend."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if low == high:
+        yield low, slice(0, len(numbers))
+        return
+    order = None
+    if not (numbers[1:] >= numbers[:-1]).all():
+        # radix sort for 16 bits
+        order = np.argsort(
+            (numbers - low).astype(np.uint16) if high - low < 2**16 else numbers, kind="stable"
+        )
+        numbers = numbers[order]
+    cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+    for start, stop in pairwise(cuts):
+        yield int(numbers[start]), slice(start, stop) if order is None else order[start:stop]
+
+
+def state_table(plan: AggregatePlan, state: AggregateState, cells: Index) -> pa.Table:
+    """The state columns of these cells."""
+    skipped = 1 + len(plan.keys) + len(plan.added)
+    return pa.Table.from_arrays(state.columns(cells), names=plan.state_schema.names[skipped:])
