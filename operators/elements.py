@@ -154,6 +154,18 @@ class LatencyMarker:
     subtask_index: int
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class LoopProbe:
+    """All records that a head of the iteration `loop` sent before number `number` are in front of this.
+
+    It goes round the loop: a subtask passes it on when it came on all channels that still have data.
+    """
+
+    loop: str
+    number: int
+
+
 Control: TypeAlias = (
     Watermark
     | WatermarkStatus
@@ -162,5 +174,6 @@ Control: TypeAlias = (
     | EndOfData
     | EndOfPartition
     | LatencyMarker
+    | LoopProbe
 )
 Element: TypeAlias = Batch | Control

@@ -81,6 +81,8 @@ class Node:
     """Input columns this node needs beyond passing them on; None: all of them."""
     watermarks: WatermarkSettings | None = None
     """How this node makes watermarks, if it does."""
+    feeds: int | None = None
+    """Id of the head of the loop that this node closes: what it emits goes back there."""
 
 
 @dataclass(slots=True)

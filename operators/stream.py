@@ -25,6 +25,7 @@ from .filter import AsyncFilterOperator, FilterOperator
 from .flat_map import AsyncFlatMapOperator, FlatMapOperator
 from .functions import check_plain, check_returns, function_name, is_async
 from .graph import Node, Origin
+from .iteration.methods import Loops
 from .map import AsyncMapOperator, MapOperator
 from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
 from .origin import capture_origin
@@ -61,7 +62,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Stream(StreamBase[T]):
+class Stream(Loops[T]):
     """The records that come out of one step of a job."""
 
     # one record at a time

@@ -68,6 +68,9 @@ def _physical(plan: PhysicalPlan, vertex: Vertex) -> list[str]:
     for edge in plan.outputs_of(vertex):
         side = f" (side output {edge.side})" if edge.side else ""
         lines.append(f"      -> [{edge.target}] {describe_partitioning(edge.partitioning)}{side}")
+    for loop in plan.loops:
+        if loop.tail == vertex.id:
+            lines.append(f"      -> [{loop.head}] back to the begin of the loop, in the same slot")
     return lines
 
 

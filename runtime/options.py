@@ -404,6 +404,15 @@ TASK_SLICE = Option[int](
     "are split.",
 )
 
+ITERATION_MEMORY = Option[int](
+    "headgate.iteration.memory",
+    Size(),
+    64 * 2**20,
+    "bytes",
+    "What the head of a loop holds in memory per subtask of what came back; more goes to local disk, and "
+    "input from outside waits.",
+)
+
 OPTIONS: tuple[Option[Any], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

@@ -59,6 +59,20 @@ class ExchangeEdge:
     partitioning: Partitioning
 
 
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What an iteration became: `tail_node` in vertex `tail` feeds vertex `head`, subtask by subtask.
+
+    `vertices` are those on the way from head to tail. Subtask i of head and tail share slot i.
+    """
+
+    name: str
+    head: int
+    tail: int
+    tail_node: int
+    vertices: frozenset[int]
+
+
 @dataclass(slots=True)
 class PhysicalPlan:
     """All vertices and exchanges of a job. `edges` are in a stable order."""
@@ -67,6 +81,7 @@ class PhysicalPlan:
     max_parallelism: int
     vertices: list[Vertex]
     edges: list[ExchangeEdge]
+    loops: list[Loop] = field(default_factory=list)
 
     @property
     def slots(self) -> int:
@@ -80,6 +95,14 @@ class PhysicalPlan:
     def outputs_of(self, vertex: Vertex) -> list[ExchangeEdge]:
         """The exchanges out of `vertex`."""
         return [edge for edge in self.edges if edge.source == vertex.id]
+
+    def loops_through(self, vertex: Vertex) -> frozenset[str]:
+        """The names of the loops that `vertex` is part of."""
+        return frozenset(loop.name for loop in self.loops if vertex.id in loop.vertices)
+
+    def loop_from(self, vertex: Vertex) -> Loop | None:
+        """The loop that begins in `vertex`."""
+        return next((loop for loop in self.loops if loop.head == vertex.id), None)
 
 
 def make_plan(
@@ -117,7 +140,34 @@ def make_plan(
             vertex.links.append(ChainLink(upstream.id, node.inputs[0].side, node.id, 0))
         vertex_of[node.id] = vertex
     edges = _exchanges(graph.nodes, vertex_of, widths)
-    return PhysicalPlan(job_name, groups, vertices, edges)
+    loops = [_loop(node, vertex_of, edges) for node in graph.nodes if node.feeds is not None]
+    return PhysicalPlan(job_name, groups, vertices, edges, loops)
+
+
+def _loop(tail: Node, vertex_of: dict[int, Vertex], edges: Sequence[ExchangeEdge]) -> Loop:
+    """The loop that `tail` closes. It is the only way to a cycle: edges go from older nodes to newer."""
+    assert tail.feeds is not None  # as the caller has seen
+    head, end = vertex_of[tail.feeds], vertex_of[tail.id]
+    if head.parallelism != end.parallelism:
+        raise PlanError(
+            f"the ends of a loop run side by side, and have different parallelisms "
+            f"iteration=`{head.name}` begin=`{head.parallelism}` end=`{end.parallelism}`",
+            where=str(head.head.origin),
+            fix="give it to iterate, as parallelism=",
+        )
+    behind = _reached(head.id, [(edge.source, edge.target) for edge in edges])
+    before = _reached(end.id, [(edge.target, edge.source) for edge in edges])
+    return Loop(head.head.name, head.id, end.id, tail.id, behind & before)
+
+
+def _reached(start: int, steps: Sequence[tuple[int, int]]) -> frozenset[int]:
+    found, front = {start}, [start]
+    while front:
+        here = front.pop()
+        onward = {target for source, target in steps if source == here} - found
+        found |= onward
+        front += onward
+    return frozenset(found)
 
 
 def _chainable_input(node: Node, widths: dict[int, int], chaining: bool) -> Node | None:

@@ -31,6 +31,7 @@ from ...operators.elements import (
     EndOfData,
     EndOfPartition,
     LatencyMarker,
+    LoopProbe,
     ObjectBatch,
     Watermark,
     WatermarkStatus,
@@ -132,6 +133,7 @@ _CONTROLS: tuple[type[Any], ...] = (
     EndOfData,
     EndOfPartition,
     LatencyMarker,
+    LoopProbe,
 )  # the position is the tag on the wire: append only
 _TAGS = {kind: tag for tag, kind in enumerate(_CONTROLS)}
 _CONTROL_DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _CONTROLS]

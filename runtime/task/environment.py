@@ -36,6 +36,10 @@ class SubtaskReports(Protocol):
         """All inputs ended and everything was flushed."""
         ...
 
+    def loop_round(self, loop: str, number: int, records: int) -> None:
+        """Probe `number` is back at this head of a loop, and `records` came back in front of it."""
+        ...
+
     def terminated(self) -> None:
         """Closed in good order."""
         ...

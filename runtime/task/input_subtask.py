@@ -12,6 +12,7 @@ from ...operators.elements import (
     EndOfData,
     EndOfPartition,
     LatencyMarker,
+    LoopProbe,
     ObjectBatch,
     Watermark,
     WatermarkStatus,
@@ -30,6 +31,7 @@ from ..protocol.ids import ChannelPosition, CheckpointId
 from .accounting import Activity
 from .chain import with_context
 from .environment import TaskEnvironment
+from .probe_alignment import ProbeAlignment
 from .subtask import Subtask
 from .valve import ValveOutput, WatermarkValve
 
@@ -48,6 +50,7 @@ class InputSubtask(Subtask):
         gate.set_listener(self.signal.set)
         self._valve = WatermarkValve(len(gate))
         self._alignment = AlignedBarrierHandler(len(gate))
+        self._probes = ProbeAlignment(env.plan.loops_through(env.vertex))
         self._with_data = set(range(len(gate)))
 
     async def step(self) -> bool:
@@ -86,13 +89,27 @@ class InputSubtask(Subtask):
                 self._align(self._alignment.on_end_of_partition(channel, now_ms))
             case LatencyMarker():
                 self.chain.broadcast(element)
+            case LoopProbe():
+                self._probes.on_probe(position, element)
+                self._pass_probes()
 
     async def _end_of_data(self, position: int) -> None:
         self._with_data.discard(position)
         if self._with_data:
             self._advance(self._valve.on_end(ChannelPosition(position)))
+            self._pass_probes()
         else:
             await self.finish()
+
+    def _pass_probes(self) -> None:
+        """Pass on the probes that have come on all channels, behind what is still to be emitted."""
+        if self.chain.head.operator.settled():
+            for probe in self._probes.due(self._with_data):
+                self.chain.broadcast(probe)
+
+    async def _run_mail(self) -> None:
+        await super()._run_mail()
+        self._pass_probes()  # the head of the chain may have settled just now
 
     def _advance(self, output: ValveOutput) -> None:
         head = self.chain.head

@@ -27,6 +27,7 @@ from ..control.messages import (
     FinishSources,
     Heartbeat,
     Hello,
+    LoopRoundOver,
     Messages,
     Shutdown,
     Start,
@@ -178,6 +179,8 @@ class Worker:
                 deployment.aborted(id_)
             case WatermarkLimit(group=group, limit=limit):
                 deployment.limit(group, limit)
+            case LoopRoundOver(loop=loop, number=number, records=records):
+                deployment.loop_round_over(loop, number, records)
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():

@@ -1,0 +1,56 @@
+"""How many records of a batch fulfil a user's condition: SQL text, a `pl.Expr`, or a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from ..elements import Batch, ColumnBatch
+from ..expression_steps import ExpressionSteps, FilterStep
+from ..expressions import check_filter, show
+from ..filter import kept_rows
+from ..functions import check_plain, check_returns
+from ..graph import Origin
+from ..per_record import UserFunction
+from ..stream_base import StreamBase
+from .settings import Matching
+
+
+class MatchingRows:
+    """Counts by an expression on columns."""
+
+    def __init__(self, steps: ExpressionSteps) -> None:
+        self._steps = steps
+
+    def __call__(self, batch: Batch) -> int:
+        assert isinstance(batch, ColumnBatch)  # the stream has columns, as the plan has checked
+        kept = self._steps.apply(batch)
+        return 0 if kept is None else len(kept)
+
+
+class MatchingRecords:
+    """Counts by a function of a record."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+
+    def __call__(self, batch: Batch) -> int:
+        return len(kept_rows(self._user.apply(self._user.reader(batch))))
+
+
+def matching(stream: StreamBase[Any], condition: Any, name: str, origin: Origin) -> Matching:
+    """The condition over the records of a stream.
+
+    Raises:
+        PlanError: it is no condition, or the stream does not have what it reads.
+    """
+    if not isinstance(condition, str | pl.Expr):
+        check_plain(condition, "while_any", origin)
+        check_returns(condition, "while_any", origin)
+        return MatchingRecords(
+            stream._user_function("while_any", name, origin, condition, None, max_in_flight=1)
+        )
+    schema = stream._columns("while_any by expression", origin)
+    column = check_filter(condition, schema, "while_any", str(origin))
+    return MatchingRows(ExpressionSteps([FilterStep(column, show(condition))], schema))

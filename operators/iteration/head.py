@@ -1,0 +1,233 @@
+"""The two ends of a loop: the head sends in what comes from outside and what the tail sent back.
+
+How they are joined, and when a loop is over, is the subtask's business (`runtime/task/iteration.py`).
+
+A loop in rounds has its own event time, the number of the round: what comes from outside is round 0, what
+comes back in round n is round n + 1, and when round n is over at all subtasks, the watermark is n. (Epochs
+as watermarks: Carbone et al., VLDB 2017, section 7.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...state.snapshot import (
+    KEY_GROUP_COLUMN,
+    ItemsCut,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    TableCut,
+    state_info,
+)
+from ..base import Operator, OperatorContext
+from ..elements import Batch, ColumnBatch, ObjectBatch
+from ..sizes import parse_size
+from .queue import MEMORY_BYTES, Entry, FeedbackQueue
+from .settings import LoopSettings
+from .spill import Spill
+from .stored import decode, fitting
+
+LOG: Final = "feedback"
+ROUND: Final = "round"
+MEMORY_OPTION: Final = "headgate.iteration.memory"
+DROPPED: Final = "numFeedbackRecordsDropped"
+_ROUND, _POSITION, _BATCH = "round", "position", "batch"
+_TABLE: Final = pa.schema(
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field(_ROUND, pa.int64(), False),
+        pa.field(_POSITION, pa.int64(), False),
+        pa.field(_BATCH, pa.large_binary(), False),
+    ]
+)
+
+
+class IterationHead(Operator):
+    """Sends records into the loop; keeps those that came back and wait, and the logs of checkpoints."""
+
+    def __init__(self, settings: LoopSettings) -> None:
+        self.settings = settings
+        self.queue = FeedbackQueue(settings.name)
+        self.round = 0
+        """The round that is under way; 0 for ever in a loop without rounds."""
+        self.restored_end = 0
+        """Batches in front of this position were restored: they go first."""
+        self.closed = False
+        """Nothing more is sent: what still comes back is dropped, and counted."""
+        self._starts = [(0, 1)]
+        """Of a loop in rounds, where in the queue rounds begin: (position, round), ascending."""
+        self._arrived = 0
+        self._rounds_at: dict[int, int] = {}
+        """The round in which barriers went in that are not back."""
+        self._cuts: dict[int, tuple[int, list[tuple[int, int, Entry]]]] = {}
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        text = context.options.get(MEMORY_OPTION)
+        memory = MEMORY_BYTES if text is None else parse_size(text, MEMORY_OPTION)
+        self.queue = queue = FeedbackQueue(
+            self.settings.name, memory, Spill(context.local_directory)
+        )
+        self._dropped = context.metrics.counter(DROPPED)
+        context.metrics.gauge("numFeedbackRecordsWaiting", lambda: queue.rows)
+        context.metrics.gauge("feedbackSpilledBytes", lambda: queue.spilled_bytes)
+
+    # -- records ------------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        if self.settings.rounds is not None:
+            times = np.full(len(batch), self.round, np.int64)
+            if isinstance(batch, ColumnBatch):
+                batch = ColumnBatch(batch.data, times)
+            else:
+                batch = ObjectBatch(batch.records, times)
+        self.output.emit(batch)
+
+    def full(self) -> bool:
+        """More from outside would only go to disk. A loop in rounds needs the outside to end first."""
+        return self.settings.rounds is None and self.queue.over_memory
+
+    @property
+    def limit(self) -> int:
+        """Position behind the last batch that may be sent in now."""
+        if self.settings.rounds is None:
+            return self.queue.end
+        return next(
+            (start for start, number in self._starts if number > self.round), self.queue.end
+        )
+
+    @property
+    def ready(self) -> bool:
+        """True if a batch that came back may be sent in."""
+        return self.queue.next < self.limit
+
+    def come_back(self, batch: Batch) -> None:
+        """A batch reached the tail."""
+        if self.closed:
+            self._dropped.inc(len(batch))
+            return
+        self._arrived += self._count(batch)
+        self.queue.put(batch)
+
+    def take_arrived(self) -> int:
+        """How many records that matter came back since the last call."""
+        arrived, self._arrived = self._arrived, 0
+        return arrived
+
+    def _count(self, batch: Batch) -> int:
+        rounds = self.settings.rounds
+        if rounds is None or rounds.matching is None:
+            return len(batch)
+        return rounds.matching(batch)
+
+    def close_loop(self) -> None:
+        """The loop is over: drop what nobody will send in any more."""
+        self.closed = True
+        dropped = self.queue.drop(self.queue.end)
+        if dropped:
+            self._dropped.inc(dropped)
+
+    # -- rounds -------------------------------------------------------------------------------------
+
+    def round_came_back(self, end: int) -> None:
+        """All of this round is through: what comes back behind `end` belongs to the one after the next."""
+        self._starts.append((end, self.round + 2))
+        while len(self._starts) > 1 and self._starts[1][1] <= self.round:
+            self._starts.pop(0)
+
+    def next_round(self) -> None:
+        """Let go what came back in this round."""
+        self.round += 1
+
+    def _round_of(self, position: int) -> int:
+        if self.settings.rounds is None:
+            return 0
+        return self._starts[bisect_right(self._starts, (position, 2**62)) - 1][1]
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def barrier(self, checkpoint_id: int) -> None:
+        """The barrier goes into the loop."""
+        self.queue.barrier(checkpoint_id)
+        self._rounds_at[checkpoint_id] = self.round
+
+    def barrier_came_back(self, checkpoint_id: int, end: int) -> bool:
+        """The barrier is back, behind position `end - 1`: make the cut. False: it was aborted."""
+        found = self.queue.returned(checkpoint_id, end)
+        if found is None:
+            return False
+        (start, _), entries = found
+        numbered = [
+            (self._round_of(position), position, entry)
+            for position, entry in enumerate(entries, start)
+        ]
+        self._cuts[checkpoint_id] = self._rounds_at.pop(checkpoint_id), numbered
+        return True
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.queue.aborted(checkpoint_id)
+        self._rounds_at.pop(checkpoint_id, None)
+
+    def states(self) -> Sequence[StateInfo]:
+        infos = [state_info(LOG, LOG, _TABLE)]
+        if self.settings.rounds is not None:
+            infos.append(state_info(ROUND, "union"))
+        return infos
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        number, entries = self._cuts.pop(checkpoint_id)
+        group, step = self.context.key_groups.first, self.settings.name
+
+        def table(_: int | None) -> pa.Table:
+            columns = [
+                pa.array([group] * len(entries), pa.int32()),
+                pa.array([number for number, _, _ in entries], pa.int64()),
+                pa.array([position for _, position, _ in entries], pa.int64()),
+                pa.array([entry.encoded(step) for _, _, entry in entries], pa.large_binary()),
+            ]
+            return pa.Table.from_arrays(columns, schema=_TABLE)
+
+        cut = StateSnapshot(tables={LOG: TableCut(table)})
+        if self.settings.rounds is not None:
+            cut.items[ROUND] = ItemsCut([msgspec.msgpack.encode(number)], "union")
+        return cut
+
+    def restore(self, state: RestoredState) -> None:
+        """Take the logs back. Heads may have been cut in neighbouring rounds: all go on with the later.
+
+        Some head is in the later round, so the earlier one was over at all of them.
+        """
+        found = [msgspec.msgpack.decode(item, type=int) for item in state.items.get(ROUND, ())]
+        self.round = max(found, default=0)
+        table = state.tables.get(LOG)
+        if table is not None:
+            ordered = table.sort_by(
+                [(_ROUND, "ascending"), (KEY_GROUP_COLUMN, "ascending"), (_POSITION, "ascending")]
+            )
+            numbers = ordered.column(_ROUND).to_pylist()
+            for number, data in zip(numbers, ordered.column(_BATCH), strict=True):
+                self._restore_batch(number, data.as_py())
+        if self.settings.rounds is not None:
+            self._starts = [(0, self.round), (self.restored_end, self.round + 1)]
+
+    def _restore_batch(self, number: int, data: bytes) -> None:
+        batch = fitting(decode(data), self.settings.schema, self.settings.name)
+        self.queue.put(batch)
+        if number <= self.round:
+            self.restored_end = self.queue.end
+        else:
+            self._arrived += self._count(batch)
+
+
+class IterationTail(Operator):
+    """Ends a loop: what it emits goes to the head of its slot."""
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self.output.emit(batch)

@@ -1,0 +1,167 @@
+"""What came back in a loop and waits to be sent in again: in memory up to a bound, on disk beyond it.
+
+It takes whatever comes, at once: a loop whose end waited for its beginning would wait for ever. Batches
+have positions, counted from 0. Those that open logs need stay when they have been sent.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import NamedTuple, final
+
+from ...errors import InternalError, check
+from ..elements import Batch, ObjectBatch
+from .log import FeedbackLog, Range
+from .spill import Spill, Spilled
+from .stored import decode, encode
+
+MEMORY_BYTES = 64 * 2**20
+
+
+@final
+class Entry(NamedTuple):
+    """One batch in the queue: the batch itself, or where it lies."""
+
+    content: Batch | Spilled
+    memory_bytes: int
+    rows: int
+
+    def batch(self) -> Batch:
+        """The batch; read from disk if it lies there."""
+        if isinstance(self.content, Spilled):
+            return decode(self.content.read())
+        return self.content
+
+    def encoded(self, step: str) -> bytes:
+        """The batch as bytes; from any thread."""
+        if isinstance(self.content, Spilled):
+            return self.content.read()
+        return encode(self.content, step)
+
+
+def _no_directory() -> Path:
+    raise InternalError("this feedback queue was given no directory")
+
+
+class FeedbackQueue:
+    """The queue of one subtask of a loop's head, and the logs of checkpoints over it.
+
+    Args:
+        step: name of the head, for errors.
+        memory_bytes_max: batches beyond it go to disk. Small ones are counted by an estimate.
+        spill: where they go.
+    """
+
+    def __init__(
+        self, step: str, memory_bytes_max: int = MEMORY_BYTES, spill: Spill | None = None
+    ) -> None:
+        self._step = step
+        self._memory_bytes_max = memory_bytes_max
+        self._spill = spill or Spill(_no_directory)
+        self._entries: dict[int, Entry] = {}
+        self._log = FeedbackLog()
+        self.next = 0
+        """Position of the batch that `take` returns next."""
+        self.end = 0
+        """Position behind the last batch."""
+        self.rows = 0
+        """Records that wait to be taken."""
+        self.memory_bytes = 0
+        self.spilled_bytes = 0
+        """Written to disk so far."""
+        self._waiting_on_disk = 0
+
+    @property
+    def over_memory(self) -> bool:
+        """True while batches wait that found no room in memory."""
+        return self._waiting_on_disk > 0
+
+    def put(self, batch: Batch) -> None:
+        """Append a batch; never blocks.
+
+        Raises:
+            StorageError: it must go to disk, and the disk does not take it.
+            StateError: it must go to disk, and has records that cannot be pickled.
+        """
+        size = memory_bytes_of(batch)
+        content: Batch | Spilled = batch
+        if self.memory_bytes + size > self._memory_bytes_max:
+            data = encode(batch, self._step)
+            content, size = self._spill.write(data), 0
+            self.spilled_bytes += len(data)
+            self._waiting_on_disk += 1
+        self._entries[self.end] = Entry(content, size, len(batch))
+        self.memory_bytes += size
+        self.rows += len(batch)
+        self.end += 1
+
+    def take(self) -> Batch:
+        """Remove and return the batch at `next`."""
+        check(self.next < self.end, "the feedback queue is empty", step=self._step)
+        entry = self._entries[self.next]
+        batch = entry.batch()
+        self._passed(entry)
+        return batch
+
+    def drop(self, end: int) -> int:
+        """Pass over the batches in front of position `end`; returns how many records they held."""
+        rows = 0
+        while self.next < end:
+            entry = self._entries[self.next]
+            rows += entry.rows
+            self._passed(entry)
+        return rows
+
+    def _passed(self, entry: Entry) -> None:
+        self.next += 1
+        self.rows -= entry.rows
+        self._waiting_on_disk -= isinstance(entry.content, Spilled)
+        self._forget()
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    def barrier(self, checkpoint_id: int) -> None:
+        """A barrier goes into the loop: keep what is taken from now on."""
+        self._log.on_barrier(checkpoint_id, self.next)
+
+    def returned(self, checkpoint_id: int, end: int) -> tuple[Range, list[Entry]] | None:
+        """The barrier came back behind position `end - 1`: what was in the loop. None: nobody waits."""
+        found = self._log.on_return(checkpoint_id, end)
+        if found is None:
+            return None
+        entries = [self._entries[position] for position in range(found.start, found.end)]
+        self._forget()
+        return found, entries
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint will never complete."""
+        self._log.on_abort(checkpoint_id)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of the front of the queue, as far as no log needs it."""
+        floor = self._log.floor(self.next)
+        first = self.end - len(self._entries)
+        for position in range(first, floor):
+            self.memory_bytes -= self._entries.pop(position).memory_bytes
+
+    def validate(self) -> None:
+        """Check all invariants; for tests."""
+        kept = range(self.end - len(self._entries), self.end)
+        check(list(self._entries) == list(kept), "the queue has gaps")
+        held = sum(entry.memory_bytes for entry in self._entries.values())
+        check(held == self.memory_bytes, "bytes miscounted", held=held)
+        waiting = sum(self._entries[each].rows for each in range(self.next, self.end))
+        check(waiting == self.rows, "rows miscounted", waiting=waiting)
+
+
+def memory_bytes_of(batch: Batch) -> int:
+    """Bytes that a batch holds in memory; of Python objects an estimate by the one in the middle."""
+    if not isinstance(batch, ObjectBatch):
+        return batch.nbytes
+    try:
+        record = len(pickle.dumps(batch.records[len(batch) // 2], 5))
+    except Exception:  # whoever must write it says what is wrong with it
+        record = 64
+    return len(batch) * max(64, record)

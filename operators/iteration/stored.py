@@ -1,0 +1,81 @@
+"""Batches as bytes: for what a loop spills, and for what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StateError
+from ...state.codecs import dumps
+from ..elements import Batch, ColumnBatch, ObjectBatch
+from ..schema import difference
+
+_TIMES: Final = "__timestamps"
+_OBJECTS, _COLUMNS, _TIMED = b"o", b"c", b"t"
+
+
+def encode(batch: Batch, step: str) -> bytes:
+    """A batch with its event times: an Arrow stream, or a pickle.
+
+    Raises:
+        StateError: a record cannot be pickled.
+    """
+    if isinstance(batch, ObjectBatch):
+        try:
+            return _OBJECTS + dumps((batch.records, batch.timestamps))
+        except Exception as error:
+            raise StateError(
+                f"a record in a loop cannot be pickled step=`{step}`: {error!r}",
+                fix="let the steps of the loop make plain data",
+            ) from error
+    data, kind = batch.data, _COLUMNS
+    if batch.timestamps is not None:
+        times = pa.array(batch.timestamps, pa.int64())
+        data, kind = data.append_column(pa.field(_TIMES, pa.int64(), False), times), _TIMED
+    sink = pa.BufferOutputStream()
+    sink.write(kind)
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write_batch(data)
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def decode(data: bytes) -> Batch:
+    """The reverse of `encode`."""
+    kind, body = data[:1], memoryview(data)[1:]
+    if kind == _OBJECTS:
+        records, timestamps = pickle.loads(body)
+        return ObjectBatch(records, timestamps)
+    batch = pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
+    if kind == _COLUMNS:
+        return ColumnBatch(batch)
+    last = batch.num_columns - 1
+    times = batch.column(last).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return ColumnBatch(batch.remove_column(last), times)
+
+
+def fitting(batch: Batch, schema: pa.Schema | None, step: str) -> Batch:
+    """A restored batch with the columns the loop has now.
+
+    Raises:
+        StateError: it has others, or is of another kind.
+    """
+    problem = None
+    if isinstance(batch, ObjectBatch) != (schema is None):
+        now = "Python objects" if schema is None else "columns"
+        problem = f"the loop is now of {now}, and was not"
+    elif isinstance(batch, ColumnBatch) and schema is not None:
+        problem = difference(schema, batch.data.schema)
+    if problem:
+        raise StateError(
+            f"records that were in a loop do not fit it any more step=`{step}`: {problem}",
+            fix="restore with the loop as it was, let it end with `headgate stop --drain`, and begin "
+            "the new one with the savepoint",
+        )
+    if isinstance(batch, ObjectBatch) or schema is None:
+        return batch
+    columns = [batch.data.column(field.name).cast(field.type) for field in schema]
+    return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema), batch.timestamps)

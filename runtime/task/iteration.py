@@ -1,0 +1,232 @@
+"""The subtask at the head of a loop: sends in what comes from outside and what came back.
+
+Checkpoints: the barrier goes into the loop as soon as it has come on all channels from outside. The cut is
+made when it comes back, of what was on its way in between (`operators/iteration/log.py`).
+
+The end: when all inputs have ended, probes go round until nothing comes back any more at any head
+(`protocol/loop_rounds.py`). Then event time ends in the loop, which may fire windows and timers in it, and
+probes go round again. In a loop in rounds each probe is the end of one round.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any, Final
+
+from ...errors import check
+from ...operators.elements import (
+    WATERMARK_MAX,
+    Batch,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    LoopProbe,
+)
+from ...operators.iteration.head import IterationHead
+from ..exchange.gate import InputGate
+from ..protocol.ids import ChannelPosition
+from ..protocol.snapshot_guard import SnapshotVerdict
+from .chain import with_context
+from .environment import TaskEnvironment
+from .input_subtask import InputSubtask
+from .iteration_edge import FeedbackPorts
+from .valve import ValveOutput
+
+FEEDBACK: Final = 1
+"""Number of the head's input that has no channels."""
+FEEDBACK_TURNS: Final = 4
+"""Batches that came back are sent in before one from outside gets its turn."""
+
+
+class _Phase(Enum):
+    RUNNING = auto()
+    """Event time goes on, or has to be brought to its end."""
+    FLUSHING = auto()
+    """Event time has ended in the loop."""
+    OVER = auto()
+
+
+class IterationSubtask(InputSubtask):
+    """Input from an exchange, and from the tail in the same slot."""
+
+    def __init__(
+        self,
+        env: TaskEnvironment,
+        outputs: dict[int, list[tuple[str | None, Any]]],
+        gate: InputGate,
+        ports: FeedbackPorts,
+    ) -> None:
+        super().__init__(env, outputs, gate)
+        head = self.chain.head.operator
+        assert isinstance(head, IterationHead)  # its plan has said so
+        check(len(self.chain.operators) == 1, "the head of a loop is chained", task=env.task_name)
+        self._head: Final = head
+        self.loop: Final = head.settings.name
+        self._in_rounds: Final = head.settings.rounds is not None
+        self._barriers: dict[int, tuple[CheckpointBarrier, float, bool]] = {}
+        """Those that are in the loop, with what is known of their alignment, and if all data was out."""
+        self._turns = 0
+        self._inputs_ended = False
+        self._standing = False
+        """The job stops: what comes back is kept for the checkpoint, and not sent."""
+        self._phase = _Phase.RUNNING
+        self._number = 0
+        self._probing = False
+        """A probe is out, and the answer to it."""
+        self._waiting = False
+        self._waited = False
+        ports.attach(self.loop, env.index, self)
+
+    # -- records ------------------------------------------------------------------------------------
+
+    async def step(self) -> bool:
+        if self._may_send() and (self._restoring() or self._turns < FEEDBACK_TURNS):
+            await self._send()
+            return True
+        self._turns = 0
+        if await super().step():
+            return True
+        if self._may_send():
+            await self._send()
+            return True
+        return self._probe_if_idle()
+
+    def _may_send(self) -> bool:
+        return self._head.ready and not self._standing
+
+    def _restoring(self) -> bool:
+        """What was in the loop when the checkpoint was taken goes first."""
+        return self._head.queue.next < self._head.restored_end
+
+    async def _send(self) -> None:
+        self._turns += 1
+        await self.process(self._head.queue.take(), FEEDBACK)
+
+    def come_back(self, batch: Batch) -> None:
+        """From the tail: a batch."""
+        with_context(self.chain.head, self._head.come_back, batch)
+        self.signal.set()
+
+    # -- event time ---------------------------------------------------------------------------------
+
+    def _advance(self, output: ValveOutput) -> None:
+        """Time in the loop is that of its inputs, but it does not end before the loop is at rest."""
+        if self._in_rounds:
+            return
+        ends = output.watermark == WATERMARK_MAX
+        super()._advance(ValveOutput(None if ends else output.watermark, output.idle))
+
+    def _send_watermark(self, timestamp: int) -> None:
+        self.chain.head.current_watermark = timestamp
+        with_context(self.chain.head, self._head.on_watermark, timestamp)
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    async def _end_of_data(self, position: int) -> None:
+        self._with_data.discard(position)
+        if self._with_data:
+            self._advance(self._valve.on_end(ChannelPosition(position)))
+        else:
+            self._inputs_ended = True
+
+    def _probe_if_idle(self) -> bool:
+        busy = self._probing or self._waiting or self._standing
+        if busy or not self._inputs_ended or self._phase is _Phase.OVER:
+            return False
+        if self._in_rounds:
+            self._number = self._head.round
+            self._send_watermark(self._head.round)
+        else:
+            self._number += 1
+            self._head.take_arrived()
+        self._probing = True
+        self.chain.broadcast(LoopProbe(self.loop, self._number))
+        return True
+
+    def probe_came_back(self, number: int) -> None:
+        """From the tail: a probe. What came back in front of it is counted now, reported in our turn."""
+        end, records = self._head.queue.end, self._head.take_arrived()
+
+        def report() -> None:
+            check(
+                self._probing and number == self._number, "a probe nobody waits for", number=number
+            )
+            if self._in_rounds:
+                self._head.round_came_back(end)
+            self.env.reports.loop_round(self.loop, number, records)
+
+        self.put_mail(report)
+
+    def loop_round_over(self, number: int, records: int) -> None:
+        """Mail: probe `number` is back at all heads, and `records` came back in all."""
+
+        async def go_on() -> None:
+            check(self._probing and number == self._number, "not our round", number=number)
+            self._probing = False
+            if self._in_rounds:
+                await self._round_over(records)
+            else:
+                await self._rest(records)
+
+        self.put_mail(go_on)
+
+    async def _round_over(self, records: int) -> None:
+        rounds = self._head.settings.rounds
+        assert rounds is not None  # as the caller has seen
+        if records and self._head.round + 1 < rounds.most:
+            self._head.next_round()
+        else:
+            await self._over()
+
+    async def _rest(self, records: int) -> None:
+        """All heads come here with the same number, and decide the same."""
+        wait_ms = self._head.settings.wait_ms
+        if records:
+            self._waited = False
+        elif wait_ms and not self._waited:
+            self._waiting = self._waited = True
+            self.timers.call_later(wait_ms, self._stop_waiting)
+        elif self._phase is _Phase.RUNNING:
+            self._phase, self._waited = _Phase.FLUSHING, False
+            self._send_watermark(WATERMARK_MAX)
+        else:
+            await self._over()
+
+    def _stop_waiting(self) -> None:
+        self._waiting = False
+
+    async def _over(self) -> None:
+        self._phase = _Phase.OVER
+        self._head.close_loop()
+        await self.finish()
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+        """The first half: the barrier goes into the loop, and the log begins."""
+        checkpoint_id = barrier.checkpoint_id
+        verdict = self.snapshots.begin(checkpoint_id)
+        if barrier.options.stop:
+            self._standing = True
+            self.timers.stand_still()
+        if verdict is SnapshotVerdict.TAKE:
+            self._head.barrier(checkpoint_id)
+            self._barriers[checkpoint_id] = barrier, alignment_ms, self.finished
+            self.snapshots.prepare(checkpoint_id)
+            self.chain.broadcast(barrier)
+        elif verdict is SnapshotVerdict.CANCEL:
+            self.chain.broadcast(CancelCheckpointMarker(checkpoint_id))
+
+    def barrier_came_back(self, checkpoint_id: int) -> None:
+        """From the tail: the second half; the log ends here, and is taken in our turn."""
+        end = self._head.queue.end
+
+        def take() -> None:
+            wanted = self._head.barrier_came_back(checkpoint_id, end)
+            sent = self._barriers.get(checkpoint_id)
+            # Those that went in before and did not come back were given up inside the loop.
+            self._barriers = {id_: it for id_, it in self._barriers.items() if id_ > checkpoint_id}
+            if wanted and sent is not None:
+                barrier, alignment_ms, finished = sent
+                self.snapshots.take(barrier, alignment_ms, finished, self.extra_items)
+
+        self.put_mail(take)
