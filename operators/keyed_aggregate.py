@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..state.aggregate_state import AggregateState, StateCut
 from ..state.epochs import RESTORED_EPOCH, TableEpoch
 from ..state.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column, taken_keys
-from ..state.values import Index, validity_of, values_of
+from ..state.values import Array, Index, validity_of, values_of
 from .aggregates import AggregatePlan
 from .elements import Batch, ColumnBatch
 
@@ -106,6 +106,10 @@ class KeyedGroup:
     def used_bytes(self) -> int:
         """Bytes that the keys and their state take, without room to grow; 0 if there are none."""
         return self.keys.size * _INDEX_BYTES + self.keys.key_bytes + self.state.used_bytes
+
+    def memory(self) -> list[Array]:
+        """The arrays this consists of: whoever lets go of them one by one frees them piece by piece."""
+        return self.keys.memory() + self.state.memory()
 
     def clear(self) -> None:
         """Forget everything; keeps the memory. Not while `busy`."""

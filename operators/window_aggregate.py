@@ -92,6 +92,7 @@ class WindowAggregate(Operator):
         self._groups: dict[int, KeyedGroup] = {}  # by window start
         self._spare: list[KeyedGroup] = []
         self._spare_bytes = 0
+        self._retired: list[Array] = []  # of the last window gone; freed one by one
         self._watermark = WATERMARK_MIN
         self._first_kept = WATERMARK_MIN  # rows before it are late
         self._spilling: SpillingWindows | None = None  # instead of `_groups`
@@ -113,6 +114,8 @@ class WindowAggregate(Operator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         data, times = columns_of(batch, self._step), batch.timestamps
+        if self._retired:
+            self._retired.pop()
         if times is None:
             raise PlanError(
                 f"`{self._step}` needs event time, but its input has none",
@@ -277,6 +280,9 @@ class WindowAggregate(Operator):
             group.clear()
             self._spare.append(group)
             self._spare_bytes += group.nbytes
+        else:
+            # Giving hundreds of MB back to the system takes long: an array per batch, not all now.
+            self._retired = group.memory()
 
     def _emit(self, fired: list[Fired]) -> None:
         """Send results of some windows, many small ones in one batch, a large one in several."""
@@ -437,5 +443,6 @@ class WindowAggregate(Operator):
             self._small.load(table.take(pa.array(np.concatenate(few))))
 
     def close(self) -> None:
+        self._retired.clear()
         if self._spilling is not None:
             self._spilling.close()

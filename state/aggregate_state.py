@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,12 @@ class AggregateState:
     """All aggregates of one keyed state, by slot, with the epochs of their changes."""
 
     def __init__(self, specs: Sequence[AggregateSpec], table: TableEpoch | None = None) -> None:
-        self._accumulators = [
+        accumulators = [
             (accumulator_for(spec.kind, spec.name, spec.type), spec.column) for spec in specs
         ]
+        self._accumulators = accumulators
+        # Not a method: in a circle of references, the arrays would wait for the garbage collector.
+        self._fields = partial(_fields_of, accumulators)
         self._changed = ChangedSlots(table or TableEpoch(), self._fields)
         self.size = 0
 
@@ -106,6 +110,11 @@ class AggregateState:
         arrays = sum(field.nbytes for field in self._fields())
         return self._changed.nbytes + arrays + self.object_bytes
 
+    def memory(self) -> list[Array]:
+        """The arrays this consists of; those of Python objects are left out."""
+        arrays = [field.data for field in self._fields() if isinstance(field, SlotArray)]
+        return [self._changed.memory, *arrays]
+
     @property
     def used_bytes(self) -> int:
         """The same without room to grow."""
@@ -136,8 +145,9 @@ class AggregateState:
         """The epochs of the last changes of these slots."""
         return self._changed.epochs_of(slots)
 
-    def _fields(self) -> list[Field]:
-        return [field for accumulator, _ in self._accumulators for field in accumulator.fields()]
+
+def _fields_of(accumulators: Sequence[tuple[Accumulator, str | None]]) -> list[Field]:
+    return [field for accumulator, _ in accumulators for field in accumulator.fields()]
 
 
 @dataclass(frozen=True, slots=True)

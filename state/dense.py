@@ -33,6 +33,11 @@ class DenseSlots:
         """Memory in use, at most."""
         return min(len(self._slots), self._high - self._low + 1) * self._slots.itemsize
 
+    @property
+    def memory(self) -> Slots:
+        """The array this consists of."""
+        return self._slots
+
     def clear(self) -> None:
         """Forget all keys; keeps the memory if it is little."""
         if len(self._slots) > SPAN_ALWAYS:

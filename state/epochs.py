@@ -172,6 +172,11 @@ class ChangedSlots:
         return self._epochs.nbytes
 
     @property
+    def memory(self) -> Array:
+        """The array of the epochs."""
+        return self._epochs.data
+
+    @property
     def entry_bytes(self) -> int:
         """Memory for one slot."""
         return self._epochs.data.itemsize

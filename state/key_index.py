@@ -13,6 +13,7 @@ from ..errors import StateError
 from .dense import DenseSlots
 from .hashing import Hashes, check_key_type, hash_columns, identity_columns
 from .slots import Rows, Slots, SlotTable
+from .values import Array
 
 PIECE_BYTES_MAX = 1 << 21
 """Pieces of keys are joined up to this size: a copy of 2 MiB at most."""
@@ -127,6 +128,10 @@ class KeyIndex:
     def key_bytes(self) -> int:
         """Memory of the keys."""
         return sum(piece.nbytes for piece in self._pieces)
+
+    def memory(self) -> list[Array]:
+        """The arrays of the index."""
+        return self._table.memory() + ([] if self._dense is None else [self._dense.memory])
 
     def clear(self) -> None:
         """Forget all keys; keeps the memory of the index."""

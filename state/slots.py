@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ..errors import StateError
 from .hashing import Hashes
 from .reserved import SlotArray, large_zeros
+from .values import Array
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 Rows: TypeAlias = npt.NDArray[np.intp]
@@ -61,6 +62,12 @@ class SlotTable:
         cells = [self._cells, self._old, self._next]
         lanes = self._hashes.nbytes + (0 if self._checks is None else self._checks.nbytes)
         return lanes + sum(part.nbytes for part in cells if part is not None)
+
+    def memory(self) -> list[Array]:
+        """The arrays this consists of."""
+        parts = [self._cells, self._old, self._next, self._hashes.data]
+        checks = [] if self._checks is None else [self._checks.data]
+        return [part for part in (*parts, *checks) if part is not None]
 
     def clear(self) -> None:
         """Forget all keys; keeps the memory."""

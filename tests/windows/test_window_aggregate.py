@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import itertools
 import pickle
+import weakref
 
 import duckdb
 import numpy as np
@@ -410,3 +411,21 @@ def test_restored_large_windows_equal_those_before(start, monkeypatch):
     for each in (harness, restored):
         each.watermark(1000)
     assert sorted(harness.output.rows(), key=str) == sorted(restored.output.rows(), key=str)
+
+
+def test_memory_of_a_large_window_that_is_gone_is_freed_an_array_per_batch(start, monkeypatch):
+    monkeypatch.setattr(window_aggregate, "_SPARE_BYTES_MAX", 0)
+    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 1)
+    subject = operator(TumblingWindow(10))
+    harness = start(subject)
+    harness.process(batch([("a", 1, 0), ("b", 2, 1)]))
+    (group,) = subject._groups.values()
+    arrays = [weakref.ref(array) for array in group.memory()]
+    del group
+    harness.watermark(9)
+    alive = [builtins.sum(array() is not None for array in arrays)]
+    for _ in arrays:
+        harness.process(batch([("a", 1, 10)]))
+        alive.append(builtins.sum(array() is not None for array in arrays))
+    assert alive == list(range(len(arrays), -1, -1))
+    assert len(arrays) >= 6
