@@ -39,8 +39,12 @@ class BoundedGenerator(WatermarkGenerator):
         self._latest = WATERMARK_MIN
 
     def on_batch(self, times: Timestamps) -> int | None:
-        self._latest = max(self._latest, int(times.max()))
+        self.on_latest(int(times.max()))
         return None
+
+    def on_latest(self, latest: int) -> None:
+        """Like `on_batch`, for who knows the greatest of the times already."""
+        self._latest = max(self._latest, latest)
 
     def on_interval(self) -> int | None:
         if self._latest == WATERMARK_MIN:

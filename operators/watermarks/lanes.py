@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 
 from ..elements import WATERMARK_MIN, Timestamps
 from ..splits import WHOLE
-from .generators import WatermarkGenerator
+from .generators import BoundedGenerator, WatermarkGenerator
 
 
 @final
@@ -67,13 +67,17 @@ class Lanes:
         self._queued.pop(split, None)
         self._lanes.pop(split, None)
 
-    def see(self, split: str, times: Timestamps) -> bool:
-        """Records of a split; True if its watermark is to go out at once."""
+    def see(self, split: str, times: Timestamps, latest: int) -> bool:
+        """Records of a split, `latest` the greatest of their times; True if its watermark is to go out
+        at once."""
         lane = self._lanes.get(split)
         if lane is None:
             self._queued.pop(split, None)
             lane = self._lanes[split] = Lane(self._make(), 0.0)
         lane.idle = False
+        if isinstance(lane.generator, BoundedGenerator):
+            lane.generator.on_latest(latest)
+            return False
         watermark = lane.generator.on_batch(times)
         lane.rise(watermark)
         return watermark is not None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, final
 
 import numpy as np
 
 from ...errors import PlanError
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
 from ..durations import parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
 from ..graph import Origin
 from ..splits import WHOLE
+from .clock_state import ClockState, declared, restored
 from .guarded import guarded
 from .lanes import Lanes
 from .settings import Alignment, WatermarkSettings
@@ -56,7 +58,8 @@ class EventTimeOperator(Operator):
     """Sets event times and sends watermarks: the least of those of the subtask's splits.
 
     What was seen is not state: after a restore it starts anew, which only makes the watermark late,
-    never wrong. Watermarks from upstream are swallowed, except the last one.
+    never wrong. A step that follows the clock remembers how far it was, to go on from there in silence.
+    Watermarks from upstream are swallowed, except the last one.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class EventTimeOperator(Operator):
         self._sent = WATERMARK_MIN
         self._earned = WATERMARK_MIN
         """The highest watermark that followed from records, not from the clock."""
+        self._restored = ClockState()
         self._limit = WATERMARK_MAX
         self._rows = 0
         self._busy_s = 0.0
@@ -120,8 +124,9 @@ class EventTimeOperator(Operator):
         began_s = self.context.clock.monotonic()
         self._set_idle(False)
         split = self.context.splits.current if self._settings.per_split else WHOLE
-        at_once = self._lanes.see(split, times)
-        self._lag_ms = self.context.clock.now_ms() - int(times.max())
+        latest = int(times.max())
+        at_once = self._lanes.see(split, times, latest)
+        self._lag_ms = self.context.clock.now_ms() - latest
         if self._sent > self._earned:
             behind = (times <= self._sent) & (times > self._earned)
             self._behind_clock.inc(int(np.count_nonzero(behind)))
@@ -180,7 +185,7 @@ class EventTimeOperator(Operator):
 
     def _follow_clock(self, silent_s: float) -> None:
         """Nothing has come for long: time goes on as if a record had, with the time it would have now."""
-        reached = self._lanes.reached
+        reached = max(self._lanes.reached, self._restored.sent)
         if reached == WATERMARK_MIN:
             return
         watermark = min(reached + round(1_000 * silent_s), WATERMARK_MAX - 1)
@@ -191,6 +196,20 @@ class EventTimeOperator(Operator):
         self._emit_watermark(watermark)
         if self._idle:
             self.output.emit_idle(True)
+
+    def restore(self, state: RestoredState) -> None:
+        if self._close_after_s is not None:
+            self._restored = restored(state)
+            self._earned = self._restored.earned
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
+        if self._close_after_s is None:
+            return None
+        sent = max(self._sent, self._restored.sent)
+        return ClockState(sent, self._earned, self._idle).cut()
+
+    def states(self) -> Sequence[StateInfo]:
+        return () if self._close_after_s is None else declared()
 
     def _awake_s(self) -> float:
         """Seconds on a clock that stands still while records may wait for us: no silence is so long."""

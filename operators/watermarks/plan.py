@@ -49,6 +49,12 @@ def add_event_time(
         per_split,
         _alignment(align, max_drift, align_every, origin),
     )
+    if settings.close_after_ms is not None and not name:
+        raise PlanError(
+            "event_time with close_after has no name",
+            where=str(origin),
+            fix='how far time has come is remembered under this name; add name="..."',
+        )
     if settings.alignment is not None:
         _check_alignment(stream, settings, settings.alignment, origin)
     times: ColumnTimes | FunctionTimes
@@ -76,6 +82,7 @@ def add_event_time(
         has_event_time=True,
     )
     timed._node.watermarks = settings
+    timed._node.stateful = settings.close_after_ms is not None
     return timed
 
 

@@ -25,6 +25,7 @@ def stream(**options):
         ({"strategy": "bounded"}, "strategy is no hg.WatermarkStrategy type=`str`", "custom("),
         ({"max_drift": "1s"}, "max_drift has no meaning without align", "align="),
         ({"align_every": "1s"}, "align_every has no meaning without align", "align="),
+        ({"close_after": "1s"}, "event_time with close_after has no name", "name="),
         ({"align": "g"}, "alignment needs max_drift group=`g`", "max_drift="),
         ({"align": "", "max_drift": "1s"}, "align is not the name of a group", ""),
         ({"align": "g", "max_drift": "1s"}, "alignment needs idle_after group=`g`", "idle_after="),

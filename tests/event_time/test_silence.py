@@ -5,10 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import headgate as hg
+from headgate.connectors import collect, from_list
+from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.splits import WHOLE
 from headgate.operators.watermarks.operator import BEHIND_CLOCK
 from headgate.operators.watermarks.strategy import bounded_by
 from headgate.runtime.task.valve import WatermarkValve
+from headgate.state.snapshot import RestoredState
+from headgate.testing import harness
 
 TICK_MS = 200
 
@@ -86,9 +91,9 @@ def test_one_that_is_idle_still_moves_time_but_holds_nobody_back(step):
 def test_after_the_end_the_clock_means_nothing(step):
     run = step(close_after_ms=1_000)
     run.read(WHOLE, 5_000)
-    run.operator.on_watermark(2**63 - 1)
+    run.operator.on_watermark(WATERMARK_MAX)
     run.wait(60_000)
-    assert run.watermarks == [2**63 - 1]
+    assert run.watermarks == [WATERMARK_MAX]
     assert run.clock.due == {}
 
 
@@ -130,3 +135,67 @@ def test_a_quiet_stream_of_two_subtasks_closes_its_windows(step, records):
     assert watermarks == sorted(set(watermarks))
     assert valve.watermark >= max(time for _, time, _ in records) + 15_000
     assert valve.idle
+
+
+def restored(step, *before):
+    """A step that begins with what these had in a checkpoint."""
+    run = step(close_after_ms=1_000)
+    items = [item for each in before for item in each.operator.snapshot(1).items["watermark"].items]
+    run.operator.restore(RestoredState(items={"watermark": items}))
+    return run
+
+
+def test_after_a_restore_silence_goes_on_from_where_time_was(step):
+    before = step(close_after_ms=1_000).read(WHOLE, 5_000).wait(2_000)
+    run = restored(step, before).wait(1_000)
+    assert run.watermarks == [4_999 + 2_000 + 1_000]
+    run.read(WHOLE, 5_000, 4_999)
+    assert run.counts == {BEHIND_CLOCK: 1}
+    assert restored(step, restored(step, before)).wait(1_000).watermarks == run.watermarks
+
+
+def test_after_a_restore_the_slowest_that_was_waited_for_decides(step):
+    slow, fast = (step(close_after_ms=9_000).read(WHOLE, at).wait(TICK_MS) for at in (1_000, 5_000))
+    assert restored(step, slow, fast).wait(1_000).watermarks == [1_999]
+    slow.operator.on_idle(True)
+    assert restored(step, slow, fast).wait(1_000).watermarks == [5_999]
+    fast.operator.on_idle(True)
+    assert restored(step, slow, fast).wait(1_000).watermarks == [5_999]
+    fast.operator.on_watermark(WATERMARK_MAX)
+    assert restored(step, slow, fast).wait(1_000).watermarks == [1_999]
+
+
+def test_after_a_restore_a_split_without_a_record_still_has_none(step):
+    never, fast = step(close_after_ms=9_000), step(close_after_ms=9_000).read(WHOLE, 5_000)
+    assert restored(step, never, fast.wait(TICK_MS)).wait(60_000).watermarks == []
+
+
+def test_without_close_after_nothing_is_remembered(step):
+    run = step(idle_after_ms=1_000).read(WHOLE, 5_000)
+    assert run.operator.snapshot(1) is None
+    assert run.operator.states() == ()
+
+
+def test_a_window_of_a_quiet_job_closes_also_after_a_crash():
+    job = hg.Job("quiet")
+    job.checkpoint(every="1h", storage="never-made")
+    rows = job.read(from_list([], schema={"k": "string", "at": "int64"}), name="in")
+    counts = (
+        rows.event_time("at", idle_after="1m", close_after="30s", name="times")
+        .key_by("k")
+        .window(hg.tumbling("10m"))
+        .agg(n=hg.count(), name="counts")
+    )
+    counts.write(collect(guarantee="exactly_once"), name="out")
+    with harness(job) as h:
+        h.push("in", {"k": "a", "at": 60_000})
+        h.advance_time("5m")
+        h.checkpoint()
+        assert h.drain("out") == []
+        h.crash()
+        h.advance_time("3m 30s")
+        h.checkpoint()
+        assert h.drain("out") == []
+        h.advance_time("31s")
+        h.checkpoint()
+        assert [row["n"] for row in h.drain("out")] == [1]
