@@ -79,8 +79,10 @@ def demo(work: Path) -> int:
 class Watch(threading.Thread):
     """Passes the job's log on, and kills a worker on the way."""
 
-    def __init__(self, job: subprocess.Popen[str]) -> None:
+    def __init__(self, job: subprocess.Popen[str], name: str = "flights") -> None:
         super().__init__(daemon=True)
+        self._name = name
+        self.running = threading.Event()
         self.killed = False
         self.restored = 0
         """The checkpoint that the log says was restored."""
@@ -91,9 +93,11 @@ class Watch(threading.Thread):
     def run(self) -> None:
         for line in self._log:
             print(f"    {line.rstrip()}", flush=True)
+            if " is RUNNING" in line:
+                self.running.set()
             completed = re.search(r"checkpoint (\d+) completed", line)
             if completed and int(completed[1]) >= KILL_AFTER_CHECKPOINT and not self.killed:
-                self.killed = kill_a_worker()
+                self.killed = kill_a_worker(self._name)
             if found := re.search(r"restored checkpoint (\d+)", line):
                 self.restored = int(found[1])
 
@@ -115,15 +119,15 @@ def ended_well(job: subprocess.Popen[str]) -> bool:
     return False
 
 
-def kill_a_worker() -> bool:
-    """`kill -9` one worker of the job, found as a user would find it."""
+def kill_a_worker(name: str) -> bool:
+    """`kill -9` one worker of a job, found as a user would find it."""
     listing = subprocess.run(
         [HEADGATE, "list", "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
-    jobs = [job for job in json.loads(listing.stdout) if job["name"] == "flights"]
+    jobs = [job for job in json.loads(listing.stdout) if job["name"] == name]
     if not jobs or not jobs[0]["workers"]:
         return False
     pid = jobs[0]["workers"][-1]["pid"]

@@ -161,3 +161,35 @@ def ring() -> Iterator[Ring]:
     assert not ring.exposed
     assert ray_processes() <= processes
     assert set(glob.glob("/tmp/hg-ray*")) <= before
+
+
+def random_kills(workers: int, coordinators: int) -> Any:
+    """Kill at random moments: after checkpoints, right after a start, and while state is restored."""
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        done = chaos.state
+        checkpoint = event.kind == "checkpoint" and body.get("status") == "COMPLETED"
+        if checkpoint and not done.get("armed"):
+            if done.get("workers", 0) < workers:
+                done["workers"] = done.get("workers", 0) + 1
+                done["armed"] = True
+                # 250 ms is the interval: also right after the next trigger, and in mid-snapshot.
+                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_worker())
+            elif done.get("coordinators", 0) < coordinators:
+                done["coordinators"] = done.get("coordinators", 0) + 1
+                done["armed"] = True
+                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_coordinator())
+        elif event.kind == "restored":
+            done["armed"] = False
+        elif event.kind == "restart" and done.get("workers", 0) == 2:
+            # The third hits while the workers of a restart are starting or restoring.
+            done["workers"] = 3
+            chaos.later(chaos.rng.uniform(0.05, 0.3), lambda c: c.kill_worker())
+
+    return plan
+
+
+@pytest.fixture
+def kills() -> Callable[..., Any]:
+    """Makes plans: so many workers and coordinators, at random moments."""
+    return random_kills

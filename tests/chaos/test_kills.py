@@ -56,33 +56,7 @@ def found(out: str, filesystem: Any = None) -> pl.DataFrame:
     return table.select("k", n=window, c="c", s="s").sort("k", "n")
 
 
-def kills(workers: int, coordinators: int) -> Any:
-    """Kill at random moments: after checkpoints, right after a start, and while state is restored."""
-
-    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
-        done = chaos.state
-        checkpoint = event.kind == "checkpoint" and body.get("status") == "COMPLETED"
-        if checkpoint and not done.get("armed"):
-            if done.get("workers", 0) < workers:
-                done["workers"] = done.get("workers", 0) + 1
-                done["armed"] = True
-                # 250 ms is the interval: also right after the next trigger, and in mid-snapshot.
-                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_worker())
-            elif done.get("coordinators", 0) < coordinators:
-                done["coordinators"] = done.get("coordinators", 0) + 1
-                done["armed"] = True
-                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_coordinator())
-        elif event.kind == "restored":
-            done["armed"] = False
-        elif event.kind == "restart" and done.get("workers", 0) == 2:
-            # The third hits while the workers of a restart are starting or restoring.
-            done["workers"] = 3
-            chaos.later(chaos.rng.uniform(0.05, 0.3), lambda c: c.kill_worker())
-
-    return plan
-
-
-def test_kills_on_local_storage(ring: Any, tmp_path: Any, capfd: Any) -> None:
+def test_kills_on_local_storage(ring: Any, kills: Any, tmp_path: Any, capfd: Any) -> None:
     job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=4000)
     ran = ring.run(job, kills(workers=5, coordinators=1), seed=1)
     assert len(ran.chaos.kills) == 6, ran.chaos.kills
@@ -93,7 +67,7 @@ def test_kills_on_local_storage(ring: Any, tmp_path: Any, capfd: Any) -> None:
     assert "(raylet)" not in capfd.readouterr().err
 
 
-def test_kills_on_s3(ring: Any, s3_server: Any) -> None:
+def test_kills_on_s3(ring: Any, kills: Any, s3_server: Any) -> None:
     job = make_job(
         s3_server.uri, f"s3://{s3_server.bucket}/out", rate=4000, options=s3_server.options
     )

@@ -37,7 +37,7 @@ def test_it_gives_up_on_a_job_that_hangs_with_its_log_open(demo, monkeypatch, ca
 
 def test_it_reads_the_log_and_kills_once(demo, monkeypatch):
     kills = []
-    monkeypatch.setattr(demo, "kill_a_worker", lambda: kills.append(1) or True)
+    monkeypatch.setattr(demo, "kill_a_worker", lambda name: kills.append(1) or True)
     lines = [f"checkpoint {n} completed" for n in (1, 2, 3)] + ["restored checkpoint 3"]
     running = job(f"import sys; print({chr(10).join(lines)!r}, file=sys.stderr)")
     watch = demo.Watch(running)
