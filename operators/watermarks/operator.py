@@ -98,8 +98,7 @@ class EventTimeOperator(Operator):
         context.metrics.gauge("watermarkLag", self._watermark_lag)
         context.metrics.gauge("watermarkHeldTime", self._held_ms)
         self._behind_clock = context.metrics.counter(BEHIND_CLOCK)
-        if self._settings.per_split:
-            context.splits.listen(self)
+        context.splits.listen(self)
         self._arm()
         if self._settings.alignment is not None:
             self._align(self._settings.alignment)
@@ -108,12 +107,14 @@ class EventTimeOperator(Operator):
 
     def split_opened(self, split: str, queued: bool) -> None:
         """The reader has another split."""
-        self._lanes.open(split, queued, self._awake_s())
+        if self._settings.per_split:
+            self._lanes.open(split, queued, self._awake_s())
 
     def split_ended(self, split: str) -> None:
         """A split is through: perhaps it was the slowest."""
-        self._lanes.end(split)
-        self._pause_splits()
+        if self._settings.per_split:
+            self._lanes.end(split)
+            self._pause_splits()
 
     # -- records ------------------------------------------------------------------------------------
 

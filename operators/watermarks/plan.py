@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import PlanError
 from ..durations import Duration, parse_duration
 from ..event_time import ColumnTimes, FunctionTimes, check_time_column
 from ..functions import check_plain, function_name
-from ..graph import Chaining, Origin
+from ..graph import Chaining, Node, Origin
+from ..map_batches import MapBatchesOperator
 from ..origin import capture_origin
 from ..partitioning import Forward
 from ..schema import unknown_column
@@ -20,6 +21,9 @@ from .strategy import WatermarkStrategy, bounded_by
 
 if TYPE_CHECKING:
     from ..stream import Stream
+
+_PASSING: Final = frozenset({"filter", "select", "map", "flat_map", "event_time"})
+"""Kinds of steps that send on at once what they make of a batch."""
 
 
 def add_event_time(
@@ -46,7 +50,7 @@ def add_event_time(
         _strategy(max_out_of_order, strategy, origin),
         _optional_ms(idle_after, "idle_after", origin),
         _optional_ms(close_after, "close_after", origin),
-        per_split,
+        per_split and _knows_splits(stream),
         _alignment(align, max_drift, align_every, origin),
     )
     if settings.close_after_ms is not None and not name:
@@ -160,14 +164,41 @@ def _check_alignment(
 
 def _runs_with_source(stream: Stream[Any]) -> bool:
     """True if a step behind `stream` will share a subtask with its source."""
-    partitioning, node = stream._input().partitioning, stream._node
-    while isinstance(partitioning, Forward) and node.chaining is not Chaining.NEVER:
-        if node.source is not None:
-            return True
-        if len(node.inputs) != 1 or node.chaining is not Chaining.ALWAYS:
-            return False
-        node, partitioning = node.inputs[0].node, node.inputs[0].partitioning
-    return False
+    return (nodes := _up_to_source(stream)) is not None and not any(
+        node.chaining is Chaining.HEAD for node in nodes
+    )
+
+
+def _knows_splits(stream: Stream[Any]) -> bool:
+    """True if each batch that arrives behind `stream` is of one split: what the source has read last.
+
+    Not so for side outputs, and behind steps that collect records before they send them on.
+    """
+    nodes = _up_to_source(stream)
+    return (
+        nodes is not None
+        and stream._input().side is None
+        and all(_passes_batches(node) and node.inputs[0].side is None for node in nodes)
+    )
+
+
+def _passes_batches(node: Node) -> bool:
+    if node.kind == "map_batches":
+        return isinstance(node.factory, partial) and node.factory.func is MapBatchesOperator
+    return node.kind in _PASSING
+
+
+def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
+    """The steps between `stream` and the source it comes from; None if something is shuffled or united."""
+    input_, nodes = stream._input(), []
+    while isinstance(input_.partitioning, Forward) and input_.node.chaining is not Chaining.NEVER:
+        if input_.node.source is not None:
+            return nodes
+        if len(input_.node.inputs) != 1:
+            return None
+        nodes.append(input_.node)
+        (input_,) = input_.node.inputs
+    return None
 
 
 def _optional_ms(value: Duration | None, what: str, origin: Origin) -> int | None:

@@ -11,13 +11,18 @@ from headgate.testing import harness
 SCHEMA = {"at": "int64"}
 
 
-def two_sources(max_drift="1s", idle_after="10s"):
+def two_sources(max_drift="1s", idle_after="10s", per_split=True):
     job = hg.Job("aligned", options={"pipeline.auto-watermark-interval": "0 ms"})
     job.checkpoint(every="1h", storage="never-made")
     for name in ("fast", "slow"):
         rows = job.read(from_list([], schema=SCHEMA), name=name)
         rows.event_time(
-            "at", align="group", max_drift=max_drift, idle_after=idle_after, name=f"{name}-times"
+            "at",
+            align="group",
+            max_drift=max_drift,
+            idle_after=idle_after,
+            per_split=per_split,
+            name=f"{name}-times",
         ).write(collect(guarantee="exactly_once"), name=f"{name}-out")
     return job
 
@@ -31,8 +36,9 @@ def arrived(h, source):
     return [row["at"] for row in h.pending(f"{source}-out")]
 
 
-def test_who_is_ahead_waits_for_the_other():
-    with harness(two_sources()) as h:
+@pytest.mark.parametrize("per_split", [True, False])
+def test_who_is_ahead_waits_for_the_other(per_split):
+    with harness(two_sources(per_split=per_split)) as h:
         push(h, "slow", 1_000)
         push(h, "fast", 1_000)
         push(h, "fast", 9_000)
@@ -105,8 +111,8 @@ def test_parallel_subtasks_of_one_source_wait_for_each_other():
         assert sorted(arrived(h, "fast")) == [1_000, 1_100, 9_000]
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_job_of_real_sources_runs_to_its_end(tmp_path, parallelism):
+@pytest.mark.parametrize(("parallelism", "per_split"), [(1, True), (3, True), (2, False)])
+def test_a_job_of_real_sources_runs_to_its_end(tmp_path, parallelism, per_split):
     """Single splits wait where the reader can do that; checkpoints go through, and nothing is lost."""
     job = hg.Job(
         "real", parallelism=parallelism, options={"pipeline.auto-watermark-interval": "0 ms"}
@@ -121,6 +127,7 @@ def test_a_job_of_real_sources_runs_to_its_end(tmp_path, parallelism):
             max_drift="20ms",
             align_every="10ms",
             idle_after="1s",
+            per_split=per_split,
             name=f"{name}-times",
         )
         timed.write(sinks[name], name=f"{name}-out")

@@ -6,7 +6,10 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import from_list
+from headgate.connectors.files.source import files_source
 from headgate.errors import PlanError, UsageError
+from headgate.operators.base import Operator
+from headgate.operators.origin import capture_origin
 
 
 def stream(**options):
@@ -86,3 +89,33 @@ def test_without_chaining_an_aligned_job_fails_with_the_line():
     with pytest.raises(PlanError, match="`times` does not run with a source") as caught:
         rows._job.run()
     assert "test_event_time_plan.py" in caught.value.where
+
+
+def per_split(timed):
+    return timed._node.watermarks.per_split
+
+
+class Collecting(Operator):
+    """Sends records on when it pleases."""
+
+
+def test_splits_are_known_behind_steps_that_pass_batches_on():
+    rows = stream()
+    assert per_split(rows.event_time("at"))
+    passed = rows.filter("at > 0").select("at").map_batches(lambda batch: batch)
+    assert per_split(passed.event_time("at"))
+    assert not per_split(rows.event_time("at", per_split=False))
+
+
+def test_splits_are_not_known_behind_side_outputs_and_steps_that_collect(tmp_path):
+    rows = stream()
+    collected = rows._add("collecting", "", capture_origin(), Collecting, schema=rows.schema)
+    assert not per_split(collected.event_time("at"))
+    assert not per_split(collected.filter("at > 0").event_time("at"))
+    (tmp_path / "a.csv").write_text("at\n")
+    files = files_source(
+        str(tmp_path), format="csv", schema={"at": "int64"}, on_bad_record="side_output"
+    )
+    rejected = hg.Job("rejected").read(files, name="in").rejected
+    assert not per_split(rejected.event_time("offset"))
+    assert not per_split(rejected.filter('"offset" > 0').event_time("offset"))
