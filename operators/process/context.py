@@ -141,6 +141,8 @@ class Context(Generic[K]):
         processing_time: the machine's clock: `now`, and timers by it: `at`, `after`, `cancel`.
     """
 
+    __slots__ = ("_emitter", "event_time", "key", "processing_time", "timestamp", "watermark")
+
     key: K
     event_time: EventTimers
     processing_time: ProcessingTimers
@@ -165,6 +167,8 @@ class BroadcastContext(Context[None], Generic[K]):
 
     `timestamp` and `watermark` are as in `Context`; there are no timers.
     """
+
+    __slots__ = ("_visit",)
 
     def __init__(
         self, emitter: Emitter, visit: Callable[[Any, Callable[[Any, Any], None]], None]

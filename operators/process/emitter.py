@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -18,11 +18,14 @@ from ..suggestions import suggest
 from ..user_code import FAILURES, bad_result, user_error
 from .sides import SideOutput
 
+_ONE_RESULT = (str, bytes, dict)
 _FIX = "return a list, or make the function a generator with yield; return None for nothing"
 
 
 class _Collected:
     """Records of one output that wait to be sent."""
+
+    __slots__ = ("_user", "records", "times")
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
@@ -50,6 +53,8 @@ class Emitter:
         output: where it all goes.
     """
 
+    __slots__ = ("_main", "_output", "_sides", "_user", "time", "timed")
+
     def __init__(
         self,
         user: UserFunction,
@@ -71,28 +76,33 @@ class Emitter:
         Raises:
             UserCodeError: not something that can be iterated, or it raised.
         """
-        try:
-            items = iter(made)
-        except TypeError as error:
-            problem = f"returned {type(made).__name__}, which is not iterable"
-            raise self._bad(cause, problem, _FIX) from error
-        if isinstance(made, str | bytes | dict):
-            problem = f"returned one {type(made).__name__}, whose parts would become records"
-            raise self._bad(cause, problem, "return [value]")
-        main = self._main
+        items = self._checked(cause, made)
+        records, time = self._main.records, self.time
         while True:
-            room = PER_RECORD_ROWS - len(main.records)
+            room = PER_RECORD_ROWS - len(records)
             try:
                 taken = list(islice(items, room))
             except HeadgateError:
                 raise
             except FAILURES as error:
                 raise user_error(self._user.step, self._user.origin, cause, error) from error
-            main.records += taken
-            main.times += [self.time] * len(taken)
+            records += taken
+            self._main.times += [time] * len(taken)
             if len(taken) < room:
                 return
-            self._output.emit(main.take(self.timed))
+            self._output.emit(self._main.take(self.timed))
+            records = self._main.records
+
+    def _checked(self, cause: Any, made: Iterable[Any]) -> Iterator[Any]:
+        try:
+            items = iter(made)
+        except TypeError as error:
+            problem = f"returned {type(made).__name__}, which is not iterable"
+            raise self._bad(cause, problem, _FIX) from error
+        if isinstance(made, _ONE_RESULT):
+            problem = f"returned one {type(made).__name__}, whose parts would become records"
+            raise self._bad(cause, problem, "return [value]")
+        return items
 
     def emit(self, side: SideOutput[Any], record: Any) -> None:
         """Take over one record for a side output.
