@@ -164,6 +164,8 @@ async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> 
     * Stopped behind any batch and restored, another reader goes on with exactly the next record.
     * Taking a snapshot changes nothing; restoring one without reading gives the same positions.
     * Any parallelism yields the same records.
+    * If the reader tells event time of its splits, it tells of all: each is opened once and ended once, and
+      every batch is of one that is open.
     """
     _expect(source.bounded, "only bounded sources can be checked")
     source = cloudpickle.loads(cloudpickle.dumps(source))
@@ -173,6 +175,7 @@ async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> 
     reader.close()
     expected = [record for batch in batches for record in records_of(batch)]
     _expect(reader.snapshot() == [], "a finished reader still has positions")
+    await _check_splits_told(source, splits)
     again = await read_all(source)
     _expect(again == expected, "a second reading gave other records")
     for stop in range(len(batches) + 1):
@@ -183,6 +186,44 @@ async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> 
             sorted(map(repr, found)) == sorted(map(repr, expected)),
             f"other records at parallelism {parallelism}",
         )
+
+
+class _Told:
+    """The splits a reader tells of."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.any = False
+
+    def split_opened(self, split: str, queued: bool) -> None:
+        _expect(split not in self.open, f"split `{split}` was opened twice")
+        self.open.add(split)
+        self.any = True
+
+    def split_ended(self, split: str) -> None:
+        _expect(split in self.open, f"split `{split}` ended without being open")
+        self.open.remove(split)
+
+    def limit_announced(self, group: str, limit: int) -> None:
+        return None
+
+
+async def _check_splits_told(source: Source, splits: Sequence[bytes]) -> None:
+    context, told = make_context(), _Told()
+    context.splits.listen(told)
+    reader = open_reader(source, splits, context)
+    for _ in range(POLLS_MAX):
+        batch = reader.poll()
+        split = context.splits.current
+        if batch is not None and told.any:
+            _expect(split in told.open, f"a batch is of split `{split}`, which is not open")
+        context.splits.batch_done()
+        if reader.finished:
+            break
+        if batch is None:
+            await reader.wait()
+    reader.close()
+    _expect(not told.open, f"splits of a finished reader are open: {sorted(told.open)}")
 
 
 async def _check_stop(

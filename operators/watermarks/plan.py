@@ -190,7 +190,8 @@ def _passes_batches(node: Node) -> bool:
 
 def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
     """The steps between `stream` and the source it comes from; None if something is shuffled or united."""
-    input_, nodes = stream._input(), []
+    input_ = stream._input()
+    nodes: list[Node] = []
     while isinstance(input_.partitioning, Forward) and input_.node.chaining is not Chaining.NEVER:
         if input_.node.source is not None:
             return nodes

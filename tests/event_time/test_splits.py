@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.connectors import collect, from_list, numbers
-from headgate.connectors.conformance import make_context
+from headgate.connectors.conformance import check_source, make_context
 from headgate.connectors.files.source import files_source
 from headgate.connectors.throttle import throttle
 from headgate.operators.elements import WATERMARK_MIN, ObjectBatch
+from headgate.operators.source import Source, SourceReader
 from headgate.operators.splits import WHOLE, SourceSplits
 from headgate.operators.watermarks.strategy import bounded_by
 
@@ -324,3 +325,61 @@ def test_a_job_that_reads_splits_one_after_the_other_has_no_late_records():
     assert windows_of(times) == ([(0, 4), (10, 4), (20, 4), (30, 4)], 0)
     windows, late = windows_of(times, per_split=False)
     assert (windows, late) == ([(0, 2), (10, 2), (20, 2), (30, 4)], 6)
+
+
+class Careless(Source):
+    """Tells of its splits, and makes one mistake."""
+
+    bounded = True
+
+    def __init__(self, mistake):
+        self.mistake = mistake
+
+    def splits(self, parallelism):
+        return [b"2"]
+
+    def reader(self):
+        return CarelessReader(self.mistake)
+
+
+class CarelessReader(SourceReader):
+    left = 0
+
+    def __init__(self, mistake):
+        self.mistake = mistake
+
+    def add_splits(self, splits):
+        for split in splits:
+            self.left = int(split)
+            self.context.splits.opened("a")
+            if self.mistake == "opened twice":
+                self.context.splits.opened("a")
+
+    def poll(self):
+        if not self.left:
+            return None
+        self.left -= 1
+        if self.mistake != "not open":
+            self.context.splits.reading("a")
+        if not self.left and self.mistake != "are open":
+            self.context.splits.ended("a")
+            if self.mistake == "without being open":
+                self.context.splits.ended("a")
+        return ObjectBatch([self.left])
+
+    @property
+    def finished(self):
+        return not self.left
+
+    def snapshot(self):
+        return [str(self.left).encode()] if self.left else []
+
+
+@pytest.mark.parametrize("mistake", ["opened twice", "without being open", "not open", "are open"])
+def test_the_conformance_check_finds_readers_that_tell_wrong(mistake):
+    with pytest.raises(AssertionError, match=mistake):
+        asyncio.run(check_source(Careless(mistake)))
+
+
+def test_the_conformance_check_passes_readers_that_tell_right():
+    asyncio.run(check_source(Careless("none")))
