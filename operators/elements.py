@@ -6,6 +6,7 @@ behaves as if its records were processed one by one, in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
@@ -78,6 +79,15 @@ class ObjectBatch:
 
 
 Batch: TypeAlias = ColumnBatch | ObjectBatch
+
+
+def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
+    """Batches of the same columns, at least one, as one."""
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks()
+    times = [batch.timestamps for batch in batches if batch.timestamps is not None]
+    return ColumnBatch(table.to_batches()[0], np.concatenate(times) if times else None)
 
 
 @final

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .base import AsyncOperator, Operator
+from .base import AsyncOperator, Operator, OperatorContext, Output
 from .elements import Batch
+from .guard import Answered, Guard
 from .per_record import UserFunction, pieces
 
 
@@ -15,26 +16,37 @@ class FilterOperator(Operator):
     """Keeps the records for which a function says yes. Conditions on columns: `expression_steps.py`."""
 
     def __init__(self, user: UserFunction) -> None:
-        self._user = user
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
 
     def process(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
-            kept = kept_rows(self._user.apply(self._user.reader(piece)))
-            if len(kept):
-                self.output.emit(piece if len(kept) == len(piece) else piece.take(kept))
+            _emit_kept(self._guard.results(piece), self.output)
 
 
 class AsyncFilterOperator(AsyncOperator):
     """The same for a coroutine function."""
 
     def __init__(self, user: UserFunction) -> None:
-        self._user = user
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
-            kept = kept_rows(await self._user.apply_async(self._user.reader(piece)))
-            if len(kept):
-                self.output.emit(piece if len(kept) == len(piece) else piece.take(kept))
+            _emit_kept(await self._guard.results_async(piece), self.output)
+
+
+def _emit_kept(answered: Answered, output: Output) -> None:
+    batch, _, answers = answered
+    kept = kept_rows(answers)
+    if len(kept):
+        output.emit(batch if len(kept) == len(batch) else batch.take(kept))
 
 
 def kept_rows(answers: list[Any]) -> np.ndarray[Any, np.dtype[np.intp]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ..errors import HeadgateError
-from .base import AsyncOperator, Operator, Output
+from .base import AsyncOperator, Operator, OperatorContext, Output
+from .dead_letters import FAIL
 from .elements import Batch, Timestamps
 from .functions import is_async_generator
+from .guard import Answered, Guard
 from .per_record import UserFunction, pieces
 from .rows import PER_RECORD_ROWS
 from .user_code import FAILURES, bad_result, user_error
@@ -23,25 +26,37 @@ class FlatMapOperator(Operator):
     """Calls a function that returns an iterable; each result has the event time of its record.
 
     Results are sent on in batches while the input batch is worked on, so that a record which makes
-    millions of others needs no memory for all of them.
+    millions of others needs no memory for all of them: unless errors are no reason to fail. Then the
+    results of a record are all sent, or none.
     """
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
+        self._whole = _WholeRecords(replace(user, function=_Listed(user)))
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._whole.guard.open(context, self.output)
 
     def process(self, batch: Batch, input_index: int) -> None:
-        function = self._user.function
         for piece in pieces(batch):
-            results = Results(self._user, piece.timestamps, self.output)
-            for index, record in enumerate(self._user.reader(piece)):
-                try:
-                    made = function(record)
-                except HeadgateError:
-                    raise
-                except FAILURES as error:
-                    raise user_error(self._user.step, self._user.origin, record, error) from error
-                results.add(index, record, made)
-            results.flush()
+            if self._user.on_error == FAIL:
+                self._process_at_once(piece)
+            else:
+                self._whole.emit(self._whole.guard.results(piece), self.output)
+
+    def _process_at_once(self, batch: Batch) -> None:
+        function = self._user.function
+        results = Results(self._user, batch.timestamps, self.output)
+        for index, record in enumerate(self._user.reader(batch)):
+            try:
+                made = function(record)
+            except HeadgateError:
+                raise
+            except FAILURES as error:
+                raise user_error(self._user.step, self._user.origin, record, error) from error
+            results.add(index, record, made)
+        results.flush()
 
 
 class AsyncFlatMapOperator(AsyncOperator):
@@ -50,17 +65,18 @@ class AsyncFlatMapOperator(AsyncOperator):
     def __init__(self, user: UserFunction) -> None:
         self._user = user
         if is_async_generator(user.function):
-            self._user = UserFunction(
-                _Collected(user.function),
-                user.step,
-                user.origin,
-                user.reader,
-                user.into,
-                user.max_in_flight,
-            )
+            self._user = replace(user, function=_Collected(user.function))
+        self._whole = _WholeRecords(replace(user, function=_ListedAsync(self._user)))
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._whole.guard.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
+            if self._user.on_error != FAIL:
+                self._whole.emit(await self._whole.guard.results_async(piece), self.output)
+                continue
             records = self._user.reader(piece)
             results = Results(self._user, piece.timestamps, self.output)
             made = await self._user.apply_async(records)
@@ -79,6 +95,44 @@ class _Collected:
         return [item async for item in self._function(record)]
 
 
+class _Listed:
+    """A function whose results of a record are a list: what fails does so before any of them is sent."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+
+    def __call__(self, record: Any) -> list[Any]:
+        return list(iterated(self._user, record, self._user.function(record)))
+
+
+class _ListedAsync:
+    """The same for a coroutine function."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        self._function: Callable[[Any], Awaitable[Any]] = user.function
+
+    async def __call__(self, record: Any) -> list[Any]:
+        return list(iterated(self._user, record, await self._function(record)))
+
+
+class _WholeRecords:
+    """Sends on all results of a record, or makes a dead letter of it."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        self.guard = Guard(user)
+
+    def emit(self, answered: Answered, output: Output) -> None:
+        batch, records, results = answered
+        unfit = self.guard.unfit(results)
+        batch, records, results = self.guard.without(batch, records, results, unfit)
+        collected = Results(self._user, batch.timestamps, output)
+        for index, record in enumerate(records):
+            collected.add(index, record, results[index])
+        collected.flush()
+
+
 class Results:
     """Collects results and their event times, and sends them on when there are enough."""
 
@@ -91,21 +145,7 @@ class Results:
 
     def add(self, index: int, record: Any, made: Iterable[Any]) -> None:
         """Take over what record number `index` became."""
-        try:
-            items = iter(made)
-        except TypeError as error:
-            raise bad_result(
-                self._user.step,
-                self._user.origin,
-                record,
-                f"returned {type(made).__name__}, which is not iterable",
-                fix=_FIX,
-            ) from error
-        if isinstance(made, str | bytes | dict):
-            problem = f"returned one {type(made).__name__}, whose parts would become records"
-            raise bad_result(
-                self._user.step, self._user.origin, record, problem, fix="return [value]"
-            )
+        items = iterated(self._user, record, made)
         while True:
             try:
                 taken = list(islice(items, PER_RECORD_ROWS - len(self._items)))
@@ -127,3 +167,20 @@ class Results:
         batch = self._user.batch(self._items, times, [])
         self._items, self._sources = [], []
         self._output.emit(batch)
+
+
+def iterated(user: UserFunction, record: Any, made: Iterable[Any]) -> Iterator[Any]:
+    """What the function made of a record, one by one.
+
+    Raises:
+        UserCodeError: not something that can be iterated, or one value by mistake.
+    """
+    try:
+        items = iter(made)
+    except TypeError as error:
+        problem = f"returned {type(made).__name__}, which is not iterable"
+        raise bad_result(user.step, user.origin, record, problem, fix=_FIX) from error
+    if isinstance(made, str | bytes | dict):
+        problem = f"returned one {type(made).__name__}, whose parts would become records"
+        raise bad_result(user.step, user.origin, record, problem, fix="return [value]")
+    return items

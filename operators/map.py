@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .base import AsyncOperator, Operator
+from .base import AsyncOperator, Operator, OperatorContext
 from .elements import Batch
+from .guard import Guard
 from .per_record import UserFunction, pieces
 
 
@@ -11,23 +12,27 @@ class MapOperator(Operator):
     """Calls a function for each record; event times go with their records."""
 
     def __init__(self, user: UserFunction) -> None:
-        self._user = user
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
 
     def process(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
-            records = self._user.reader(piece)
-            results = self._user.apply(records)
-            self.output.emit(self._user.batch(results, piece.timestamps, records))
+            self.output.emit(self._guard.batch(self._guard.results(piece)))
 
 
 class AsyncMapOperator(AsyncOperator):
     """The same for a coroutine function; results keep the order of the records."""
 
     def __init__(self, user: UserFunction) -> None:
-        self._user = user
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
-            records = self._user.reader(piece)
-            results = await self._user.apply_async(records)
-            self.output.emit(self._user.batch(results, piece.timestamps, records))
+            self.output.emit(self._guard.batch(await self._guard.results_async(piece)))

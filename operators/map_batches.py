@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import HeadgateError
-from .base import AsyncOperator, Operator
-from .elements import Batch, ColumnBatch
+from .base import AsyncOperator, Operator, OperatorContext, Output
+from .dead_letters import FAIL, DeadLetters, OnError
+from .elements import Batch, ColumnBatch, concatenated
 from .graph import Origin
 from .rows import column_batch
 from .schema import difference
@@ -25,6 +26,7 @@ class BatchFunction:
     step: str
     origin: Origin
     into: pa.Schema
+    on_error: OnError = FAIL
 
     def failure(self, data: pa.RecordBatch, error: BaseException) -> Exception:
         """The error to raise when the function raised."""
@@ -63,6 +65,96 @@ class BatchFunction:
         return bad_result(self.step, self.origin, _shown(batch.data), problem, fix)
 
 
+class Division:
+    """A batch to call the function for: as a whole; then, if errors are no reason to fail, in halves.
+
+    Halves are divided further, until it is known which records the function fails for. Take a part with
+    `next`, and answer it with `made` or `failed`; the results are in the order of the records.
+    """
+
+    def __init__(self, user: BatchFunction, batch: ColumnBatch) -> None:
+        self._user = user
+        self._left = [batch]
+        self._attempts = 0
+        self.results: list[ColumnBatch] = []
+        self.lost: list[ColumnBatch] = []
+        self.errors: list[BaseException] = []
+
+    def next(self) -> ColumnBatch | None:
+        """The records to call the function for, None if there are none left."""
+        return self._left[-1] if self._left else None
+
+    def made(self, result: Any) -> None:
+        """The function returned `result`.
+
+        Raises:
+            UserCodeError: it is not what was promised, whatever the policy is.
+        """
+        checked = self._user.checked(self._left.pop(), result)
+        self._attempts = 0
+        if checked is not None:
+            self.results.append(checked)
+
+    def failed(self, error: BaseException) -> None:
+        """The function raised.
+
+        Raises:
+            UserCodeError: the policy is to fail, and so did all attempts.
+        """
+        self._attempts += 1
+        if self._attempts <= self._user.on_error.retries:
+            return
+        self._attempts = 0
+        part = self._left.pop()
+        if self._user.on_error.then == "fail":
+            raise self._user.failure(part.data, error) from error
+        if len(part) == 1:
+            self.lost.append(part)
+            self.errors.append(error)
+            return
+        half = len(part) // 2
+        self._left += [part.slice(half, len(part) - half), part.slice(0, half)]
+
+    def send(self, letters: DeadLetters, output: Output) -> None:
+        """Send on the results, and the records without."""
+        if self.lost:
+            letters.take(concatenated(self.lost), self.errors)
+        for result in self.results:
+            output.emit(result)
+
+
+def divide(user: BatchFunction, batch: ColumnBatch) -> Division:
+    """Call a plain function for a batch."""
+    division = Division(user, batch)
+    while (part := division.next()) is not None:
+        try:
+            result = user.function(part.data)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            division.failed(error)
+        else:
+            division.made(result)
+    return division
+
+
+async def divide_async(user: BatchFunction, batch: ColumnBatch) -> Division:
+    """Call a coroutine function for a batch."""
+    division = Division(user, batch)
+    while (part := division.next()) is not None:
+        try:
+            result = await user.function(part.data)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            if is_own_cancellation(error):
+                raise
+            division.failed(error)
+        else:
+            division.made(result)
+    return division
+
+
 class MapBatchesOperator(Operator):
     """Calls a function for each batch. How records are cut into batches is chance: it must not matter.
 
@@ -71,19 +163,16 @@ class MapBatchesOperator(Operator):
 
     def __init__(self, user: BatchFunction) -> None:
         self._user = user
+        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._user.on_error.then != "fail":
+            self._letters.open(context, self.output)
 
     def process(self, batch: Batch, input_index: int) -> None:
-        if not len(batch):
-            return
-        given = column_batch(batch)
-        try:
-            result = self._user.function(given.data)
-        except HeadgateError:
-            raise
-        except FAILURES as error:
-            raise self._user.failure(given.data, error) from error
-        if (checked := self._user.checked(given, result)) is not None:
-            self.output.emit(checked)
+        if len(batch):
+            divide(self._user, column_batch(batch)).send(self._letters, self.output)
 
 
 class AsyncMapBatchesOperator(AsyncOperator):
@@ -91,21 +180,17 @@ class AsyncMapBatchesOperator(AsyncOperator):
 
     def __init__(self, user: BatchFunction) -> None:
         self._user = user
+        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._user.on_error.then != "fail":
+            self._letters.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
-        if not len(batch):
-            return
-        given = column_batch(batch)
-        try:
-            result = await self._user.function(given.data)
-        except HeadgateError:
-            raise
-        except FAILURES as error:
-            if is_own_cancellation(error):
-                raise
-            raise self._user.failure(given.data, error) from error
-        if (checked := self._user.checked(given, result)) is not None:
-            self.output.emit(checked)
+        if len(batch):
+            division = await divide_async(self._user, column_batch(batch))
+            division.send(self._letters, self.output)
 
 
 def _shown(data: pa.RecordBatch) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 import pyarrow as pa
@@ -51,31 +52,89 @@ class UserFunction:
             raise user_error(self.step, self.origin, records[len(results)], StopIteration())
         return results
 
-    async def apply_async(self, records: list[Any]) -> list[Any]:
+    def attempt(self, records: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
+        """The same under a policy for errors: what was raised, by the place of the record.
+
+        Raises:
+            UserCodeError: the policy is to fail, and so did all attempts for a record; names it.
+        """
+        results: list[Any] = []
+        failures: dict[int, BaseException] = {}
+        left = iter(records)
+        while True:
+            error: BaseException = StopIteration()  # to `map` it is the end of the records
+            try:
+                results.extend(map(self.function, left))
+            except HeadgateError:
+                raise
+            except FAILURES as raised:
+                error = raised
+            if len(results) == len(records):
+                return results, failures
+            self._attempt_again(records[len(results)], error, results, failures)
+
+    def _attempt_again(
+        self,
+        record: Any,
+        error: BaseException,
+        results: list[Any],
+        failures: dict[int, BaseException],
+    ) -> None:
+        """Take note of the result for a record whose first attempt failed, or of its failure."""
+        for _ in range(self.on_error.retries):
+            try:
+                results.append(self.function(record))
+                return
+            except HeadgateError:
+                raise
+            except FAILURES as raised:
+                error = raised
+        self._fail(record, error, len(results), failures)
+        results.append(None)
+
+    def _fail(
+        self, record: Any, error: BaseException, place: int, failures: dict[int, BaseException]
+    ) -> None:
+        if self.on_error.then == "fail":
+            raise user_error(self.step, self.origin, record, error) from error
+        failures[place] = error
+
+    async def apply_async(
+        self, records: list[Any], failures: dict[int, BaseException] | None = None
+    ) -> list[Any]:
         """The same for a coroutine function: results in order, `max_in_flight` at a time.
 
         Cancelling it cancels all calls in flight and leaves nothing behind.
+
+        Args:
+            records: what to call it for.
+            failures: filled with what was raised, by the place of the record, if the policy allows it.
         """
+        failures = {} if failures is None else failures
         results: list[Any] = [None] * len(records)
         left = iter(range(len(records)))
 
         async def work() -> None:
             for index in left:
-                try:
-                    results[index] = await self.function(records[index])
-                except HeadgateError:
-                    raise
-                except FAILURES as error:
-                    if is_own_cancellation(error):
+                for number in count():
+                    try:
+                        results[index] = await self.function(records[index])
+                        break
+                    except HeadgateError:
                         raise
-                    raise user_error(self.step, self.origin, records[index], error) from error
+                    except FAILURES as error:
+                        if is_own_cancellation(error):
+                            raise
+                        if number >= self.on_error.retries:
+                            self._fail(records[index], error, index, failures)
+                            break
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self.max_in_flight, len(records))):
                     group.create_task(work())
-        except BaseExceptionGroup as failures:
-            first = _first(failures)
+        except BaseExceptionGroup as group_of_errors:
+            first = _first(group_of_errors)
             raise first from first.__cause__
         return results
 

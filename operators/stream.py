@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from ..errors import PlanError, StateError
 from ..state.hashing import check_key_type
-from .async_io.map_async import TIMED_OUT, OnTimeout
-from .async_io.plan import TIMEOUT, add_map_async
-from .async_io.retry import Retry
-from .dead_letters import FAILED, OnErrorLike
+from .async_io.map_async import TIMED_OUT
+from .async_io.methods import Calls
+from .dead_letters import FAIL, FAILED, OnErrorLike, checked_on_error, failed_sides
 from .durations import Duration
 from .expression_steps import FilterStep, SelectStep
 from .expressions import ExpressionLike, check_filter, check_select, show
@@ -27,7 +26,6 @@ from .functions import check_plain, check_returns, function_name, is_async
 from .graph import Node, Origin
 from .iteration.methods import Loops
 from .map import AsyncMapOperator, MapOperator
-from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
 from .origin import capture_origin
 from .partitioning import (
     Custom,
@@ -42,11 +40,10 @@ from .partitioning import (
 from .per_record import MAX_IN_FLIGHT
 from .process.sides import SideOutput
 from .required_name import named
-from .schema import SchemaLike, record_class, unknown_column
-from .sink import Sink, SinkOperator
+from .schema import SchemaLike, unknown_column
 from .sessions.window import SessionWindow
+from .sink import Sink, SinkOperator
 from .source import REJECTED
-from .stream_base import StreamBase, into_schema
 from .suggestions import suggest
 from .union import UnionOperator
 from .watermarks.plan import add_event_time
@@ -62,7 +59,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Stream(Loops[T]):
+class Stream(Loops[T], Calls[T]):
     """The records that come out of one step of a job."""
 
     # one record at a time
@@ -73,17 +70,28 @@ class Stream(Loops[T]):
         *,
         name: str = "",
         max_in_flight: int = MAX_IN_FLIGHT,
+        on_error: OnErrorLike = "fail",
     ) -> Stream[T]:
-        """Keep the records for which a condition holds: SQL text, a `pl.Expr`, or a function."""
+        """Keep the records for which a condition holds: SQL text, a `pl.Expr`, or a function.
+
+        `max_in_flight` and `on_error`, as for `map`, are for functions.
+        """
         origin = capture_origin()
+        policy = checked_on_error(on_error, origin)
         if isinstance(condition, str | pl.Expr):
+            if policy != FAIL:
+                raise PlanError(
+                    "on_error= is for functions, and this filter is an expression",
+                    where=str(origin),
+                    fix="leave it out: expressions give null where a function would raise",
+                )
             schema = self._columns("filter by expression", origin)
             step = FilterStep(
                 check_filter(condition, schema, "filter", str(origin)), show(condition)
             )
             return self._expression("filter", name, origin, step, schema)
         check_returns(condition, "filter", origin)
-        user = self._user_function("filter", name, origin, condition, None, max_in_flight)
+        user = self._user_function("filter", name, origin, condition, None, max_in_flight, policy)
         operator = AsyncFilterOperator if is_async(condition) else FilterOperator
         return self._add(
             "filter",
@@ -95,6 +103,7 @@ class Stream(Loops[T]):
             row_type=self._row_type,
             columns=user.reader.columns_read,
             detail=function_name(condition),
+            sides=failed_sides(policy, self.schema),
         )
 
     def select(self, *expressions: ExpressionLike, name: str = "") -> Stream[Any]:
@@ -107,11 +116,21 @@ class Stream(Loops[T]):
 
     @overload
     def map(
-        self, function: Callable[[T], Awaitable[U]], *, name: str = "", max_in_flight: int = ...
+        self,
+        function: Callable[[T], Awaitable[U]],
+        *,
+        name: str = "",
+        max_in_flight: int = ...,
+        on_error: OnErrorLike = ...,
     ) -> Stream[U]: ...
     @overload
     def map(
-        self, function: Callable[[T], U], *, name: str = "", max_in_flight: int = ...
+        self,
+        function: Callable[[T], U],
+        *,
+        name: str = "",
+        max_in_flight: int = ...,
+        on_error: OnErrorLike = ...,
     ) -> Stream[U]: ...
     @overload
     def map(
@@ -121,6 +140,7 @@ class Stream(Loops[T]):
         into: type[U],
         name: str = "",
         max_in_flight: int = ...,
+        on_error: OnErrorLike = ...,
     ) -> Stream[U]: ...
     @overload
     def map(
@@ -130,6 +150,7 @@ class Stream(Loops[T]):
         into: SchemaLike | None,
         name: str = "",
         max_in_flight: int = ...,
+        on_error: OnErrorLike = ...,
     ) -> Stream[Any]: ...
     def map(
         self,
@@ -138,6 +159,7 @@ class Stream(Loops[T]):
         into: SchemaLike | None = None,
         name: str = "",
         max_in_flight: int = MAX_IN_FLIGHT,
+        on_error: OnErrorLike = "fail",
     ) -> Stream[Any]:
         """Call a function for each record; `async def` functions run concurrently, in order.
 
@@ -146,9 +168,11 @@ class Stream(Loops[T]):
             into: make columns of the results: a Struct, dataclass or schema that they fit.
             name: names the step in errors and metrics.
             max_in_flight: of a coroutine function, calls under way at the same time, per subtask.
+            on_error: what becomes of records for which it raises: `fail`, `drop`, `side_output` (the
+                stream `.failed`), or an `OnError` with retries.
         """
         operators = (MapOperator, AsyncMapOperator)
-        return self._per_record("map", operators, function, into, name, max_in_flight)
+        return self._per_record("map", operators, function, into, name, max_in_flight, on_error)
 
     def flat_map(
         self,
@@ -157,85 +181,12 @@ class Stream(Loops[T]):
         into: SchemaLike | None = None,
         name: str = "",
         max_in_flight: int = MAX_IN_FLIGHT,
+        on_error: OnErrorLike = "fail",
     ) -> Stream[U]:
         """Call a function that makes any number of records of each; arguments as for `map`."""
         operators = (FlatMapOperator, AsyncFlatMapOperator)
-        return self._per_record("flat_map", operators, function, into, name, max_in_flight)
-
-    def map_batches(
-        self,
-        function: Callable[[pa.RecordBatch], Any],
-        *,
-        into: SchemaLike | None = None,
-        name: str = "",
-    ) -> Stream[Any]:
-        """Call a function of whole `pa.RecordBatch`es. How records are cut into batches must not matter.
-
-        Args:
-            function: returns a RecordBatch; as many rows as it got keep their event times, in order.
-            into: the columns it makes, if they differ from those it gets.
-            name: names the step in errors and metrics.
-        """
-        origin = capture_origin()
-        schema = self._columns("map_batches", origin)
-        check_returns(function, "map_batches", origin)
-        made = schema if into is None else into_schema(into, origin)
-        step = name or self._job.derived_name("map_batches")
-        user = BatchFunction(function, step, origin, made)
-        operator = AsyncMapBatchesOperator if is_async(function) else MapBatchesOperator
-        return self._add(
-            "map_batches",
-            name,
-            origin,
-            partial(operator, user),
-            is_async=is_async(function),
-            schema=made,
-            row_type=self._row_type if into is None else record_class(into),
-            detail=function_name(function),
-        )
-
-    @named("async step", "the records it has calls under way for are stored under this name")
-    def map_async(
-        self,
-        function: Callable[[T], Awaitable[U]],
-        *,
-        name: str,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        timeout: Duration = TIMEOUT,
-        ordered: bool = True,
-        retry: Retry | None = None,
-        on_timeout: OnTimeout = "fail",
-        on_error: OnErrorLike = "fail",
-        into: SchemaLike | None = None,
-    ) -> Stream[U]:
-        """Call a coroutine function for each record, with the records under way as state.
-
-        Args:
-            function: from a record to a record.
-            name: the address of the state.
-            max_in_flight: calls begun whose results were not sent yet, per subtask.
-            timeout: of a record, from its first attempt to the end of its last.
-            ordered: results keep the order of the records; else they leave as they come, but none
-                crosses a watermark.
-            retry: when the function is called again for the same record.
-            on_timeout: what becomes of a record whose time is up: `fail`, `side_output` (the stream
-                `.timed_out`), or a function of the record that gives the result instead.
-            on_error: what becomes of a record whose last attempt raised.
-            into: make columns of the results.
-        """
-        return add_map_async(
-            self,
-            None,
-            function,
-            name=name,
-            max_in_flight=max_in_flight,
-            timeout=timeout,
-            ordered=ordered,
-            retry=retry,
-            on_timeout=on_timeout,
-            on_error=on_error,
-            into=into,
-            origin=capture_origin(),
+        return self._per_record(
+            "flat_map", operators, function, into, name, max_in_flight, on_error
         )
 
     def event_time(
@@ -367,7 +318,7 @@ class Stream(Loops[T]):
         self._check_reads(function, "key_with", origin)
         return KeyedStream(self, HashFunction(function))
 
-    def window(self, window: TimeWindow | SessionWindow) -> WindowedStream:
+    def window(self, window: TimeWindow | SessionWindow) -> WindowedStream[T]:
         """All records of a window together, whatever their key, in one subtask."""
         from .keyed_stream import WindowedStream
 

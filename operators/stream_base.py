@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ..errors import HeadgateError, PlanError
 from .base import AsyncOperator, Operator, OperatorFactory
-from .dead_letters import FAIL, OnError
+from .dead_letters import FAIL, OnError, OnErrorLike, checked_on_error, failed_sides
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
 from .functions import check_callable, check_returns, function_name, is_async
 from .graph import Chaining, Input, Node, Origin
@@ -122,6 +122,7 @@ class StreamBase(Generic[T]):
         detail: str = "",
         is_async: bool = False,
         has_event_time: bool | None = None,
+        sides: dict[str, pa.Schema | None] | None = None,
     ) -> Stream[Any]:
         """Add a stateless step behind this stream; an empty name is derived from its kind."""
         node = Node(
@@ -136,6 +137,7 @@ class StreamBase(Generic[T]):
             chaining=Chaining.HEAD if is_async else Chaining.ALWAYS,
             columns_read=columns,
             detail=detail,
+            sides=sides or {},
         )
         return self._like(self._job.add_node(node), has_event_time)
 
@@ -163,13 +165,15 @@ class StreamBase(Generic[T]):
         into: SchemaLike | None,
         name: str,
         max_in_flight: int,
+        on_error: OnErrorLike,
     ) -> Stream[Any]:
         """Add a step that calls a function for each record: the plain operator or the async one."""
         origin = capture_origin()
         if kind == "map":
             check_returns(function, kind, origin)
+        policy = checked_on_error(on_error, origin)
         schema = None if into is None else into_schema(into, origin)
-        user = self._user_function(kind, name, origin, function, schema, max_in_flight)
+        user = self._user_function(kind, name, origin, function, schema, max_in_flight, policy)
         return self._add(
             kind,
             name,
@@ -180,6 +184,7 @@ class StreamBase(Generic[T]):
             columns=user.reader.columns_read,
             detail=function_name(function),
             is_async=is_async(function),
+            sides=failed_sides(policy, self.schema),
         )
 
     def _user_function(

@@ -14,7 +14,7 @@ from ...state.keyed.identity import token
 from ..base import OperatorContext
 from ..dead_letters import DeadLetters
 from ..durations import format_duration
-from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps
+from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps, concatenated
 from ..per_record import UserFunction
 from ..rows import RowMismatch, RowReader, to_list
 from ..user_code import FAILURES, describe_record, user_error
@@ -186,12 +186,10 @@ class MapAsync(InFlight):
 
 def joined(calls: list[Call]) -> Batch:
     """The records of calls as one batch."""
-    parts = [call.records() for call in calls]
-    times = times_of(calls)
-    if isinstance(parts[0], ObjectBatch):
-        return ObjectBatch([record for part in parts for record in part.records], times)  # type: ignore[union-attr]
-    table = pa.Table.from_batches([part.data for part in parts])  # type: ignore[union-attr]
-    return ColumnBatch(table.combine_chunks().to_batches()[0], times)
+    columns = [part for call in calls if isinstance(part := call.records(), ColumnBatch)]
+    if columns:
+        return concatenated(columns)
+    return ObjectBatch([call.argument for call in calls], times_of(calls))
 
 
 def times_of(calls: list[Call]) -> Timestamps | None:

@@ -15,7 +15,7 @@ from ..graph import Chaining, Node, Origin
 from ..partitioning import HashColumns, HashFunction
 from ..rows import RowReader
 from ..schema import SchemaLike, record_class
-from ..stream_base import into_schema
+from ..stream_base import StreamBase, into_schema
 from .in_flight import CallSettings
 from .map_async import TIMED_OUT, AsyncMapStep, KeyOfRecords, MapAsync, OnTimeout
 from .retry import Retry, RetryRule, checked_retry
@@ -28,7 +28,7 @@ TIMEOUT: Final = "2s"
 
 
 def add_map_async(
-    stream: Stream[Any],
+    stream: StreamBase[Any],
     keyed_by: HashColumns | HashFunction | None,
     function: Callable[[Any], Any],
     *,
@@ -134,7 +134,7 @@ def _check_time_for(rule: RetryRule, timeout_ms: int, origin: Origin) -> None:
 
 
 def _key_of(
-    stream: Stream[Any], keyed_by: HashColumns | HashFunction | None
+    stream: StreamBase[Any], keyed_by: HashColumns | HashFunction | None
 ) -> KeyOfRecords | None:
     if keyed_by is None:
         return None

@@ -1,0 +1,116 @@
+"""Makes steps of functions of batches: checks what was given, with the user's line, and adds the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ..errors import PlanError
+from .async_io.micro_batches import AsyncMicroBatches
+from .base import OperatorFactory
+from .dead_letters import OnErrorLike, checked_on_error, failed_sides
+from .durations import Duration, parse_duration
+from .functions import check_returns, function_name, is_async
+from .graph import Chaining, Node, Origin
+from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
+from .micro_batches import MicroBatches
+from .schema import SchemaLike, record_class
+from .stream_base import StreamBase, into_schema
+
+if TYPE_CHECKING:
+    from .stream import Stream
+
+WITHIN: Final = "50ms"
+"""How long a row waits for a batch of `rows=` to be full, unless told otherwise."""
+MAX_BATCHES_IN_FLIGHT: Final = 4
+"""Batches of `rows=` that a coroutine function works on at the same time, unless told otherwise."""
+
+
+def add_map_batches(
+    stream: StreamBase[Any],
+    function: Callable[[pa.RecordBatch], Any],
+    *,
+    into: SchemaLike | None,
+    name: str,
+    rows: int | None,
+    within: Duration | None,
+    max_in_flight: int | None,
+    on_error: OnErrorLike,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `map_batches`."""
+    schema = stream._columns("map_batches", origin)
+    check_returns(function, "map_batches", origin)
+    policy = checked_on_error(on_error, origin)
+    made = schema if into is None else into_schema(into, origin)
+    step = name or stream._job.derived_name("map_batches")
+    user = BatchFunction(function, step, origin, made, policy)
+    asynchronous = is_async(function)
+    sized = rows is not None
+    _check_sizes(rows, within, max_in_flight, asynchronous, origin)
+    if sized and asynchronous and not name:
+        raise PlanError(
+            "async step has no name",
+            where=str(origin),
+            fix='the batches it has calls under way for are stored under this name; add name="..."',
+        )
+    node = Node(
+        id=-1,
+        name=name,
+        kind="map_batches",
+        origin=origin,
+        inputs=(stream._input(),),
+        factory=_factory(user, schema, rows, within, max_in_flight, asynchronous, origin),
+        schema=made,
+        row_type=stream._row_type if into is None else record_class(into),
+        chaining=Chaining.HEAD if asynchronous else Chaining.ALWAYS,
+        stateful=sized and asynchronous,
+        sides=failed_sides(policy, schema),
+        detail=function_name(function) + (f", {rows} rows at a time" if sized else ""),
+    )
+    return stream._like(stream._job.add_node(node))
+
+
+def _factory(
+    user: BatchFunction,
+    schema: pa.Schema,
+    rows: int | None,
+    within: Duration | None,
+    max_in_flight: int | None,
+    asynchronous: bool,
+    origin: Origin,
+) -> OperatorFactory:
+    if rows is None:
+        return partial(AsyncMapBatchesOperator if asynchronous else MapBatchesOperator, user)
+    within_ms = parse_duration(WITHIN if within is None else within, "within", str(origin))
+    if not asynchronous:
+        return partial(MicroBatches, user, rows, within_ms)
+    room = MAX_BATCHES_IN_FLIGHT if max_in_flight is None else max_in_flight
+    return partial(AsyncMicroBatches, user, schema, rows, within_ms, room)
+
+
+def _check_sizes(
+    rows: object, within: object, max_in_flight: object, asynchronous: bool, origin: Origin
+) -> None:
+    for what, value in (("rows", rows), ("max_in_flight", max_in_flight)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise PlanError(
+                f"{what} must be a whole number of at least 1 value=`{value}`", where=str(origin)
+            )
+    if rows is None and within is not None:
+        raise PlanError(
+            "within= says how long rows wait for a batch to be full, and nothing says when it is",
+            where=str(origin),
+            fix="add rows=, such as rows=256",
+        )
+    if max_in_flight is not None and not (asynchronous and rows is not None):
+        raise PlanError(
+            "max_in_flight= is for `async def` functions of batches with rows=",
+            where=str(origin),
+            fix="leave it out",
+        )
