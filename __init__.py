@@ -45,7 +45,9 @@ _HOMES = {
     "WatermarkStrategy": "operators.watermarks.strategy",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
+    "count_window": "operators.windows",
     "cumulative": "operators.windows",
+    "global_window": "operators.windows",
     "max": "operators.aggregates",
     "min": "operators.aggregates",
     "session": "operators.sessions.window",
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
     from .operators.stream import Stream
     from .operators.watermarks.generators import WatermarkGenerator
     from .operators.watermarks.strategy import WatermarkStrategy
-    from .operators.windows import cumulative, sliding, tumbling
+    from .operators.windows import count_window, cumulative, global_window, sliding, tumbling
     from .runtime.coordinator.job import JobOutcome
     from .runtime.job import Job
     from .state.descriptors import (
@@ -115,8 +117,10 @@ __all__ = [
     "avg",
     "connectors",
     "count",
+    "count_window",
     "cumulative",
     "errors",
+    "global_window",
     "max",
     "min",
     "session",

@@ -24,7 +24,7 @@ from .functions import check_plain, check_returns
 from .graph import Node, Origin
 from .joins.keyed import KeyedJoins
 from .origin import capture_origin
-from .panes.plan import window_aggregate
+from .panes.plan import needs_event_time, window_aggregate, window_fields
 from .partitioning import HashColumns, HashFunction, Partitioning
 from .per_record import MAX_IN_FLIGHT
 from .process.batches import KeyedBatchProcess
@@ -41,7 +41,7 @@ from .stream import Stream
 from .stream_base import into_schema
 from .suggestions import suggest
 from .window_aggregate import LATE
-from .windows import WINDOW_FIELDS, TimeWindow
+from .windows import Window, TimeWindow
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -198,7 +198,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         )
         return _fitted(result, into, origin)
 
-    def window(self, window: TimeWindow | SessionWindow) -> WindowedStream:
+    def window(self, window: Window | SessionWindow) -> WindowedStream:
         """Cut event time into windows; follow with `.agg(...)`."""
         origin = capture_origin()
         columns = self._columns("window", origin)
@@ -222,17 +222,17 @@ class WindowedStream:
         stream: Stream[Any],
         keys: tuple[str, ...],
         partitioning: Partitioning,
-        window: TimeWindow | SessionWindow,
+        window: Window | SessionWindow,
         origin: Origin,
     ) -> None:
         stream._columns("window", origin)
-        if not isinstance(window, TimeWindow | SessionWindow):
+        if not isinstance(window, Window | SessionWindow):
             raise PlanError(
                 f"not a window type=`{type(window).__name__}`",
                 where=str(origin),
                 fix='such as .window(hg.tumbling("1m"))',
             )
-        if not stream.has_event_time:
+        if needs_event_time(window) and not stream.has_event_time:
             raise PlanError(
                 f"a window needs event time, and `{stream.name}` has none",
                 where=str(origin),
@@ -252,8 +252,8 @@ class WindowedStream:
     ) -> Stream[Any]:
         """Aggregates per key and window, emitted when event time has passed the window's end.
 
-        The result has the key columns, `window_start`, `window_end` and the aggregates. Records that
-        come too late are in the result's `.late` stream.
+        The result has the key columns, `window_start`, `window_end` and the aggregates; of count and
+        global windows it has no bounds. Records that come too late are in the result's `.late` stream.
 
         Args:
             name: the address of the state.
@@ -261,7 +261,7 @@ class WindowedStream:
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
         origin = capture_origin()
-        plan = _plan(self._stream, self._keys, aggregates, origin, WINDOW_FIELDS)
+        plan = _plan(self._stream, self._keys, aggregates, origin, window_fields(self._window))
         factory: OperatorFactory
         if isinstance(self._window, SessionWindow):
             factory, columns = session_aggregate(self._window, plan, name)
@@ -278,7 +278,7 @@ class WindowedStream:
             plan.result_schema,
             detail=f"{self._window.describe()}: {plan.describe()}",
             columns=columns,
-            sides={LATE: self._stream.schema},
+            sides={LATE: self._stream.schema} if needs_event_time(self._window) else None,
         )
         return _fitted(result, into, origin)
 

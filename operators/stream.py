@@ -49,7 +49,7 @@ from .union import UnionOperator
 from .watermarks.plan import add_event_time
 from .watermarks.strategy import WatermarkStrategy
 from .window_aggregate import LATE
-from .windows import TimeWindow
+from .windows import Window
 
 if TYPE_CHECKING:
     from .connected import BroadcastStream
@@ -318,7 +318,7 @@ class Stream(Loops[T], Calls[T]):
         self._check_reads(function, "key_with", origin)
         return KeyedStream(self, HashFunction(function))
 
-    def window(self, window: TimeWindow | SessionWindow) -> WindowedStream[T]:
+    def window(self, window: Window | SessionWindow) -> WindowedStream[T]:
         """All records of a window together, whatever their key, in one subtask."""
         from .keyed_stream import WindowedStream
 

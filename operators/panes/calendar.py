@@ -99,7 +99,7 @@ class LocalDays:
             near = np.unique(days[:, None] + np.arange(-1, 3))
         starts = np.array([self.start(day) for day in near.tolist()], np.int64)
         at = np.searchsorted(starts, times, side="right") - 1
-        found = near[at]
+        found: Numbers = near[at]
         per_day = self.places_per_day
         if per_day == 1:
             return found

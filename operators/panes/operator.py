@@ -1,9 +1,9 @@
 """Aggregates per key and window of panes (features.md TIM-06, TIM-08, TIM-09, TIM-11).
 
 Time, lateness and state follow `window_aggregate.py`: a window fires when the watermark reaches its
-end - 1, and the watermark goes on behind its results. A row goes into its pane, and so into all windows of it. It is
-late if the last of them is gone; until then those that have fired already, and are not gone, give the new
-result of its key again. A row of the table in a snapshot is a key and a pane.
+end - 1, and the watermark goes on behind its results. A row goes into its pane, and so into all windows of
+it. It is late if the last of them is gone; until then those that have fired already, and are not gone, give
+the new result of its key again. A row of the table in a snapshot is a key and a pane.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...errors import PlanError
 from ...state.epochs import TableEpoch
 from ...state.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
-from ...state.values import Index
+from ...state.values import Array, Index
 from ..aggregates import AggregatePlan
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
@@ -281,7 +281,7 @@ def _some_keys(table: PaneTable, keys: Index) -> Callable[[int, int], Iterator[M
     return between
 
 
-def _only(wanted: Index, keys: Index, columns: list[pa.Array]) -> Totalled:
+def _only(wanted: Array, keys: Index, columns: list[pa.Array]) -> Totalled:
     keep = np.flatnonzero(wanted[keys])
     if len(keep) == len(keys):
         return keys, columns

@@ -43,12 +43,12 @@ _WATERMARK_SCHEMA: Final = pa.schema(
         pa.field("window", pa.string(), False),
     ]
 )
-"""`gone_through`: panes that start at this time (ms) or before are gone. `window`: what the panes are of."""
+"""`gone_through`: panes that start at this time (ms) or before are gone. `window`: what they are of."""
 _INT64 = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class _CellKeys(KeyCut):
+class CellKeys(KeyCut):
     """The keys of cells at a cut."""
 
     _of_cells: Array
@@ -104,7 +104,7 @@ class PaneState:
         def bounds(which: Rows) -> list[Array]:
             return self._bounds(panes[which])
 
-        group = GroupCut(_CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
+        group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
         parts = [CutPart(group, bounds, 0, alive)]
         return StateSnapshot(
             tables={

@@ -1,8 +1,9 @@
 """Panes of one subtask: one index of keys for all of them, and a cell of state for each key of each pane.
 
 The cells of all panes lie in one `AggregateState`, in the order in which they came to be; a pane knows
-which are its own. So a batch is looked up once and added once, however many panes it touches. Cells of panes that
-are gone stay until they are the larger part; then the others move to new arrays, with their epochs.
+which are its own. So a batch is looked up once and added once, however many panes it touches. Cells of
+panes that are gone stay until they are the larger part; then the others move to new arrays, with their
+epochs.
 """
 
 from __future__ import annotations
