@@ -1,0 +1,227 @@
+"""Window joins and co-groups against a model that goes record by record."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.graph import Origin
+from headgate.operators.joins.co_group import CoGroup, CoGroupStep
+from headgate.operators.joins.columns import join_columns
+from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.joins.windowed import WindowJoin
+from headgate.operators.per_record import UserFunction
+from headgate.operators.rows import RowReader
+from headgate.operators.windows import sliding, tumbling
+
+KEYS = (("k",), ("k",))
+SCHEMAS = tuple(pa.schema([pa.field("k", pa.string()), pa.field(n, pa.int64())]) for n in "ab")
+WINDOWS = {
+    "tumbling": (10, 10, 3),
+    "sliding": (10, 4, 1),
+    "overlapping": (12, 3, 0),
+}
+"""Size, slide and offset, ms."""
+
+
+def window_of(name, lateness):
+    size, slide, offset = (f"{ms}ms" for ms in WINDOWS[name])
+    if name == "tumbling":
+        return tumbling(size, offset=offset, allowed_lateness=f"{lateness}ms")
+    return sliding(size, slide, offset=offset, allowed_lateness=f"{lateness}ms")
+
+
+def step(how):
+    outer = outer_sides(how)
+    columns = join_columns(SCHEMAS, KEYS, (outer[1], outer[0]), None, ("l", "r"), Origin("here"))
+    return JoinStep("join", columns, outer)
+
+
+def together(key, left, right):
+    yield key, sorted(row.a for row in left), sorted(row.b for row in right)
+
+
+def co_group(window):
+    user = UserFunction(together, "join", Origin("here"), RowReader(None, None, together))
+    return CoGroup(CoGroupStep(step("inner"), together, user, (None, None)), window)
+
+
+def batch(side, rows):
+    keys = pa.array([None if row[0] is None else f"k{row[0]}" for row in rows], pa.string())
+    data = pa.RecordBatch.from_arrays([keys, pa.array([r[2] for r in rows])], schema=SCHEMAS[side])
+    return ColumnBatch(data, np.array([row[1] for row in rows], np.int64))
+
+
+class Model:
+    """Rows (key, time, number) by window and key."""
+
+    def __init__(self, name, lateness, how):
+        self.size, self.slide, self.offset = WINDOWS[name]
+        self.lateness, self.outer = lateness, outer_sides(how)
+        self.watermark = -(2**62)
+        self.windows = defaultdict(lambda: ([], []))
+        self.out, self.late = [], 0
+
+    def gone(self, start):
+        return start + self.size - 1 + self.lateness <= self.watermark
+
+    def fired(self, start):
+        return start + self.size - 1 <= self.watermark
+
+    def starts(self, time):
+        last = time - (time - self.offset) % self.slide
+        return [s for s in range(last, time - self.size, -self.slide) if not self.gone(s)]
+
+    def process(self, side, row):
+        starts = self.starts(row[1])
+        self.late += not starts
+        for start in sorted(starts):
+            window = self.windows[start]
+            window[side].append(row)
+            if self.fired(start):
+                self.add_late(side, row, start)
+
+    def add_late(self, side, row, start):
+        others = [other for other in self.windows[start][1 - side] if other[0] == row[0]]
+        for other in others:
+            self.emit(*((row, other) if side == 0 else (other, row)), start)
+        if not others and self.outer[side]:
+            self.emit(*((row, None) if side == 0 else (None, row)), start)
+
+    def emit(self, left, right, start):
+        key = (left or right)[0]
+        numbers = [row[2] if row else None for row in (left, right)]
+        self.out.append((f"k{key}" if key is not None else None, *numbers, start + self.size - 1))
+
+    def advance(self, watermark):
+        before, self.watermark = self.watermark, max(watermark, self.watermark)
+        for start in sorted(self.windows):
+            if self.fired(start) and start + self.size - 1 > before:
+                self.fire(start)
+            if self.gone(start):
+                del self.windows[start]
+
+    def fire(self, start):
+        left, right = self.windows[start]
+        for row in left:
+            others = [other for other in right if other[0] == row[0]]
+            for other in others:
+                self.emit(row, other, start)
+            if not others and self.outer[0]:
+                self.emit(row, None, start)
+        for row in right:
+            if self.outer[1] and not any(other[0] == row[0] for other in left):
+                self.emit(None, row, start)
+
+
+class CoGroupModel(Model):
+    def add_late(self, side, row, start):
+        self.group(row[0], start)
+
+    def fire(self, start):
+        for key in {row[0] for side in self.windows[start] for row in side}:
+            self.group(key, start)
+
+    def group(self, key, start):
+        rows = [tuple(row[2] for row in side if row[0] == key) for side in self.windows[start]]
+        self.out.append((f"k{key}" if key is not None else None, *rows, start + self.size - 1))
+
+
+rows_ = st.lists(
+    st.tuples(st.one_of(st.none(), st.integers(0, 3)), st.integers(-25, 30)),
+    min_size=1,
+    max_size=12,
+)
+event = st.one_of(
+    st.tuples(st.just("rows"), st.integers(0, 1), rows_, st.integers(1, 12)),
+    st.tuples(st.just("watermark"), st.integers(0, 14)),
+    st.tuples(st.just("cut"), st.booleans()),
+    st.tuples(st.just("restore"), st.integers(1, 3)),
+)
+histories = st.lists(event, max_size=14)
+
+
+def run(fleet, factory, model, history, parallelism, one_by_one=False):
+    """All results of a history; `model` goes along."""
+    running, pending = fleet(factory, KEYS, parallelism), None
+    out, number, now, lates = [], 0, 0, 0
+    for kind, *what in [*history, ("restore", 2), ("end",)]:
+        if kind == "rows":
+            side, rows, size = what
+            size = 1 if one_by_one else size
+            numbered = [(key, now + t, number + i) for i, (key, t) in enumerate(rows)]
+            number += len(rows)
+            for row in numbered:
+                model.process(side, row)
+            for low in range(0, len(rows), size):
+                running.process(side, batch(side, numbered[low : low + size]))
+        elif kind == "watermark":
+            now += what[0]
+            model.advance(now)
+            running.watermark(now)
+        elif kind == "cut":
+            if pending is not None and what[0]:
+                running.complete(pending)
+            pending = running.cut()
+        elif kind == "restore":
+            out += running.take()
+            lates += running.counter("numLateRecordsDropped")
+            assert lates == model.late
+            if pending is not None:
+                running.complete(pending)
+                pending = None
+            running = running.restored(running.complete(running.cut()), what[0])
+        else:
+            model.advance(WATERMARK_MAX)
+            running.watermark(WATERMARK_MAX)
+    assert running.gauge("numLeftRowsWaiting") == running.gauge("numRightRowsWaiting") == 0
+    return out + running.take()
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    how=st.sampled_from(["inner", "left", "right", "full"]),
+    history=histories,
+    lateness=st.sampled_from([0, 7]),
+    parallelism=st.integers(1, 3),
+)
+def test_joins_of_any_history(fleet, bounds, name, how, history, lateness, parallelism):
+    model = Model(name, lateness, how)
+    factory = lambda: WindowJoin(step(how), window_of(name, lateness))  # noqa: E731
+    found = run(fleet, factory, model, history, parallelism)
+    assert Counter(found) == Counter(model.out)
+    if not lateness:
+        keys = {row[0] for row in found}
+        for key in keys:
+            ends = [row[-1] for row in found if row[0] == key]
+            assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(history=histories, lateness=st.sampled_from([0, 7]), parallelism=st.integers(1, 3))
+def test_co_groups_of_any_history(fleet, bounds, name, history, lateness, parallelism):
+    """Late rows come one by one: how often a key's rows are shown again depends on the batches."""
+    model = CoGroupModel(name, lateness, "inner")
+    factory = partial(co_group, window_of(name, lateness))
+    found = run(fleet, factory, model, history, parallelism, one_by_one=bool(lateness))
+    shown = Counter((key, tuple(a), tuple(b), time) for (key, a, b), time in map(unnested, found))
+    assert shown == Counter(model.out)
+
+
+def unnested(row):
+    """An object record, as the recorder shows it: its fields, then the time."""
+    *record, time = row
+    return record[0] if len(record) == 1 else tuple(record), time
