@@ -99,7 +99,7 @@ def _add(
     tail = job.add_node(
         Node(
             id=-1,
-            name=f"{settings.name} feedback",
+            name="",
             kind=TAIL,
             origin=origin,
             inputs=(feedback._input(),),

@@ -11,7 +11,6 @@ import pyarrow as pa
 from ...errors import StateError
 from ...state.codecs import dumps
 from ..elements import Batch, ColumnBatch, ObjectBatch
-from ..schema import difference
 
 _TIMES: Final = "__timestamps"
 _OBJECTS, _COLUMNS, _TIMED = b"o", b"c", b"t"
@@ -63,19 +62,24 @@ def fitting(batch: Batch, schema: pa.Schema | None, step: str) -> Batch:
     Raises:
         StateError: it has others, or is of another kind.
     """
-    problem = None
     if isinstance(batch, ObjectBatch) != (schema is None):
         now = "Python objects" if schema is None else "columns"
-        problem = f"the loop is now of {now}, and was not"
-    elif isinstance(batch, ColumnBatch) and schema is not None:
-        problem = difference(schema, batch.data.schema)
-    if problem:
-        raise StateError(
-            f"records that were in a loop do not fit it any more step=`{step}`: {problem}",
-            fix="restore with the loop as it was, let it end with `headgate stop --drain`, and begin "
-            "the new one with the savepoint",
-        )
+        raise _misfit(step, f"the loop is now of {now}, and was not")
     if isinstance(batch, ObjectBatch) or schema is None:
         return batch
-    columns = [batch.data.column(field.name).cast(field.type) for field in schema]
+    if batch.data.schema.names != schema.names:
+        before, now = ", ".join(batch.data.schema.names), ", ".join(schema.names)
+        raise _misfit(step, f"their columns are ({before}), and those of the loop ({now})")
+    try:
+        columns = [batch.data.column(field.name).cast(field.type) for field in schema]
+    except pa.ArrowInvalid as error:
+        raise _misfit(step, str(error)) from error
     return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema), batch.timestamps)
+
+
+def _misfit(step: str, problem: str) -> StateError:
+    return StateError(
+        f"records that were in a loop do not fit it any more step=`{step}`: {problem}",
+        fix="restore with the loop as it was, let it end with `headgate stop --drain`, and begin the new "
+        "one with the savepoint",
+    )

@@ -4,13 +4,13 @@ Checkpoints: the barrier goes into the loop as soon as it has come on all channe
 made when it comes back, of what was on its way in between (`operators/iteration/log.py`).
 
 The end: when all inputs have ended, probes go round until nothing comes back any more at any head
-(`protocol/loop_rounds.py`). Then event time ends in the loop, which may fire windows and timers in it, and
-probes go round again. In a loop in rounds each probe is the end of one round.
+(`protocol/loop_rounds.py`). Then the watermark rises behind all real times, which may fire windows and
+timers in the loop, and probes go round again, until it rises and nothing comes back. In a loop in rounds
+each probe is the end of one round.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import Any, Final
 
 from ...errors import check
@@ -33,16 +33,10 @@ from .valve import ValveOutput
 
 FEEDBACK: Final = 1
 """Number of the head's input that has no channels."""
+LAST_TIMES: Final = 2**62
+"""The watermarks that fire all there is in a loop begin here: behind every real time, with room above."""
 FEEDBACK_TURNS: Final = 4
 """Batches that came back are sent in before one from outside gets its turn."""
-
-
-class _Phase(Enum):
-    RUNNING = auto()
-    """Event time goes on, or has to be brought to its end."""
-    FLUSHING = auto()
-    """Event time has ended in the loop."""
-    OVER = auto()
 
 
 class IterationSubtask(InputSubtask):
@@ -68,7 +62,10 @@ class IterationSubtask(InputSubtask):
         self._inputs_ended = False
         self._standing = False
         """The job stops: what comes back is kept for the checkpoint, and not sent."""
-        self._phase = _Phase.RUNNING
+        self._closed = False
+        self._flush_again = True
+        """Event time was not yet at its end in the loop when the last record came back."""
+        self._flushes = 0
         self._number = 0
         self._probing = False
         """A probe is out, and the answer to it."""
@@ -130,7 +127,7 @@ class IterationSubtask(InputSubtask):
 
     def _probe_if_idle(self) -> bool:
         busy = self._probing or self._waiting or self._standing
-        if busy or not self._inputs_ended or self._phase is _Phase.OVER:
+        if busy or not self._inputs_ended or self._closed:
             return False
         if self._in_rounds:
             self._number = self._head.round
@@ -181,13 +178,15 @@ class IterationSubtask(InputSubtask):
         """All heads come here with the same number, and decide the same."""
         wait_ms = self._head.settings.wait_ms
         if records:
-            self._waited = False
+            self._flush_again, self._waited = True, False
         elif wait_ms and not self._waited:
             self._waiting = self._waited = True
             self.timers.call_later(wait_ms, self._stop_waiting)
-        elif self._phase is _Phase.RUNNING:
-            self._phase, self._waited = _Phase.FLUSHING, False
-            self._send_watermark(WATERMARK_MAX)
+        elif self._flush_again:
+            # What it fires may send back records that set timers, for which time must rise again.
+            self._flush_again, self._waited = False, False
+            self._flushes += 1
+            self._send_watermark(LAST_TIMES + self._flushes)
         else:
             await self._over()
 
@@ -195,7 +194,7 @@ class IterationSubtask(InputSubtask):
         self._waiting = False
 
     async def _over(self) -> None:
-        self._phase = _Phase.OVER
+        self._closed = True
         self._head.close_loop()
         await self.finish()
 
