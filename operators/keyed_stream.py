@@ -22,7 +22,7 @@ from .expression_steps import SelectStep
 from .expressions import Column
 from .functions import check_plain, check_returns
 from .graph import Node, Origin
-from .joins.keyed import KeyedJoins
+from .joins.keyed import KeyedJoins, WindowedJoins
 from .origin import capture_origin
 from .panes.plan import needs_event_time, window_aggregate, window_fields
 from .partitioning import HashColumns, HashFunction, Partitioning
@@ -214,7 +214,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         )
 
 
-class WindowedStream:
+class WindowedStream(WindowedJoins):
     """Records in windows, per key; `agg` says what to make of them."""
 
     def __init__(
