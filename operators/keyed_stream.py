@@ -41,7 +41,7 @@ from .stream import Stream
 from .stream_base import into_schema
 from .suggestions import suggest
 from .window_aggregate import LATE
-from .windows import Window, TimeWindow
+from .windows import Window
 
 T = TypeVar("T")
 U = TypeVar("U")
