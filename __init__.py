@@ -22,12 +22,14 @@ _HOMES = {
     "JobOutcome": "runtime.coordinator.job",
     "Stream": "operators.stream",
     "KeyedStream": "operators.keyed_stream",
+    "AggregateFunction": "operators.windowing.functions",
     "AggregatingState": "state.descriptors",
     "BroadcastState": "state.descriptors",
     "BroadcastContext": "operators.process.context",
     "BroadcastProcess": "operators.process.functions",
     "CoProcess": "operators.process.functions",
     "Context": "operators.process.context",
+    "Evictor": "operators.windowing.evictors",
     "Groups": "operators.process.batches",
     "KeyedBatchProcess": "operators.process.batches",
     "KeyedProcess": "operators.process.functions",
@@ -39,10 +41,18 @@ _HOMES = {
     "Retry": "operators.async_io.retry",
     "SideOutput": "operators.process.sides",
     "StateTtl": "state.keyed.ttl",
+    "TimedRecord": "operators.windowing.evictors",
     "Timer": "operators.process.context",
+    "Trigger": "operators.windowing.triggers",
+    "TriggerContext": "operators.windowing.trigger_context",
+    "TriggerResult": "operators.windowing.triggers",
     "ValueState": "state.descriptors",
     "WatermarkGenerator": "operators.watermarks.generators",
     "WatermarkStrategy": "operators.watermarks.strategy",
+    "Window": "operators.windowing.window",
+    "WindowAssigner": "operators.windowing.assigners",
+    "WindowContext": "operators.windowing.functions",
+    "WindowProcess": "operators.windowing.functions",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
     "count_window": "operators.windows",
@@ -50,13 +60,18 @@ _HOMES = {
     "global_window": "operators.windows",
     "max": "operators.aggregates",
     "min": "operators.aggregates",
+    "per_window": "operators.windowing.functions",
     "session": "operators.sessions.window",
     "sum": "operators.aggregates",
     "sliding": "operators.windows",
     "tumbling": "operators.windows",
     "connectors": "connectors",
     "errors": "errors",
+    "evictors": "operators.windowing.evictors",
+    "triggers": "operators.windowing.triggers",
 }
+
+_MODULES = ("connectors", "errors", "evictors", "triggers")
 
 if TYPE_CHECKING:
     from . import connectors, errors
@@ -72,6 +87,18 @@ if TYPE_CHECKING:
     from .operators.stream import Stream
     from .operators.watermarks.generators import WatermarkGenerator
     from .operators.watermarks.strategy import WatermarkStrategy
+    from .operators.windowing import evictors, triggers
+    from .operators.windowing.assigners import WindowAssigner
+    from .operators.windowing.evictors import Evictor, TimedRecord
+    from .operators.windowing.functions import (
+        AggregateFunction,
+        WindowContext,
+        WindowProcess,
+        per_window,
+    )
+    from .operators.windowing.trigger_context import TriggerContext
+    from .operators.windowing.triggers import Trigger, TriggerResult
+    from .operators.windowing.window import Window
     from .operators.windows import count_window, cumulative, global_window, sliding, tumbling
     from .runtime.coordinator.job import JobOutcome
     from .runtime.job import Job
@@ -87,12 +114,14 @@ if TYPE_CHECKING:
     from .state.keyed.ttl import StateTtl
 
 __all__ = [
+    "AggregateFunction",
     "AggregatingState",
     "BroadcastContext",
     "BroadcastProcess",
     "BroadcastState",
     "CoProcess",
     "Context",
+    "Evictor",
     "FailedRecord",
     "Groups",
     "Job",
@@ -109,10 +138,18 @@ __all__ = [
     "SideOutput",
     "StateTtl",
     "Stream",
+    "TimedRecord",
     "Timer",
+    "Trigger",
+    "TriggerContext",
+    "TriggerResult",
     "ValueState",
     "WatermarkGenerator",
     "WatermarkStrategy",
+    "Window",
+    "WindowAssigner",
+    "WindowContext",
+    "WindowProcess",
     "__version__",
     "avg",
     "connectors",
@@ -120,12 +157,15 @@ __all__ = [
     "count_window",
     "cumulative",
     "errors",
+    "evictors",
     "global_window",
     "max",
     "min",
+    "per_window",
     "session",
     "sum",
     "sliding",
+    "triggers",
     "tumbling",
 ]
 
@@ -135,7 +175,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module `headgate` has no attribute `{name}`")
     module = importlib.import_module(f".{home}", __name__)
-    value = module if name in ("connectors", "errors") else getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -41,6 +41,11 @@ from .stream import Stream
 from .stream_base import into_schema
 from .suggestions import suggest
 from .window_aggregate import LATE
+from .windowing.assigners import WindowAssigner
+from .windowing.evictors import Evictor
+from .windowing.plan import AnyWindow, Windows, one_key
+from .windowing.triggers import Trigger
+from .windowing.windowed import RecordWindowedStream, RecordWindows, why_records
 from .windows import Window
 
 T = TypeVar("T")
@@ -198,11 +203,49 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         )
         return _fitted(result, into, origin)
 
-    def window(self, window: Window | SessionWindow) -> WindowedStream:
-        """Cut event time into windows; follow with `.agg(...)`."""
+    @overload
+    def window(self, window: Window | SessionWindow) -> WindowedStream[T]: ...
+    @overload
+    def window(
+        self,
+        window: WindowAssigner[T],
+        *,
+        trigger: Trigger[T] | None = None,
+        evictor: Evictor[T] | None = None,
+    ) -> RecordWindowedStream[T]: ...
+    @overload
+    def window(
+        self, window: AnyWindow, *, trigger: Trigger[T], evictor: Evictor[T] | None = None
+    ) -> RecordWindowedStream[T]: ...
+    @overload
+    def window(self, window: AnyWindow, *, evictor: Evictor[T]) -> RecordWindowedStream[T]: ...
+    def window(
+        self,
+        window: AnyWindow | WindowAssigner[T],
+        *,
+        trigger: Trigger[T] | None = None,
+        evictor: Evictor[T] | None = None,
+    ) -> WindowedStream[T] | RecordWindowedStream[T]:
+        """Cut the stream into windows; follow with `.agg(...)`, or with a function of records.
+
+        Args:
+            window: such as `hg.tumbling("1m")`, or a `hg.WindowAssigner` of your own.
+            trigger: when windows fire, if not at their end.
+            evictor: which records are left out then.
+        """
         origin = capture_origin()
-        columns = self._columns("window", origin)
-        return WindowedStream(self._stream, columns, self._keyed_by, window, origin)
+        stream, key = self._stream, self._keyed_by
+        why = why_records(
+            stream.schema is not None,
+            window,
+            trigger,
+            evictor,
+            keyed_by_columns=isinstance(key, HashColumns),
+            known=isinstance(window, Window | SessionWindow),
+        )
+        if why or not isinstance(window, Window | SessionWindow):
+            return RecordWindowedStream(stream, key, window, trigger, evictor, why, origin)
+        return WindowedStream(stream, self._columns("window", origin), key, window, origin)
 
     def _columns(self, what: str, origin: Origin) -> tuple[str, ...]:
         if isinstance(self._keyed_by, HashColumns):
@@ -214,7 +257,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         )
 
 
-class WindowedStream(WindowedJoins):
+class WindowedStream(WindowedJoins, RecordWindows[T]):
     """Records in windows, per key; `agg` says what to make of them."""
 
     def __init__(
@@ -232,6 +275,12 @@ class WindowedStream(WindowedJoins):
                 where=str(origin),
                 fix='such as .window(hg.tumbling("1m"))',
             )
+        if getattr(window, "processing", False):
+            raise PlanError(
+                "windows of the machine's clock need a key",
+                where=str(origin),
+                fix="call .key_with(lambda record: 0) before, for one window of all records",
+            )
         if needs_event_time(window) and not stream.has_event_time:
             raise PlanError(
                 f"a window needs event time, and `{stream.name}` has none",
@@ -242,6 +291,12 @@ class WindowedStream(WindowedJoins):
         self._keys = keys
         self._partitioning = partitioning
         self._window = window
+
+    def _windows(self, origin: Origin) -> Windows:
+        keyed_by = self._partitioning
+        if not isinstance(keyed_by, HashColumns):
+            keyed_by = HashFunction(one_key)
+        return Windows(self._stream, keyed_by, self._window, None, None, origin)
 
     def __repr__(self) -> str:
         return f"WindowedStream({self._stream.name}, {self._window.describe()})"

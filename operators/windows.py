@@ -23,6 +23,7 @@ from .durations import Duration, format_duration, parse_duration
 from .elements import Timestamps
 from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
 from .panes.grid import CumulativeGrid, Grid, SlidingGrid
+from .windowing.clocks import WindowTime, is_processing
 
 WINDOW_FIELDS = (
     pa.field("window_start", pa.timestamp("ms", tz="UTC"), False),
@@ -94,6 +95,7 @@ class TumblingWindow:
     allowed_lateness_ms: int = 0
     zone: str = ""
     early: Early = NEVER
+    processing: bool = False
 
     @property
     def plain(self) -> bool:
@@ -112,7 +114,8 @@ class TumblingWindow:
 
     def describe(self) -> str:
         """For `explain`, such as `tumbling 1m`."""
-        return self.identity + _rest(self.allowed_lateness_ms, self.early)
+        text = self.identity + _rest(self.allowed_lateness_ms, self.early)
+        return text + ", processing time" * self.processing
 
     # --- of a plain one ------------------------------------------------------------------------
 
@@ -179,6 +182,7 @@ class SlidingWindow:
     allowed_lateness_ms: int = 0
     zone: str = ""
     early: Early = NEVER
+    processing: bool = False
 
     @property
     def identity(self) -> str:
@@ -193,7 +197,8 @@ class SlidingWindow:
 
     def describe(self) -> str:
         """For `explain`, such as `sliding 1m every 10s`."""
-        return self.identity + _rest(self.allowed_lateness_ms, self.early)
+        text = self.identity + _rest(self.allowed_lateness_ms, self.early)
+        return text + ", processing time" * self.processing
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +270,7 @@ def tumbling(
     zone: str | None = None,
     emit_every: Duration | None = None,
     emit_rows: int | None = None,
+    time: WindowTime = "event",
 ) -> TumblingWindow:
     """Windows of a fixed size, aligned with the epoch (UTC) plus `offset`.
 
@@ -276,6 +282,7 @@ def tumbling(
             offset), also when the clocks change.
         emit_every: show the results so far after so much processing time.
         emit_rows: the same after so many rows of one subtask.
+        time: `processing`: windows of the machine's clock, for functions of records.
 
     Raises:
         UsageError: a duration that does not parse.
@@ -286,7 +293,8 @@ def tumbling(
     _check_zone(zone, size)
     lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
     early = early_results(emit_every, emit_rows)
-    return TumblingWindow(size_ms, offset_ms, lateness_ms, zone or "", early)
+    processing = is_processing(time, allowed_lateness, zone, emit_every, emit_rows)
+    return TumblingWindow(size_ms, offset_ms, lateness_ms, zone or "", early, processing)
 
 
 def sliding(
@@ -298,6 +306,7 @@ def sliding(
     zone: str | None = None,
     emit_every: Duration | None = None,
     emit_rows: int | None = None,
+    time: WindowTime = "event",
 ) -> SlidingWindow:
     """Windows of `size`, a new one `every` so often: a record is in several. See `tumbling`.
 
@@ -315,7 +324,8 @@ def sliding(
     _check_zone(zone, size, every)
     lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
     early = early_results(emit_every, emit_rows)
-    return SlidingWindow(size_ms, every_ms, offset_ms, lateness_ms, zone or "", early)
+    processing = is_processing(time, allowed_lateness, zone, emit_every, emit_rows)
+    return SlidingWindow(size_ms, every_ms, offset_ms, lateness_ms, zone or "", early, processing)
 
 
 def cumulative(

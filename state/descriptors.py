@@ -111,6 +111,8 @@ class KeyedState(StateDescriptor):
     """State per key: with time to live, version and migration."""
 
     kind: ClassVar[str]
+    per_window: bool = False
+    """In a window function: of the key and the window, see `hg.per_window`."""
 
     def __init__(
         self,

@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 
 from ...errors import JobError, PlanError
 from ..expressions import Column, check_select, result_type, show
+from .limits import GAP_MS_MAX
 from .window import SessionWindow
 
 Milliseconds: TypeAlias = npt.NDArray[np.int64]
-GAP_MS_MAX = 2**53
-"""A gap of more, 285,000 years, is taken for a mistake: times plus gaps must fit 64 bits."""
 _COLUMN = "headgate_gap"
 
 

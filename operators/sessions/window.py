@@ -11,6 +11,7 @@ import polars as pl
 from ...errors import PlanError, UsageError
 from ..durations import Duration, format_duration, parse_duration
 from ..expressions import show
+from ..windowing.clocks import WindowTime, is_processing
 
 Gap: TypeAlias = Duration | pl.Expr | Callable[[Any], Any]
 """A duration, an expression over the columns, or a function of a record."""
@@ -31,6 +32,7 @@ class SessionWindow:
     gap_ms: int | None
     gap: str | pl.Expr | Callable[[Any], Any] | None = None
     allowed_lateness_ms: int = 0
+    processing: bool = False
 
     def describe(self) -> str:
         """For `explain`, such as `session 30m`."""
@@ -43,31 +45,35 @@ class SessionWindow:
         text = f"session {shown}"
         if self.allowed_lateness_ms:
             text += f", allowed lateness {format_duration(self.allowed_lateness_ms)}"
-        return text
+        return text + ", processing time" * self.processing
 
 
-def session(gap: Gap, *, allowed_lateness: Duration = "0s") -> SessionWindow:
-    """Windows that end when no record of the key has come for `gap`, in event time.
+def session(
+    gap: Gap, *, allowed_lateness: Duration = "0s", time: WindowTime = "event"
+) -> SessionWindow:
+    """Windows that end when no record of the key has come for `gap`.
 
     Args:
         gap: a duration such as `"30m"`. Or one for each record: SQL text or a polars expression over the
             columns, of whole milliseconds or of durations; behind it `.reduce`, `.aggregate` and
             `.process` take a function of the record as well, which returns one of these or a duration.
         allowed_lateness: how long a session that has fired can still be extended, and fires again.
+        time: `processing`: by the machine's clock, for functions of records.
 
     Raises:
         UsageError: a duration that does not parse.
         PlanError: the gap is 0.
     """
     lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
+    processing = is_processing(time, allowed_lateness)
     if callable(gap) or isinstance(gap, pl.Expr):
-        return SessionWindow(None, gap, lateness_ms)
+        return SessionWindow(None, gap, lateness_ms, processing)
     try:
         gap_ms = parse_duration(gap, "session gap")
     except UsageError:
         if not isinstance(gap, str) or not gap.strip() or gap.strip()[0].isdigit():
             raise
-        return SessionWindow(None, gap, lateness_ms)
+        return SessionWindow(None, gap, lateness_ms, processing)
     if gap_ms <= 0:
         raise PlanError(f"a session needs a gap value=`{gap}`", fix='such as session("30m")')
-    return SessionWindow(gap_ms, None, lateness_ms)
+    return SessionWindow(gap_ms, None, lateness_ms, processing)

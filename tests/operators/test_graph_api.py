@@ -300,9 +300,11 @@ def test_an_unknown_column_shows_near_ones(world):
             "select",
         ),
         (
-            lambda s: s.key_with(str).window(tumbling("1m")),
-            "window needs a key made of columns",
-            "key_by",
+            lambda s: (
+                s.event_time("ts").key_with(str).window(tumbling("1m")).agg(n=count(), name="x")
+            ),
+            "agg of windows works on whole columns, and key_with gives a function",
+            ".reduce(...)",
         ),
         (
             lambda s: s.key_by("url").agg(n="count()", name="x"),

@@ -51,7 +51,9 @@ class Recorder:
         found: list[tuple[Any, ...]] = []
         for event, batch in self.events:
             if event == kind:
-                for row, time in zip(batch.data.to_pylist(), batch.timestamps.tolist(), strict=True):
+                for row, time in zip(
+                    batch.data.to_pylist(), batch.timestamps.tolist(), strict=True
+                ):
                     found.append((*map(plain, row.values()), time))
         return found
 

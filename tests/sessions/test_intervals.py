@@ -57,14 +57,12 @@ def test_superseded_rows_are_those_within_another_of_their_key(intervals):
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 20),
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 9), st.integers(-50, 90)), max_size=9), max_size=6
-    ),
+    st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(-50, 90)), max_size=9), max_size=6),
 )
 def test_a_slot_is_looked_at_no_later_than_its_earliest_deadline(width, rounds):
     deadlines, wanted, now = Deadlines(width), {}, -60
     for entries in rounds:
-        entries = list({slot: time for slot, time in entries}.items())
+        entries = list(dict(entries).items())
         slots, times = (np.array([e[i] for e in entries], np.int64) for i in range(2))
         deadlines.add(slots, times)
         for slot, time in entries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import pickle
 
 import numpy as np
@@ -91,9 +92,7 @@ class Model:
 
 
 users = st.sampled_from(["a", "b", "c", "somewhat longer than a cell", None])
-rows_ = st.tuples(
-    users, st.none() | st.integers(-50, 50), st.integers(1, 9), st.integers(-20, 60)
-)
+rows_ = st.tuples(users, st.none() | st.integers(-50, 50), st.integers(1, 9), st.integers(-20, 60))
 steps = st.lists(
     st.tuples(st.lists(rows_, max_size=12), st.none() | st.integers(-30, 80), st.booleans()),
     max_size=6,
@@ -107,9 +106,7 @@ def window_of(gap, lateness):
 
 
 def owner(parallelism, keyed):
-    return lambda row: (
-        owner_of(key_group_of(hash_key(row[0]), 8), parallelism, 8) if keyed else 0
-    )
+    return lambda row: owner_of(key_group_of(hash_key(row[0]), 8), parallelism, 8) if keyed else 0
 
 
 def play(subtasks, owns, history, model):
@@ -174,7 +171,7 @@ def test_without_lateness_results_do_not_depend_on_how_batches_are_cut(start, ga
 
     def random_pieces(rows):
         bounds = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-        return [rows[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+        return [rows[low:high] for low, high in itertools.pairwise(bounds)]
 
     whole = run(lambda rows: [rows])
     assert run(lambda rows: [[row] for row in rows]) == whole

@@ -1,0 +1,355 @@
+"""The window operator that takes one record at a time, with Flink's rules (features.md 3.15, TIM-06 to 09).
+
+For each record: its windows; windows that are gone are skipped, and a record all of whose windows are gone
+is late. In each window the record is kept, or combined, and the trigger asked. Windows that merge become
+one before that: the trigger is told, the content goes together, and timers and memory of the old ones are
+dropped. When event time has passed a window's end by the allowed lateness, all of it is cleared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import HeadgateError, PlanError
+from ...state.hashing import hash_keys, key_groups_of
+from ...state.snapshot import (
+    KEY_GROUP_COLUMN,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    TableCut,
+    state_info,
+)
+from ..base import OperatorContext
+from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..per_record import pieces
+from ..process.context import Timer
+from ..process.operator import ProcessOperator, ProcessStep
+from ..user_code import FAILURES, user_error
+from ..window_aggregate import LATE, LATE_COUNTER
+from .assigners import WindowAssigner, checked_windows
+from .evictors import Evictor
+from .functions import AggregateFunction, WindowContext, WindowProcess
+from .store import Accumulators, Contents, WindowStates, WindowStore, parsed_tag
+from .trigger_context import TriggerContext
+from .triggers import Trigger, TriggerResult
+from .window import Window
+
+_WATERMARK: Final = "window.watermark"
+_WATERMARK_SCHEMA: Final = pa.schema(
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
+        pa.field("watermark", pa.int64(), False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """What a window step does with records. Picklable; each subtask works with a copy.
+
+    Attributes:
+        assigner: which windows they belong to.
+        trigger: when these fire.
+        evictor: what is left out then.
+        lateness_ms: the allowed lateness.
+        combined: how records become one result; None: the function sees all of them.
+    """
+
+    assigner: WindowAssigner[Any]
+    trigger: Trigger[Any]
+    evictor: Evictor[Any] | None
+    lateness_ms: int
+    combined: AggregateFunction[Any, Any, Any] | None
+
+
+class EmitResult(WindowProcess[Any, Any, Any]):
+    """The function of windows whose results go on as they are."""
+
+    def on_window(
+        self, key: Any, window: Window, records: list[Any], ctx: WindowContext[Any]
+    ) -> Iterable[Any]:
+        return records
+
+
+class WindowOperator(ProcessOperator):
+    """Runs a `WindowProcess` over windows.
+
+    Args:
+        step: the function, and the records it takes; its `declared` are `WindowStates`.
+        windowing: the windows.
+    """
+
+    _function: WindowProcess[Any, Any, Any]
+
+    def __init__(self, step: ProcessStep, windowing: Windowing) -> None:
+        super().__init__(step)
+        windowing = copy.deepcopy(windowing)
+        self._assigner, self._trigger = windowing.assigner, windowing.trigger
+        self._evictor, self._combined = windowing.evictor, windowing.combined
+        self._lateness_ms = windowing.lateness_ms
+        self._event = self._assigner.time == "event"
+        self._watermark = WATERMARK_MIN
+
+    @property
+    def _states_of_windows(self) -> WindowStates:
+        declared = self._step.declared
+        assert isinstance(declared, WindowStates)
+        return declared
+
+    def states(self) -> Sequence[StateInfo]:
+        watermark = state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,))
+        return [*super().states(), watermark]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        assert self._timers is not None
+        self._store = WindowStore(self._backend, self._timers, context.clock)
+        self._store.watermark = self._watermark
+        self._at_window: WindowContext[Any] = WindowContext(self._emitter)
+        refusal = "a WindowProcess has no timers: its trigger has"
+        self._give_timers(self._at_window, None, refusal)
+        self._at_trigger = TriggerContext(self._store, not self._event)
+        self._contents: Contents | Accumulators
+        if self._states_of_windows.incremental:
+            assert self._combined is not None
+            self._contents = Accumulators(self._backend, self._store, self._combined)
+        else:
+            self._contents = Contents(self._backend, self._store)
+        self._per_window = [
+            getattr(self._function, descriptor.attribute)
+            for descriptor in self._states_of_windows.per_window
+        ]
+        self._late_records = context.metrics.counter(LATE_COUNTER)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        if self._event and batch.timestamps is None and len(batch):
+            raise PlanError(
+                f"`{self._user.step}` needs event time, but its input has none",
+                fix='add .event_time(..., max_out_of_order="10s") before the window',
+            )
+        self._open_function()
+        given = self._step.inputs[0]
+        for piece in pieces(batch):
+            records = given.reader(piece)
+            self._take_all(self._keys_of(piece, records, given.key), records, piece)
+        self._flush()
+
+    def _take_all(self, keys: list[Any], records: list[Any], batch: Batch) -> None:
+        backend, context, store = self._backend, self._at_window, self._store
+        groups = [-1] * len(keys)
+        if backend.needs_key_groups:
+            groups = key_groups_of(hash_keys(keys), self.context.max_parallelism).tolist()
+        late: list[int] = []
+        times = self._times_of(batch)
+        try:
+            for row, (key, group, time, record) in enumerate(
+                zip(keys, groups, times, records, strict=True)
+            ):
+                backend.set_key(key, group)
+                context.key = store.key = key
+                context.timestamp = self._emitter.time = time
+                try:
+                    taken = self._take(record, time)
+                except HeadgateError:
+                    raise
+                except FAILURES as error:
+                    raise user_error(self._user.step, self._user.origin, record, error) from error
+                if not taken:
+                    late.append(row)
+        finally:
+            self._no_key()
+        if late:
+            self._late_records.inc(len(late))
+            self.output.emit_side(LATE, batch.take(np.array(late)))
+
+    def _no_key(self) -> None:
+        super()._no_key()
+        self._at_window.timestamp = None
+
+    def _take(self, record: Any, time: int | None) -> bool:
+        """Put a record into its windows; false if all of them are gone."""
+        at = time if self._event else self._store.now()
+        assert at is not None
+        assigned = self._assigner.assign(record, at)
+        windows = checked_windows(assigned, self._assigner, self._user.step, record)
+        taken = not windows  # of no window by the assigner's wish: that is not late
+        for window in windows:
+            actual = self._merged(window) if self._assigner.merging else window
+            if actual is None or self._is_gone(actual):
+                continue
+            taken = True
+            home = self._store.home(actual)
+            assert home is not None
+            self._contents.add(home, record, time)
+            self._store.window = actual
+            result = self._trigger.on_element(record, at, actual, self._at_trigger)
+            self._follow(result, actual, home, time)
+            self._store.window = actual
+            self._set_cleanup(actual)
+        return taken
+
+    def _is_gone(self, window: Window) -> bool:
+        return self._event and window.last + self._lateness_ms <= self._watermark
+
+    def _set_cleanup(self, window: Window) -> None:
+        time = window.last + (self._lateness_ms if self._event else 0)
+        if not window.is_global and time < WATERMARK_MAX:
+            self._store.set_cleanup("event" if self._event else "processing", time)
+
+    # --- windows that merge --------------------------------------------------------------------
+
+    def _merged(self, window: Window) -> Window | None:
+        """The window that a new one becomes part of, which is there afterwards; None if it is gone."""
+        store, homes = self._store, self._store.homes()
+        actual, met = window, sorted(other for other in homes if window.meets(other))
+        for other in met:
+            actual = actual.cover(other)
+        if self._is_gone(actual):
+            return None
+        if met == [actual]:
+            return actual
+        if not met:
+            store.set_home(window, window)
+            return window
+        home = homes[met[0]]
+        for other in met:
+            store.set_home(other, None)
+        store.set_home(actual, home)
+        grown = [other for other in met if other != actual]
+        store.window, store.merged = actual, met
+        self._trigger.on_merge(actual, self._at_trigger)
+        store.merged = ()
+        for other in grown:
+            store.window = other
+            self._trigger.clear(other, self._at_trigger)
+            store.drop()
+        self._contents.merge(home, [homes[other] for other in met[1:]])
+        return actual
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _follow(
+        self, result: TriggerResult, window: Window, home: Window, time: int | None
+    ) -> None:
+        """Do what a trigger said. `time`: event time of the results of a window without end."""
+        if not isinstance(result, TriggerResult):
+            raise TypeError(f"a trigger returned {result!r}, which is no hg.TriggerResult")
+        if result.fires:
+            self._emit(window, home, time)
+        if result.purges:
+            self._contents.clear(home)
+
+    def _emit(self, window: Window, home: Window, time: int | None) -> None:
+        contents, evictor = self._contents, self._evictor
+        if isinstance(contents, Accumulators):
+            records = contents.result(home)
+            if records:
+                self._call(window, records, time)
+            return
+        held = contents.records(home)
+        if not held:
+            return
+        if evictor is None:
+            self._call(window, self._result([timed.record for timed in held]), time)
+            return
+        kept = list(evictor.evict_before(held, window, self._watermark))
+        self._call(window, self._result([timed.record for timed in kept]), time)
+        contents.replace(home, list(evictor.evict_after(kept, window, self._watermark)))
+
+    def _result(self, records: list[Any]) -> list[Any]:
+        """What the function gets of these records."""
+        combined = self._combined
+        if combined is None or not records:
+            return records
+        accumulator = combined.create()
+        for record in records:
+            accumulator = combined.add(accumulator, record)
+        return [combined.result(accumulator)]
+
+    def _call(self, window: Window, records: list[Any], time: int | None) -> None:
+        context, emitter = self._at_window, self._emitter
+        context.window = window
+        self._store.enter(window)
+        before = emitter.time
+        emitter.time = time if window.is_global else window.last
+        made = self._function.on_window(context.key, window, records, context)
+        if made is not None:
+            emitter.add((context.key, window), made)
+        emitter.time = before
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_watermark(self, timestamp: int) -> None:
+        self._watermark = max(self._watermark, timestamp)
+        self._store.watermark = self._at_window.watermark = self._watermark
+        super().on_watermark(timestamp)
+
+    def _call_on_timer(self, key: Any, timer: Timer) -> None:
+        is_cleanup, window = parsed_tag(timer.tag)
+        store = self._store
+        store.key = self._at_window.key = key
+        store.window = window
+        home = store.home(window)
+        if home is None:
+            return
+        try:
+            if is_cleanup:
+                self._clear(window, home)
+            else:
+                self._fire_trigger(timer, window, home)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(self._user.step, self._user.origin, (key, window), error) from error
+
+    def _fire_trigger(self, timer: Timer, window: Window, home: Window) -> None:
+        trigger = self._trigger
+        call = trigger.on_event_time if timer.clock == "event" else trigger.on_processing_time
+        self._at_window.timestamp = timer.timestamp if timer.clock == "event" else None
+        self._follow(call(timer.timestamp, window, self._at_trigger), window, home, timer.timestamp)
+
+    def _clear(self, window: Window, home: Window) -> None:
+        """The window is gone: forget all of it."""
+        self._contents.clear(home)
+        self._trigger.clear(window, self._at_trigger)
+        self._store.window = window
+        self._store.drop()
+        self._at_window.window = window
+        self._store.enter(window)
+        self._function.clear(self._at_window.key, window, self._at_window)
+        for state in self._per_window:
+            self._store.enter(window)
+            state.clear()
+        self._store.set_home(window, None)
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Tables of the windows and of the function's state; the watermark, once per key group."""
+        snapshot = super().snapshot(checkpoint_id)
+        own, watermark = self.context.key_groups, self._watermark
+
+        def make(_: int | None) -> pa.Table:
+            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
+            times = np.full(len(groups), watermark)
+            return pa.Table.from_arrays([pa.array(groups), times], schema=_WATERMARK_SCHEMA)
+
+        snapshot.tables[_WATERMARK] = TableCut(make, keys=(KEY_GROUP_COLUMN,))
+        return snapshot
+
+    def restore(self, state: RestoredState) -> Awaitable[None]:
+        """Take over the windows; the watermark is the least of those restored, so late stays late."""
+        table = state.tables.get(_WATERMARK)
+        if table is not None and table.num_rows:
+            self._watermark = int(table.column("watermark").to_numpy().min())
+            self._store.watermark = self._at_window.watermark = self._watermark
+        return super().restore(state)

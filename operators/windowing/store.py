@@ -1,0 +1,308 @@
+"""What is remembered of windows: their records or accumulators, triggers' memory, timers, merges.
+
+All of it is keyed state: the namespace is the window. Windows that merge keep their content under the
+window that came first (their *home*), so that it is not moved whenever a session grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from ...state.codecs import codec_of
+from ...state.descriptors import KeyedState
+from ...state.keyed.base import ABSENT, KeyedBackend, TableSpec
+from ...state.keyed.canonical import Layout
+from ...state.keyed.key_shape import entry_codec
+from ...state.timers import TimerTable
+from ..clock import Clock
+from ..process.declared import Declared
+from ..process.timers import FunctionTimers
+from .evictors import TimedRecord
+from .functions import AggregateFunction
+from .window import Window
+
+RECORDS: Final = "window.records"
+ACCUMULATOR: Final = "window.accumulator"
+TRIGGER: Final = "window.trigger"
+HOMES: Final = "window.homes"
+_TIMER: Final = "\0"
+"""Begins entries of a trigger's memory that name its timers."""
+_OF_TRIGGER, _CLEANUP = "t", "z"
+"""Kinds of timers; at the same time those of triggers come first."""
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class WindowStates(Declared):
+    """The states of a window step: those of the user's function, and the windows' own.
+
+    `incremental`: windows keep an accumulator instead of records. `merging`: windows merge.
+    """
+
+    incremental: bool = False
+    merging: bool = False
+
+    def specs(self) -> dict[str, TableSpec]:
+        specs = super().specs()
+        for name, descriptor in self.keyed.items():
+            if descriptor.per_window:
+                spec = specs[name]
+                specs[name] = replace(spec, layout=replace(spec.layout, namespaced=True))
+        for spec in self._own():
+            specs[spec.name] = spec
+        return specs
+
+    def _own(self) -> Iterable[TableSpec]:
+        anything, keys = codec_of(Any), self.keys
+        if self.incremental:
+            yield TableSpec(ACCUMULATOR, Layout(keys, "value", anything, namespaced=True))
+        else:
+            layout = Layout(keys, "list", anything, codec_of(int), namespaced=True)
+            yield TableSpec(RECORDS, layout)
+        yield TableSpec(TRIGGER, Layout(keys, "map", anything, codec_of(str), namespaced=True))
+        if self.merging:
+            yield TableSpec(HOMES, Layout(keys, "map", anything, entry_codec(tuple[int, int])))
+
+    @property
+    def per_window(self) -> list[KeyedState]:
+        """The user's states that are of a window."""
+        return [descriptor for descriptor in self.keyed.values() if descriptor.per_window]
+
+
+def window_states(declared: Declared, *, incremental: bool, merging: bool) -> WindowStates:
+    """The states of a step whose function declares `declared`."""
+    return WindowStates(
+        declared.keyed,
+        declared.lists,
+        declared.broadcast,
+        declared.ttl_ms,
+        declared.keys,
+        True,
+        incremental=incremental,
+        merging=merging,
+    )
+
+
+class WindowStore:
+    """The windows of the current key; `window` says which of them triggers speak of.
+
+    Attributes:
+        key: the current one.
+        window: the one at hand.
+        watermark: how far event time has come, ms.
+        merged: in `on_merge`: the windows that the one at hand takes the place of.
+    """
+
+    def __init__(self, backend: KeyedBackend, timers: FunctionTimers, clock: Clock) -> None:
+        self._backend, self._timers, self._clock = backend, timers, clock
+        self._memory = backend.entry_table(TRIGGER)
+        self._homes = backend.entry_table(HOMES) if HOMES in backend.specs else None
+        self.key: Any = None
+        self.window = Window(0, 1)
+        self.watermark = 0
+        self.merged: Sequence[Window] = ()
+
+    def now(self) -> int:
+        """The machine's clock, ms."""
+        return self._clock.now_ms()
+
+    def enter(self, window: Window) -> None:
+        """State is of this window from now on."""
+        self._backend.set_namespace((window.start, window.end))
+
+    # --- memory of triggers --------------------------------------------------------------------
+
+    def recall(self, name: str, default: Any) -> Any:
+        """What the trigger remembers of the window under a name."""
+        self.enter(self.window)
+        value = self._memory.get(name)
+        return default if value is ABSENT else value
+
+    def remember(self, name: str, value: Any) -> None:
+        """Remember something of the window."""
+        self.enter(self.window)
+        self._memory.put(name, value)
+
+    def forget(self, name: str) -> None:
+        """Forget it."""
+        self.enter(self.window)
+        self._memory.delete(name)
+
+    def recall_merged(self, name: str) -> list[Any]:
+        """What is remembered of the windows that the one at hand takes the place of."""
+        found = []
+        for window in self.merged:
+            self.enter(window)
+            value = self._memory.get(name)
+            if value is not ABSENT:
+                found.append(value)
+        return found
+
+    # --- timers --------------------------------------------------------------------------------
+
+    def _table(self, clock: str) -> TimerTable:
+        return self._timers.event if clock == "event" else self._timers.processing
+
+    def _tag(self, kind: str, tag: str) -> str:
+        return f"{kind}:{self.window.start}:{self.window.end}:{tag}"
+
+    def set_timer(self, clock: str, timestamp: int, tag: str) -> None:
+        """A timer of the trigger, for the window."""
+        table, full = self._table(clock), self._tag(_OF_TRIGGER, tag)
+        if table.get(self.key, full) is None:
+            self.remember(f"{_TIMER}{clock}:{tag}", True)
+        table.set(self.key, full, timestamp)
+        if clock != "event":
+            self._timers.arm()
+
+    def cancel_timer(self, clock: str, tag: str) -> None:
+        """Delete a timer of the trigger."""
+        self._table(clock).cancel(self.key, self._tag(_OF_TRIGGER, tag))
+        self.forget(f"{_TIMER}{clock}:{tag}")
+
+    def set_cleanup(self, clock: str, timestamp: int) -> None:
+        """Have the window cleared at this time."""
+        self._table(clock).set(self.key, self._tag(_CLEANUP, ""), timestamp)
+        if clock != "event":
+            self._timers.arm()
+
+    def drop(self) -> None:
+        """The window has no timers any more, and its trigger remembers nothing of it."""
+        self.enter(self.window)
+        for name, _ in list(self._memory.entries()):
+            if name.startswith(_TIMER):
+                clock, tag = name[len(_TIMER) :].split(":", 1)
+                self._table(clock).cancel(self.key, self._tag(_OF_TRIGGER, tag))
+        for clock in ("event", "processing"):
+            self._table(clock).cancel(self.key, self._tag(_CLEANUP, ""))
+        self.enter(self.window)
+        self._memory.clear()
+
+    # --- windows that merge --------------------------------------------------------------------
+
+    def homes(self) -> dict[Window, Window]:
+        """The windows of the key, and under which of them each has its content; without merging: none."""
+        assert self._homes is not None
+        return {Window(*span): Window(*home) for span, home in self._homes.entries()}
+
+    def home(self, window: Window) -> Window | None:
+        """Where a window has its content; None if it is gone. Without merging: itself."""
+        if self._homes is None:
+            return window
+        home = self._homes.get((window.start, window.end))
+        return None if home is ABSENT else Window(*home)
+
+    def set_home(self, window: Window, home: Window | None) -> None:
+        """Say where a window has its content; None: it is gone."""
+        if self._homes is None:
+            return
+        span: Span = (window.start, window.end)
+        if home is None:
+            self._homes.delete(span)
+        else:
+            self._homes.put(span, (home.start, home.end))
+
+
+def parsed_tag(tag: str) -> tuple[bool, Window]:
+    """Of a timer: whether it is the one that clears the window, and the window."""
+    kind, start, end, _ = tag.split(":", 3)
+    return kind == _CLEANUP, Window(int(start), int(end))
+
+
+class Contents:
+    """What windows hold: their records, in the order they came."""
+
+    def __init__(self, backend: KeyedBackend, store: WindowStore) -> None:
+        self._table = backend.entry_table(RECORDS)
+        self._store = store
+
+    def add(self, home: Window, record: Any, timestamp: int | None) -> None:
+        """Add a record."""
+        self._store.enter(home)
+        self._table.put(self._table.last() + 1, (record, timestamp))
+
+    def records(self, home: Window) -> list[TimedRecord]:
+        """All records."""
+        self._store.enter(home)
+        return [TimedRecord(*pair) for _, pair in self._table.entries()]
+
+    def replace(self, home: Window, records: Sequence[TimedRecord]) -> None:
+        """Hold these instead."""
+        self.clear(home)
+        for position, (record, timestamp) in enumerate(records):
+            self._table.put(position, (record, timestamp))
+
+    def merge(self, home: Window, others: Iterable[Window]) -> None:
+        """Take over what other windows hold; they are empty afterwards."""
+        for other in others:
+            for record, timestamp in self.records(other):
+                self.add(home, record, timestamp)
+            self.clear(other)
+
+    def clear(self, home: Window) -> None:
+        """Hold nothing."""
+        self._store.enter(home)
+        self._table.clear()
+
+
+class Accumulators:
+    """What windows hold where records are combined as they come."""
+
+    def __init__(
+        self, backend: KeyedBackend, store: WindowStore, function: AggregateFunction[Any, Any, Any]
+    ) -> None:
+        self._table = backend.value_table(ACCUMULATOR)
+        self._store = store
+        self._function = function
+
+    def add(self, home: Window, record: Any, timestamp: int | None) -> None:
+        """Combine a record with what is there."""
+        self._store.enter(home)
+        held = self._table.get()
+        if held is ABSENT:
+            held = self._function.create()
+        self._table.put(self._function.add(held, record))
+
+    def result(self, home: Window) -> list[Any]:
+        """The result, alone in a list; an empty list if there is nothing."""
+        self._store.enter(home)
+        held = self._table.get()
+        return [] if held is ABSENT else [self._function.result(held)]
+
+    def merge(self, home: Window, others: Iterable[Window]) -> None:
+        """Combine with what other windows hold; they are empty afterwards."""
+        for other in others:
+            self._store.enter(other)
+            held = self._table.get()
+            self._table.delete()
+            if held is ABSENT:
+                continue
+            self._store.enter(home)
+            mine = self._table.get()
+            self._table.put(held if mine is ABSENT else self._function.merge(mine, held))
+
+    def clear(self, home: Window) -> None:
+        """Hold nothing."""
+        self._store.enter(home)
+        self._table.delete()
+
+
+class Reduced(AggregateFunction[Any, Any, Any]):
+    """A reduce as an aggregate: the accumulator is a list of at most one value."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def create(self) -> list[Any]:
+        return []
+
+    def add(self, accumulator: list[Any], value: Any) -> list[Any]:
+        return [self._function(accumulator[0], value) if accumulator else value]
+
+    def result(self, accumulator: list[Any]) -> Any:
+        return accumulator[0]
+
+    def merge(self, first: list[Any], second: list[Any]) -> list[Any]:
+        return [self._function(first[0], second[0])]

@@ -1,0 +1,172 @@
+"""Windows of records on the fluent API: `reduce`, `aggregate`, `process`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+from ...errors import PlanError
+from ..graph import Origin
+from ..origin import capture_origin
+from ..required_name import named
+from ..schema import SchemaLike
+from .functions import AggregateFunction, WindowProcess
+from .plan import Windows, describe
+
+if TYPE_CHECKING:
+    from ..process.plan import KeyedBy
+    from ..stream import Stream
+    from .evictors import Evictor
+    from .triggers import Trigger
+
+T = TypeVar("T")
+Out = TypeVar("Out")
+_STATE: Final = "its state is stored under this name"
+
+
+class RecordWindows(Generic[T]):
+    """What can be made of windows with a function of records; subclasses say which windows."""
+
+    def _windows(self, origin: Origin) -> Windows:
+        raise NotImplementedError
+
+    @named("stateful step", _STATE)
+    def reduce(
+        self,
+        function: Callable[[T, T], T],
+        process: WindowProcess[Any, T, Any] | None = None,
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Any]:
+        """Combine the records of each key and window, two at a time, as they come.
+
+        A window keeps one value. Results have the last ms of the window as event time; records that come
+        too late are in the result's `.late` stream.
+
+        Args:
+            function: `(value so far, record) -> new value`; the first record is the first value.
+            process: gets the value of a window, alone in a list, with the key and the window; without
+                it the value is the result.
+            name: the address of the state.
+            into: columns to make of the results of `process`.
+        """
+        origin = capture_origin()
+        return self._windows(origin).reduce(function, process, name, into, origin)
+
+    @named("stateful step", _STATE)
+    def aggregate(
+        self,
+        function: AggregateFunction[T, Any, Out],
+        process: WindowProcess[Any, Out, Any] | None = None,
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Any]:
+        """Combine the records of each key and window into an accumulator, as they come.
+
+        Args:
+            function: an instance: `create`, `add`, `result`, and `merge` for windows that merge.
+            process: gets the result of a window, alone in a list, with the key and the window; without
+                it that result goes on.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        origin = capture_origin()
+        return self._windows(origin).aggregate(function, process, name, into, origin)
+
+    @named("stateful step", _STATE)
+    def process(
+        self,
+        function: WindowProcess[Any, T, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Out]:
+        """Call a function with all records of a window, each time it fires: it keeps them until then.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        origin = capture_origin()
+        return self._windows(origin).process(function, name, into, origin)
+
+
+class RecordWindowedStream(RecordWindows[T]):
+    """Records in windows that only functions of records know, because of `why`."""
+
+    def __init__(
+        self,
+        stream: Stream[Any],
+        keyed_by: KeyedBy,
+        window: Any,
+        trigger: Trigger[Any] | None,
+        evictor: Evictor[Any] | None,
+        why: str,
+        origin: Origin,
+    ) -> None:
+        self._made = Windows(stream, keyed_by, window, trigger, evictor, origin)
+        self._shown = f"{stream.name}, {describe(window)}"
+        self._why = why
+
+    def __repr__(self) -> str:
+        return f"RecordWindowedStream({self._shown})"
+
+    def _windows(self, origin: Origin) -> Windows:
+        return self._made
+
+    def agg(self, **arguments: Any) -> NoReturn:
+        """Not here: aggregates of columns know no triggers, evictors and assigners of your own."""
+        raise self._refused("agg")
+
+    def join(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Not here, see `agg`."""
+        raise self._refused("join")
+
+    def co_group(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Not here, see `agg`."""
+        raise self._refused("co_group")
+
+    def _refused(self, what: str) -> PlanError:
+        return PlanError(
+            f"{what} of windows works on whole columns, and {self._why}",
+            where=str(capture_origin()),
+            fix="use .reduce(...), .aggregate(...) or .process(...) on the window",
+        )
+
+
+def why_records(
+    columns: bool,
+    window: object,
+    trigger: object,
+    evictor: object,
+    *,
+    keyed_by_columns: bool,
+    known: bool,
+) -> str:
+    """Why these windows need functions of records; empty if they do not.
+
+    Args:
+        columns: the stream has columns.
+        window: as the user gave it.
+        trigger: None if none was given.
+        evictor: likewise.
+        keyed_by_columns: not by a function.
+        known: `agg` knows this kind of window.
+    """
+    if not keyed_by_columns:
+        return (
+            "key_with gives a function, not columns; make the key a column and name it: "
+            '.select("*", "lower(url) AS key").key_by("key")'
+        )
+    if trigger is not None or evictor is not None:
+        return "a trigger or an evictor is called for each record"
+    if not columns:
+        return "these are Python objects"
+    if getattr(window, "processing", False):
+        return "these are windows of the machine's clock"
+    if callable(getattr(window, "gap", None)):
+        return "the gap of the session is a function of a record"
+    return "" if known else f"{describe(window)} is called for each record"
