@@ -66,7 +66,7 @@ class SourceSubtask(Subtask):
     async def step(self) -> bool:
         if self._stopping or self.finished:
             return False
-        if self._splits.stands_still:
+        if self._splits.stands_still and not self._reader.finished:
             return False
         self.time.switch(Activity.BUSY)
         batch = with_context(self.chain.head, self._reader.poll)

@@ -1,0 +1,140 @@
+"""A source's subtask that is ahead of its group reads nothing, and ends if it has nothing more to read."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import headgate as hg
+from headgate.connectors import blackhole, from_list, numbers
+from headgate.operators.clock import SystemClock
+from headgate.operators.elements import ObjectBatch
+from headgate.operators.source import Source, SourceReader
+from headgate.runtime.storage.memory import MemoryStore
+from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
+from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.source_subtask import SourceSubtask
+
+ALIGNED = {"align": "g", "max_drift": "1s", "idle_after": "1h", "name": "times"}
+
+
+def metrics(*_):
+    return SimpleNamespace(
+        counter=lambda name: SimpleNamespace(inc=lambda amount=1: None),
+        gauge=lambda name, read: None,
+    )
+
+
+class Mute(Source):
+    """One batch, of a reader that does not tell of its splits."""
+
+    bounded = True
+
+    def splits(self, parallelism):
+        return [b""]
+
+    def reader(self):
+        return MuteReader()
+
+
+class MuteReader(SourceReader):
+    finished = False
+
+    def add_splits(self, splits):
+        pass
+
+    def poll(self):
+        if self.finished:
+            return None
+        self.finished = True
+        return ObjectBatch([5])
+
+    def snapshot(self):
+        return []
+
+
+def with_subtask(source, story, tmp_path):
+    """Run `story(subtask, ended)` on a subtask of source, event_time and a sink; steps are the story's."""
+    job = hg.Job("one", options={"pipeline.auto-watermark-interval": "0 ms"})
+    timed = job.read(source, name="in").event_time(lambda n: n, **ALIGNED)
+    timed.write(blackhole(), name="out")
+    plan = job.spec().plan
+    ended = []
+
+    async def main():
+        with ThreadPoolExecutor(1) as threads:
+            env = TaskEnvironment(
+                plan=plan,
+                vertex=plan.vertices[0],
+                index=0,
+                generation=1,
+                attempt=1,
+                restored_checkpoint=0,
+                options={"pipeline.auto-watermark-interval": "0 ms"},
+                settings=TaskSettings(),
+                clock=SystemClock(),
+                store=MemoryStore("one", {}),
+                store_at=None,
+                io_threads=threads,
+                transfers=asyncio.Semaphore(1),
+                directory=SubtaskDirectory(tmp_path / "local"),
+                reports=SimpleNamespace(finished=lambda: ended.append(True)),
+                metrics_of=metrics,
+            )
+            subtask = SourceSubtask(env, {}, tuple(source.splits(1)))
+            await subtask.prepare(None, False)
+            await story(subtask, ended)
+            await subtask.cancel()
+
+    asyncio.run(main())
+
+
+def read(subtask):
+    return subtask.chain.head.output.records_out
+
+
+def test_a_whole_reader_waits_and_goes_on(tmp_path):
+    async def story(subtask, ended):
+        subtask.env.splits.announce("g", 1)
+        steps = [await subtask.step() for _ in range(6)]
+        assert (steps, read(subtask)) == ([True, True, True, True, False, False], 4)
+        assert subtask.extra_items() == {"splits": [b"\x83\xa5index\x00\xa2of\x01\xa8position\x04"]}
+        subtask.announce("g", 3)
+        subtask._mails.popleft()()
+        steps = [await subtask.step() for _ in range(3)]
+        assert (steps, read(subtask)) == ([True, True, False], 6)
+
+    with_subtask(from_list(list(range(8)), batch_rows=1), story, tmp_path)
+
+
+def test_single_splits_wait_where_the_reader_can_do_that(tmp_path):
+    async def story(subtask, ended):
+        splits = subtask.env.splits
+        assert [await subtask.step() for _ in range(2)] == [
+            True,
+            True,
+        ]  # rows 0 and 1, then 2 and 3
+        splits.announce("g", 1)
+        assert splits.paused == {"split 1"}
+        assert await subtask.step()  # 4 and 5, of split 0
+        assert splits.paused == {"split 0", "split 1"}
+        assert not await subtask.step()
+        splits.announce("g", 4)
+        assert splits.paused == frozenset()
+        assert [await subtask.step() for _ in range(3)] == [True, True, False]
+        assert read(subtask) == 10
+
+    with_subtask(numbers(100, batch_rows=2, splits=2), story, tmp_path)
+
+
+def test_who_waits_and_has_nothing_left_to_read_ends(tmp_path):
+    async def story(subtask, ended):
+        subtask.env.splits.announce("g", -100)
+        assert await subtask.step()
+        assert subtask.env.splits.paused
+        assert ended == []
+        assert await subtask.step()
+        assert ended == [True]
+
+    with_subtask(Mute(), story, tmp_path)
