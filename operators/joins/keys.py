@@ -12,7 +12,7 @@ from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.values import Index
 from .side import Side
 
-FORGET_MIN: Final = 16_384
+FORGET_MIN: Final = 65_536
 """Fewer keys without rows do not matter."""
 
 

@@ -22,7 +22,7 @@ from .chains import Chains
 from .row_store import RowStore
 from .time_order import TimeOrder
 
-DEAD_MIN: Final = 4_096
+DEAD_MIN: Final = 32_768
 """Fewer rows that are gone do not matter."""
 Alive = Callable[[Index, Index], npt.NDArray[np.bool_]]
 """Of rows, given by number and time: which count at a cut."""

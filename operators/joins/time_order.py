@@ -50,10 +50,12 @@ class TimeOrder:
         upto = int(np.searchsorted(self._times, before))
         times, rows = self._times[self._next : upto], self._rows[self._next : upto]
         self._next = max(self._next, upto)
-        if self._tail_first < before:
-            late_times, late_rows = self._from_tail(before)
-            times, rows = np.concatenate([times, late_times]), np.concatenate([rows, late_rows])
-        return rows[np.lexsort((rows, times))]
+        if self._tail_first >= before:
+            return rows
+        late_times, late_rows = self._from_tail(before)
+        times, rows = np.concatenate([times, late_times]), np.concatenate([rows, late_rows])
+        # Rows of the tail came later than those of the main part: stable means by number, too.
+        return rows[np.argsort(times, kind="stable")]
 
     def _from_tail(self, before: int) -> tuple[Index, Index]:
         times, rows = self._joined_tail()
