@@ -29,7 +29,7 @@ from .calendar import Numbers
 from .early import EarlyResults
 from .pane_state import PaneState
 from .running_totals import RunningTotals, has_running_totals
-from .table import PaneTable
+from .table import NO_PANE, PaneTable
 from .totals import Between, Members, Totalled, Totals
 from .two_stacks import TwoStacks
 
@@ -163,6 +163,9 @@ class PaneAggregate(Operator):
             return
         after = self._watermark + 1
         gone = self._grid.ended(after - self._window.allowed_lateness_ms)
+        if self._table.gone > NO_PANE:
+            # also those that a job with less allowed lateness has dropped
+            gone = max(gone, self._grid.windows_of(self._table.gone)[1])
         due = self._grid.ended(after)
         if gone < due:
             self._emit(self._results_of(np.unique(cells), gone + 1, due))

@@ -255,7 +255,7 @@ def check(start, make_batch, window, aggregates, keyed, history, cut, parallelis
 
 @pytest.mark.parametrize("aggregates", [EXACT, MIXED], ids=["exact", "mixed"])
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "whole"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data())
 def test_equals_record_by_record_over_snapshots_and_rescales(
     start, make_batch, keyed, aggregates, data
@@ -281,7 +281,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("aggregates", [EXACT, MIXED], ids=["exact", "mixed"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_days_of_a_zone_equal_record_by_record(start, make_batch, aggregates, data):
     zone = data.draw(st.sampled_from(sorted(MOMENTS)))
