@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from ..errors import InternalError
 from ..state.keygroups import KeyGroupRange
@@ -127,6 +127,9 @@ class Operator:
 
     output: Output
     context: OperatorContext
+    stores_what_waits: ClassVar[bool] = False
+    """If true it gets records in front of a barrier also while it is full, to keep them as state: so a
+    checkpoint need not wait until there is room."""
 
     def open(self, context: OperatorContext) -> Awaitable[None] | None:
         """Called first, before any state or record. Raising fails the attempt.
@@ -152,16 +155,15 @@ class Operator:
     def full(self) -> bool:
         """True while it takes no more records. Asked of the head of a chain only.
 
-        The subtask then reads barriers and other control elements, and records only in front of a barrier,
-        so that checkpoints need not wait: they are taken all the same. It reads all again once a callback
-        of `context.timers` has changed that.
+        The subtask then reads barriers and other control elements, and records again once a callback of
+        `context.timers` has changed that. See `stores_what_waits`.
         """
         return False
 
     def settled(self) -> bool:
         """False while callbacks of `context.timers` will still emit results of records that came.
 
-        Asked of the head of a chain only: at the end of data `finish` waits for it, barriers do not.
+        At the end of data `finish` waits for it, barriers do not.
         """
         return True
 

@@ -88,6 +88,9 @@ class MicroBatches(Operator):
     def _call(self, batch: ColumnBatch) -> None:
         divide(self._user, batch).send(self._letters, self.output)
 
+    def settled(self) -> bool:
+        return not self._buffer.waits
+
     def on_watermark(self, timestamp: int) -> None:
         self._buffer.flush()
         self.output.emit_watermark(timestamp)

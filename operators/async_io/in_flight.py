@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
@@ -25,6 +25,8 @@ from .stored import InFlightState
 
 IN_FLIGHT_GAUGE: Final = "numRecordsInFlight"
 RETRIES_COUNTER: Final = "numCallsRetried"
+DEADLINES_MIN: Final = 64
+"""So many deadlines of calls that have ended are not worth forgetting."""
 _SLACK_S: Final = 1e-6
 """Sums of floats: what is due this soon is due."""
 
@@ -51,6 +53,8 @@ class CallSettings:
 class InFlight(Operator):
     """What operators with calls share; subclasses make calls of batches and batches of results."""
 
+    stores_what_waits: ClassVar[bool] = True
+
     def __init__(self, settings: CallSettings, state: InFlightState, step: str) -> None:
         self._settings = settings
         self._state = state
@@ -59,6 +63,7 @@ class InFlight(Operator):
         self._calls: dict[Call, None] = {}  # those not sent yet, as they came
         self._waiting: deque[Call] = deque()  # those for which there was no room
         self._occupied = 0
+        self._rows = 0
         self._turns: dict[Any, deque[Call]] = {}  # by key: behind the call that is under way
         self._completed: list[Call] = []
         self._deadlines: deque[tuple[float, Call]] = deque()
@@ -69,7 +74,7 @@ class InFlight(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._retried = context.metrics.counter(RETRIES_COUNTER)
-        context.metrics.gauge(IN_FLIGHT_GAUGE, lambda: sum(call.rows for call in self._calls))
+        context.metrics.gauge(IN_FLIGHT_GAUGE, lambda: self._rows)
 
     def process(self, batch: Batch, input_index: int) -> None:
         for call in self._calls_of(batch):
@@ -106,6 +111,7 @@ class InFlight(Operator):
 
     def _submit(self, call: Call) -> None:
         self._calls[call] = None
+        self._rows += call.rows
         self._queue.add(call)
         self._waiting.append(call)
 
@@ -131,6 +137,10 @@ class InFlight(Operator):
         if settings.timeout_ms is not None:
             due_s = self.context.clock.monotonic() + settings.timeout_ms / 1000
             self._deadlines.append((due_s, call))
+            if len(self._deadlines) > DEADLINES_MIN + 2 * self._occupied:
+                # Those behind a call that takes long: else they would be kept as long as it takes.
+                still = (each for each in self._deadlines if each[1].status is Status.OPEN)
+                self._deadlines = deque(still)
 
     def _ended(self, call: Call, task: asyncio.Task[Any]) -> None:
         """The task of a call has ended. Runs beside the mailbox: it only takes note."""
@@ -187,6 +197,7 @@ class InFlight(Operator):
             return
         for call in calls:
             del self._calls[call]
+            self._rows -= call.rows
         self._occupied -= len(calls)
         self._send(calls)
 
@@ -206,9 +217,8 @@ class InFlight(Operator):
         """In the mailbox: the first deadline may have passed."""
         self._timer_runs = False
         now_s = self.context.clock.monotonic() + _SLACK_S
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_s:
-            _, call = deadlines.popleft()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, call = self._deadlines.popleft()
             # A task that has ended before counts as in time, though its callback is still to come.
             if call.status is Status.OPEN and call.task is not None and not call.task.done():
                 call.status = Status.TIMED_OUT
@@ -221,12 +231,12 @@ class InFlight(Operator):
     def states(self) -> Sequence[StateInfo]:
         return self._state.infos()
 
-    def prepare_snapshot(self, checkpoint_id: int) -> None:
-        """What is ready leaves before the barrier, and need not be called for again."""
-        self._send_ready()
-
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """The records of all calls that were not sent, in order."""
+        """The records of all calls that were not sent, in order.
+
+        Results that are ready do not leave now, only when their mail runs: behind a savepoint that stops
+        the job no mail does, and the last checkpoint must not commit what the savepoint has as a record.
+        """
         return self._state.cut(list(self._calls), self.context.max_parallelism)
 
     def restore(self, state: RestoredState) -> None:

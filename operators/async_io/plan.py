@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ from ..partitioning import HashColumns, HashFunction
 from ..rows import RowReader
 from ..schema import SchemaLike, record_class
 from ..stream_base import StreamBase, into_schema
+from ..user_code import FAILURES
 from .in_flight import CallSettings
 from .map_async import TIMED_OUT, AsyncMapStep, KeyOfRecords, MapAsync, OnTimeout
 from .retry import Retry, RetryRule, checked_retry
@@ -106,7 +106,7 @@ def rule_of(retry: Retry | None, policy: OnError, origin: Origin) -> RetryRule:
         )
     if not policy.retries:
         return checked_retry(retry, origin)
-    return RetryRule(policy.retries + 1, on_exception=(Exception, asyncio.CancelledError))
+    return RetryRule(policy.retries + 1, on_exception=FAILURES)
 
 
 def _check_on_timeout(on_timeout: object, origin: Origin) -> None:

@@ -43,7 +43,10 @@ class OrderedQueue:
         self._entries.append(call)
 
     def mark(self, mark: Mark) -> None:
-        self._entries.append(mark)
+        entries = self._entries
+        if entries and _replaces(mark, entries[-1]):
+            entries.pop()
+        entries.append(mark)
 
     def completed(self, call: Call) -> None:
         """Nothing to note: its status says it."""
@@ -79,7 +82,13 @@ class UnorderedQueue:
         call.segment.open += 1
 
     def mark(self, mark: Mark) -> None:
-        self._segments[-1].mark = mark
+        last = self._segments[-1]
+        if len(self._segments) > 1 and not last.open and not last.done:
+            before = self._segments[-2]
+            if _replaces(mark, before.mark):
+                before.mark = mark
+                return
+        last.mark = mark
         self._segments.append(_Segment())
 
     def completed(self, call: Call) -> None:
@@ -95,3 +104,8 @@ class UnorderedQueue:
                 return
             self._segments.popleft()
             yield first.mark
+
+
+def _replaces(mark: Mark, before: Call | Mark | None) -> bool:
+    """True if nobody needs `before` with `mark` right behind it: they would pile up behind a slow call."""
+    return isinstance(mark, Watermark) and isinstance(before, Watermark)

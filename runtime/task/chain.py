@@ -116,6 +116,10 @@ class OperatorChain:
         """The operator that meets the inputs."""
         return self.operators[0]
 
+    def settled(self) -> bool:
+        """True if no operator will emit anything before there is more input."""
+        return all(chained.operator.settled() for chained in self.operators)
+
     def broadcast(self, element: Control) -> None:
         """Send a control element out of the vertex on all its partitions."""
         for partition in self.partitions:

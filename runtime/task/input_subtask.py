@@ -68,10 +68,12 @@ class InputSubtask(Subtask):
         return True
 
     def _holds_back(self) -> bool:
-        """True if no records are to be read: not even those in front of a barrier, for there is none."""
-        if not self.chain.head.operator.full():
+        """True if no records are to be read for now."""
+        operator = self.chain.head.operator
+        if not operator.full():
             return False
-        return not (self._alignment.pending or self.gate.holds_barrier)
+        waits = self._alignment.pending or self.gate.holds_barrier
+        return not (waits and operator.stores_what_waits)
 
     def _control(self, position: int, element: Element) -> None:
         channel = ChannelPosition(position)
@@ -103,13 +105,13 @@ class InputSubtask(Subtask):
 
     def _pass_probes(self) -> None:
         """Pass on the probes that have come on all channels, behind what is still to be emitted."""
-        if self.chain.head.operator.settled():
+        if self.chain.settled():
             for probe in self._probes.due(self._with_data):
                 self.chain.broadcast(probe)
 
     async def _run_mail(self) -> None:
         await super()._run_mail()
-        self._pass_probes()  # the head of the chain may have settled just now
+        self._pass_probes()  # the chain may have settled just now
 
     def _advance(self, output: ValveOutput) -> None:
         head = self.chain.head

@@ -317,8 +317,8 @@ class Subtask:
         await self._end()
 
     async def _end(self) -> None:
-        """The rest of `finish`, once the head has settled; until then barriers and mails go on."""
-        if not self.chain.head.operator.settled():
+        """The rest of `finish`, once the chain has settled; until then barriers and mails go on."""
+        if not self.chain.settled():
             return
         self._ending = False
         if not self._was_finished:

@@ -209,3 +209,33 @@ def test_keys_meet_their_records_again_after_a_rescale(asked: list[Any]) -> None
         for key in range(5):
             of_key = [n for n in found if n / 10 % 5 == key]
             assert of_key == sorted(of_key)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_loop_waits_for_calls_and_for_rows_that_wait(parallelism: int) -> None:
+    """Nothing overtakes what is under way: a loop that seems to be at rest would lose it."""
+
+    def body(stream: Any) -> tuple[Any, Any]:
+        less = stream.map_async(one_less, name="less", timeout="1m").map(
+            lambda n: {"n": n}, into={"n": "int64"}
+        )
+        rows = less.map_batches(lambda batch: batch, rows=1_000, within="5s")
+        numbers = rows.map(lambda row: row.n)
+        return numbers.filter(lambda n: n > 0), numbers
+
+    job = hg.Job("loop")
+    job.checkpoint(every="1h", storage="never-made")
+    job.read(from_list([]), name="in").iterate(body, name="loop").write(
+        collect(guarantee="exactly_once"), name="out"
+    )
+    with harness(job, parallelism=parallelism) as h:
+        h.push("in", 3, 1)
+        h.push("in", 2)
+        h.end()
+        h.advance_time("2m")
+        assert sorted(h.drain("out")) == [0, 0, 0, 1, 1, 2]
+
+
+async def one_less(n: int) -> int:
+    await asyncio.sleep(3)
+    return n - 1

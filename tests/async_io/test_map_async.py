@@ -280,19 +280,45 @@ def test_the_end_of_the_input_waits_for_all_calls(bench: Any, world: Any) -> Non
     assert [record for _, record in step.events][:3] == [5000, 4000, 3000]
 
 
-def test_what_is_ready_leaves_before_a_barrier(bench: Any, world: Any) -> None:
+def test_a_barrier_sends_nothing_by_itself(bench: Any, world: Any) -> None:
+    """What has ended leaves when its mail runs: there is none behind a savepoint that stops the job."""
     step = bench(world.source().map_async(world.service().ask, name="ask"))
     (operator,) = step.operators
     step.push([5, 50])
-    # The mailbox is busy while the first call ends: its result waits for the next mail.
     operator.context.timers.call_later = lambda delay_ms, callback: None
-    step.advance(10)
+    step.advance(10).restart()
     assert step.take() == []
-    step.barrier()
-    assert step.take() == [50]
-    operator.snapshot(1)
-    step.restart().advance(100)
-    assert step.take() == [500]
+    assert step.advance(100).take() == [50, 500]
+
+
+def test_deadlines_of_calls_that_have_ended_are_forgotten(bench: Any, world: Any) -> None:
+    stream = world.source().map_async(
+        world.service().ask, ordered=False, timeout="1h", on_timeout="side_output", name="ask"
+    )
+    step = bench(stream).push([3_600_001])
+    for _ in range(50):
+        step.push([1] * 20).advance(1)
+    assert len(step.operators[0]._deadlines) < 150
+    assert step.take() == [10] * 1_000
+    step.advance(3_600_000)
+    assert step.take("timed_out") == [3_600_001]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_watermarks_do_not_pile_up_behind_a_slow_call(
+    bench: Any, world: Any, ordered: bool
+) -> None:
+    step = bench(world.source().map_async(world.service().ask, ordered=ordered, name="ask"))
+    step.push([50], [1])
+    for timestamp in range(1, 20):
+        step.watermark(timestamp)
+    step.idle(True).idle(False).push([60], [30])
+    for timestamp in range(20, 31):
+        step.watermark(timestamp)
+    step.advance(100)
+    assert step.events == [
+        ("main", 500), ("watermark", 19), ("idle", True), ("idle", False), ("main", 600), ("watermark", 30),
+    ]  # fmt: skip
 
 
 def test_closing_cancels_all_calls(bench: Any, world: Any) -> None:
