@@ -198,6 +198,7 @@ class Stream(Loops[T], Calls[T]):
         idle_after: Duration | None = None,
         close_after: Duration | None = None,
         per_split: bool = True,
+        wait_for_queued: bool = False,
         align: str | None = None,
         max_drift: Duration | None = None,
         align_every: Duration | None = None,
@@ -213,8 +214,9 @@ class Stream(Loops[T], Calls[T]):
             strategy: another rule for watermarks, instead of `max_out_of_order`.
             idle_after: a split, or a subtask, without records for so long no longer holds others back.
             close_after: without records for so long, time goes on with the clock, so that windows close.
-            per_split: right behind a source, each of its splits has watermarks of its own. False: its
-                splits are read in the order of time, and are one.
+            per_split: right behind a source, each of the splits being read has watermarks of its own.
+            wait_for_queued: also those not yet being read, such as files behind others, hold time: they
+                may be in any order, and windows stay open until the last is being read.
             align: sources of the same group, by its name, wait for each other.
             max_drift: how far a split may be ahead of the slowest subtask of its group.
             align_every: how often they tell each other how far they are; 1s unless said.
@@ -228,6 +230,7 @@ class Stream(Loops[T], Calls[T]):
             idle_after=idle_after,
             close_after=close_after,
             per_split=per_split,
+            wait_for_queued=wait_for_queued,
             align=align,
             max_drift=max_drift,
             align_every=align_every,

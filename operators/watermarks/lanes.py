@@ -1,8 +1,9 @@
 """Event time per split, and the one watermark of the subtask: the minimum of its splits.
 
-A split counts from the moment it is known, before its first record: so nothing is late because one split
-is read behind another, or in turn with it. It stops counting when it ends, and while it is silent. All
-this is about what a reader has at hand; across subtasks `runtime/task/valve.py` has the rules.
+A split counts from the moment it is being read, before its first record: so nothing is late because splits
+are read in turn. One that waits in a queue behind others counts from the moment the reader comes to it, or,
+if asked for, at once. It stops counting when it ends, and while it is silent. All this is about what a
+reader has at hand; across subtasks `runtime/task/valve.py` has the rules.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ class Slowest(NamedTuple):
 
 @final
 class Lanes:
-    """All splits of one subtask."""
+    """All splits of one subtask. `wait_for_queued`: time stands until the last of them is being read."""
 
-    def __init__(self, make: Callable[[], WatermarkGenerator], now_s: float) -> None:
+    def __init__(
+        self, make: Callable[[], WatermarkGenerator], now_s: float, wait_for_queued: bool = False
+    ) -> None:
         self._make = make
+        self._wait_for_queued = wait_for_queued
         self._lanes: dict[str, Lane] = {WHOLE: Lane(make(), now_s)}
         self._queued: dict[str, None] = {}
-        """Splits that the reader has not come to, in order: they hold time, and are never idle."""
+        """Splits that the reader has not come to, in order: they are never idle."""
         self._told = False
 
     def open(self, split: str, queued: bool, now_s: float) -> None:
@@ -111,7 +115,7 @@ class Lanes:
     @property
     def slowest(self) -> Slowest | None:
         """The split that the others wait for; None if all are idle or have ended."""
-        if self._queued:
+        if self._queued and self._wait_for_queued:
             return Slowest(next(iter(self._queued)), WATERMARK_MIN, queued=True)
         return self._slowest_being_read
 

@@ -92,7 +92,7 @@ class EventTimeOperator(Operator):
         )
         self._active_at = self._risen_at = self._awake_s()
         make = guarded(self._settings.strategy.make, context.operator_name, self._origin)
-        self._lanes = Lanes(make, self._active_at)
+        self._lanes = Lanes(make, self._active_at, self._settings.wait_for_queued)
         self._lag_ms = math.nan
         context.metrics.gauge("currentEmitEventTimeLag", lambda: self._lag_ms)
         context.metrics.gauge("watermarkLag", self._watermark_lag)

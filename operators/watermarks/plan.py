@@ -35,6 +35,7 @@ def add_event_time(
     idle_after: Duration | None,
     close_after: Duration | None,
     per_split: bool,
+    wait_for_queued: bool,
     align: str | None,
     max_drift: Duration | None,
     align_every: Duration | None,
@@ -52,7 +53,14 @@ def add_event_time(
         _optional_ms(close_after, "close_after", origin),
         per_split and _knows_splits(stream),
         _alignment(align, max_drift, align_every, origin),
+        wait_for_queued,
     )
+    if wait_for_queued and not settings.per_split:
+        raise PlanError(
+            "event_time can wait for queued splits only where it knows the splits of a source",
+            where=str(origin),
+            fix="call it right behind job.read, without per_split=False",
+        )
     if settings.close_after_ms is not None and not name:
         raise PlanError(
             "event_time with close_after has no name",

@@ -41,6 +41,7 @@ class WatermarkSettings:
         idle_after_ms: silence after which a split, or the subtask, is not waited for; None: never.
         close_after_ms: silence after which the watermark goes on with the clock; None: never.
         per_split: a generator for each split of the source, not one for all.
+        wait_for_queued: splits that the reader has not come to hold time as well.
     """
 
     strategy: WatermarkStrategy
@@ -48,6 +49,7 @@ class WatermarkSettings:
     close_after_ms: int | None = None
     per_split: bool = True
     alignment: Alignment | None = None
+    wait_for_queued: bool = False
 
     @property
     def text(self) -> str:
@@ -57,6 +59,8 @@ class WatermarkSettings:
             parts.append(f"idle after {format_duration(self.idle_after_ms)}")
         if self.close_after_ms is not None:
             parts.append(f"by the clock after {format_duration(self.close_after_ms)} of silence")
+        if self.wait_for_queued:
+            parts.append("waiting for queued splits")
         if self.alignment is not None:
             parts.append(self.alignment.text)
         return ", ".join(parts)

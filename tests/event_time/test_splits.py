@@ -59,8 +59,21 @@ def test_a_split_ends_behind_its_last_batch(step):
     assert run.watermarks == [99, 199, 8_999]
 
 
-def test_a_queued_split_holds_time_and_is_not_silent(step):
-    run = step(idle_after_ms=1_000)
+def test_a_queued_split_does_not_hold_time_until_it_is_being_read(step):
+    run = step()
+    run.splits.opened("a", queued=True)
+    run.splits.opened("b", queued=True)
+    run.read("a", 1_000).wait(TICK_MS)
+    assert run.watermarks == [999]
+    run.read("a", 2_000).wait(TICK_MS).read("a", 2_500, last=True)
+    run.read("b", 500).wait(TICK_MS)
+    assert run.watermarks == [999, 1_999]
+    run.read("b", 3_000).wait(TICK_MS)
+    assert run.watermarks == [999, 1_999, 2_999]
+
+
+def test_a_queued_split_holds_time_if_asked_for_and_is_not_silent(step):
+    run = step(idle_after_ms=1_000, wait_for_queued=True)
     run.splits.opened("a", queued=True)
     run.splits.opened("b", queued=True)
     for time in range(0, 5_000, 500):
@@ -71,7 +84,7 @@ def test_a_queued_split_holds_time_and_is_not_silent(step):
 
 
 def test_a_subtask_whose_reader_brings_nothing_is_idle_though_splits_are_queued(step):
-    run = step(idle_after_ms=1_000)
+    run = step(idle_after_ms=1_000, wait_for_queued=True)
     run.splits.opened("a", queued=True)
     run.splits.opened("b", queued=True)
     run.read("a", 100).wait(1_200)
@@ -172,7 +185,7 @@ BATCHES = st.lists(st.lists(st.integers(0, 1_000), min_size=1, max_size=3), max_
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_equals_the_model_in_whatever_order_splits_are_read(step, splits, in_turn, bound, random):
     """No record is late that keeps the promise of its own split; and time goes as far as it may."""
-    run = step(bounded_by(bound))
+    run = step(bounded_by(bound), wait_for_queued=True)
     for number in range(len(splits)):
         run.splits.opened(f"split {number}", queued=not in_turn)
     left = {number: list(batches) for number, batches in enumerate(splits)}
@@ -320,11 +333,13 @@ def windows_of(times, **event_time):
     return windows, len(late.rows)
 
 
-def test_a_job_that_reads_splits_one_after_the_other_has_no_late_records():
+def test_a_job_that_reads_splits_one_after_the_other_may_wait_for_all():
     times = [time for at in range(0, 40, 5) for time in (at, at)]  # the same in both splits
-    assert windows_of(times) == ([(0, 4), (10, 4), (20, 4), (30, 4)], 0)
-    windows, late = windows_of(times, per_split=False)
-    assert (windows, late) == ([(0, 2), (10, 2), (20, 2), (30, 4)], 6)
+    everything = ([(0, 4), (10, 4), (20, 4), (30, 4)], 0)
+    assert windows_of(times, wait_for_queued=True) == everything
+    behind = ([(0, 2), (10, 2), (20, 2), (30, 4)], 6)
+    assert windows_of(times) == behind
+    assert windows_of(times, per_split=False) == behind
 
 
 class Careless(Source):

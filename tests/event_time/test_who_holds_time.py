@@ -100,7 +100,7 @@ def test_statistics_travel():
 
 
 def test_a_step_knows_what_holds_it_and_for_how_long(step):
-    run = step(idle_after_ms=10_000)
+    run = step(idle_after_ms=10_000, wait_for_queued=True)
     run.splits.opened("a")
     run.splits.opened("b")
     run.splits.opened("c", queued=True)
