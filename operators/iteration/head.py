@@ -52,6 +52,9 @@ _TABLE: Final = pa.schema(
 class IterationHead(Operator):
     """Sends records into the loop; keeps those that came back and wait, and the logs of checkpoints."""
 
+    stores_what_waits = True
+    """Records in front of a barrier are taken beyond the memory, too: a checkpoint waits for no room."""
+
     def __init__(self, settings: LoopSettings) -> None:
         self.settings = settings
         self.queue = FeedbackQueue(settings.name)
@@ -77,7 +80,7 @@ class IterationHead(Operator):
         )
         self._dropped = context.metrics.counter(DROPPED)
         context.metrics.gauge("numFeedbackRecordsWaiting", lambda: queue.rows)
-        context.metrics.gauge("feedbackSpilledBytes", lambda: queue.spilled_bytes)
+        self._spilled = context.metrics.counter("numFeedbackBytesSpilled")
 
     # -- records ------------------------------------------------------------------------------------
 
@@ -114,7 +117,10 @@ class IterationHead(Operator):
             self._dropped.inc(len(batch))
             return
         self._arrived += self._count(batch)
+        before = self.queue.spilled_bytes
         self.queue.put(batch)
+        if self.queue.spilled_bytes > before:
+            self._spilled.inc(self.queue.spilled_bytes - before)
 
     def take_arrived(self) -> int:
         """How many records that matter came back since the last call."""

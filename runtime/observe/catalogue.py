@@ -156,6 +156,23 @@ CATALOGUE: tuple[MetricDoc, ...] = (
     ),
     _operator("numFailedRecordsDropped", "records", "Those of them that were dropped.", COUNTER),
     _operator(
+        "numFeedbackRecordsWaiting",
+        "records",
+        "Came back in a loop and wait to be sent in again. Loops only.",
+    ),
+    _operator(
+        "numFeedbackBytesSpilled",
+        "bytes",
+        "Of such records, written to local disk since there was no room in memory. Loops only.",
+        COUNTER,
+    ),
+    _operator(
+        "numFeedbackRecordsDropped",
+        "records",
+        "Came back when the loop had ended. Loops only.",
+        COUNTER,
+    ),
+    _operator(
         "numRecordsInErrors", "records", "Could not be read, and were not. Sources only.", COUNTER
     ),
     _operator("numRecordsSend", "records", "Handed to the outside. Sinks only.", COUNTER),

@@ -124,6 +124,55 @@ def test_it_drains(lab: Any, paced: Any) -> None:
     assert sorted(sink.rows) == [each for each in all_hops() if each[0] in ids]
 
 
+@pytest.mark.parametrize("after", [2, 3])
+def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any, after: int) -> None:
+    """What went round then would be in the output of the last checkpoint, and again in that of whoever
+    goes on from the savepoint."""
+    sink, taken = collect(guarantee="exactly_once"), []
+
+    def make(storage: str, parallelism: int) -> hg.Job:
+        job = hg.Job("long", parallelism=parallelism, max_parallelism=12)
+        job.checkpoint(every="1h", storage=storage)
+        (
+            job.read(numbers(20, batch_rows=4, splits=2), name="numbers")
+            .map(lambda n: (n, 200))
+            .iterate(long_way, name="loop")
+            .write(sink, name="out", parallelism=1)
+        )
+        return job
+
+    async def script(running: Any) -> None:
+        await running.until("status", status="RUNNING")
+        await running.request("checkpoint")
+        driver = running.coordinator._context.checkpoints
+        write = driver._write_savepoint
+
+        async def slowly(*arguments: Any) -> None:
+            for _ in range(4):
+                await running.tick()  # in which the loop would go on
+            await write(*arguments)
+
+        driver._write_savepoint = slowly
+        taken.append((await running.request("stop", savepoint=str(lab.path)))["savepoint"])
+
+    assert lab.run(make(lab.storage, 2), script).outcome.status == "SUSPENDED"
+    assert len(sink.rows) < 20 * 200
+    ran = lab.run(make(f"{lab.storage}-again", after), restore_from=taken[0])
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert sorted(sink.rows) == [(n, left) for n in range(20) for left in range(200)]
+
+
+def long_way(stream: Any) -> tuple[Any, Any]:
+    less = stream.key_with(lambda r: r[0]).process(Less(), name="less")
+    return less.filter(lambda r: r[1] > 0), less
+
+
+class Less(hg.KeyedProcess[int, Any, Any]):
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> Iterator[Any]:
+        time.sleep(0.0002)  # so that the job lasts until it is stopped
+        yield (record[0], record[1] - 1)
+
+
 def two_streams(stream: Any) -> tuple[Any, Any]:
     """Steps of several widths in a loop, and a way back that is dealt out anew."""
     moved = stream.rebalance().map(lambda r: r, name="move").parallel(1)

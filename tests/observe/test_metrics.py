@@ -57,6 +57,9 @@ def make_job(path: Path, **options: str) -> hg.Job:
     read = job.read(source, name="lines")
     read.write(blackhole(), name="lines out")
     read.key_by("id").process(Timed(), name="timed").write(blackhole(), name="timers out")
+    read.iterate(lambda once: (once.filter("id > 2"), once), name="loop").write(
+        blackhole(), name="looped"
+    )
     read.map_async(echo, name="asked").write(blackhole(), name="answers")
     return job
 
