@@ -119,8 +119,18 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "numLateRecordsDropped",
         "records",
         "Came behind the watermark and the allowed lateness; they go to the side output `late`. "
-        "Windows only.",
+        "Of joins also to `late_other`. Windows and joins only.",
         COUNTER,
+    ),
+    _operator(
+        "numLeftRowsWaiting",
+        "records",
+        "Of the first stream, kept since others may come that they meet. Joins only.",
+    ),
+    _operator(
+        "numRightRowsWaiting",
+        "records",
+        "Of the second stream, the same; of a temporal join: versions kept. Joins only.",
     ),
     _operator("numFiredTimers", "timers", "Were due, and handled. Process functions only.", COUNTER),
     _operator(
