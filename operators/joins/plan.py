@@ -13,7 +13,6 @@ from ..functions import check_plain, function_name
 from ..graph import Node, Origin
 from ..partitioning import HashColumns, HashFunction
 from ..per_record import UserFunction
-from ..process.plan import check_connected
 from ..rows import RowReader
 from ..schema import SchemaLike, record_class
 from ..stream_base import into_schema
@@ -137,15 +136,21 @@ def checked_columns(
     """
     if how not in hows:
         raise PlanError(f"unknown how `{how}`", where=str(origin), fix=suggest(how, hows, "how"))
-    check_connected(left[0], right[0], origin)
+    if left[0]._job is not right[0]._job:
+        raise PlanError(
+            f"`{left[0].name}` and `{right[0].name}` are streams of different jobs",
+            where=str(origin),
+            fix="read both with the same hg.Job",
+        )
     schemas = tuple(stream._columns("join", origin) for stream, _ in (left, right))
     keys = tuple(_key_columns(keyed_by, origin) for _, keyed_by in (left, right))
-    if not left[0].has_event_time:
-        raise PlanError(
-            f"a join needs event time, and `{left[0].name}` has none",
-            where=str(origin),
-            fix='call .event_time("column", max_out_of_order="10s") on both streams before',
-        )
+    for stream, _ in (left, right):
+        if not stream.has_event_time:
+            raise PlanError(
+                f"a join needs event time, and `{stream.name}` has none",
+                where=str(origin),
+                fix='call .event_time("column", max_out_of_order="10s") on both streams before',
+            )
     outer = outer_sides(how)
     nullable = (outer[1], outer[0])
     names = (left[0].name, right[0].name)
