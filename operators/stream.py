@@ -349,8 +349,8 @@ class Stream(Loops[T], Calls[T]):
         return self.side(LATE)
 
     @property
-    def timed_out(self) -> Stream[T]:
-        """The records of a `map_async` whose calls did not end in time."""
+    def timed_out(self) -> Stream[Any]:
+        """The records of a `map_async` whose calls did not end in time, as they came to it."""
         return self.side(TIMED_OUT)
 
     @property

@@ -65,6 +65,7 @@ class InFlight(Operator):
         self._occupied = 0
         self._rows = 0
         self._turns: dict[Any, deque[Call]] = {}  # by key: behind the call that is under way
+        self._tasks: set[asyncio.Task[Any]] = set()  # also those whose call is over, and that go on
         self._completed: list[Call] = []
         self._deadlines: deque[tuple[float, Call]] = deque()
         self._timer_runs = False
@@ -133,6 +134,7 @@ class InFlight(Operator):
         settings = self._settings
         made = attempt(settings.function, call.argument, settings.retry, self._retried.inc)
         call.task = asyncio.get_running_loop().create_task(made, name=self._task_name)
+        self._tasks.add(call.task)
         call.task.add_done_callback(partial(self._ended, call))
         if settings.timeout_ms is not None:
             due_s = self.context.clock.monotonic() + settings.timeout_ms / 1000
@@ -144,6 +146,7 @@ class InFlight(Operator):
 
     def _ended(self, call: Call, task: asyncio.Task[Any]) -> None:
         """The task of a call has ended. Runs beside the mailbox: it only takes note."""
+        self._tasks.discard(task)
         if self._closed or call.status is not Status.OPEN:
             if not task.cancelled():
                 task.exception()  # it was looked at: the call was over before
@@ -245,6 +248,5 @@ class InFlight(Operator):
 
     def close(self) -> None:
         self._closed = True
-        for call in self._calls:
-            if call.task is not None:
-                call.task.cancel()
+        for task in self._tasks:
+            task.cancel()

@@ -321,6 +321,26 @@ def test_watermarks_do_not_pile_up_behind_a_slow_call(
     ]  # fmt: skip
 
 
+def test_closing_cancels_also_what_went_on_after_its_time(bench: Any, world: Any) -> None:
+    cancelled: list[int] = []
+
+    async def stubborn(n: int) -> None:
+        for number in range(2):
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                cancelled.append(number)
+
+    stream = world.source().map_async(
+        stubborn, timeout="100ms", on_timeout="side_output", name="ask"
+    )
+    step = bench(stream).push([1]).advance(200)
+    assert step.take("timed_out") == [1]
+    assert cancelled == [0]
+    step.close()
+    assert cancelled == [0, 1]
+
+
 def test_closing_cancels_all_calls(bench: Any, world: Any) -> None:
     service = world.service()
     step = bench(world.source().map_async(service.ask, max_in_flight=2, name="ask"))
