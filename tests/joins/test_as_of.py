@@ -134,3 +134,28 @@ def test_any_history(fleet, bounds, how, history, parallelism):
     assert running.gauge("numLeftRowsWaiting") == 0
     keys = [key for key, versions in model.versions.items() if versions]
     assert running.gauge("numRightRowsWaiting") == len(keys)
+
+
+def test_of_each_key_one_version_is_kept_behind_the_watermark(fleet):
+    """A few keys that change for ever take no more memory than at the beginning."""
+    joined, sizes = fleet(partial(operator, "inner"), KEYS), []
+    for number in range(200):
+        times = np.arange(number * 1_000, (number + 1) * 1_000)
+        rows = [(int(time) % 7, int(time), int(time)) for time in times]
+        joined.process(1, batch(1, rows))
+        joined.process(0, batch(0, rows[::100]))
+        joined.watermark(int(times[-1]))
+        assert joined.gauge("numRightRowsWaiting") == 7
+        assert joined.gauge("numLeftRowsWaiting") == 0
+        sizes.append(sum(side.nbytes for side in joined.operators[0]._sides))
+    assert max(sizes[100:]) <= 1.1 * max(sizes[:100])
+    out = joined.take()
+    assert [(row[2], row[3]) for row in out] == [(n, f"v{n}") for n in range(0, 200_000, 100)]
+
+
+def test_a_key_with_many_versions_to_come(fleet):
+    joined = fleet(partial(operator, "inner"), KEYS)
+    joined.process(1, batch(1, [(1, time, time) for time in range(0, 20_000, 2)]))
+    joined.process(0, batch(0, [(1, time, time) for time in range(20_000)]))
+    joined.watermark(WATERMARK_MAX)
+    assert [row[3] for row in joined.take()] == [f"v{n - n % 2}" for n in range(20_000)]

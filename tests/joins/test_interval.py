@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.errors import PlanError, StateError
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
 from headgate.operators.graph import Origin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.state.snapshot import RestoredState
 
 HOWS = ["inner", "left", "right", "full"]
 KEY_TYPES = [pa.int64(), pa.string(), pa.dictionary(pa.int32(), pa.string())]
@@ -187,3 +189,136 @@ def test_any_history(fleet, bounds, how, history, bounds_, key_type, parallelism
     assert sorted(row[1] for row in late[0]) == sorted(row[2] for row in model.late[0])
     assert sorted(row[0] for row in late[1]) == sorted(float(row[2]) for row in model.late[1])
     assert running.gauge("numLeftRowsWaiting") == running.gauge("numRightRowsWaiting") == 0
+
+
+# --- what histories do not show -----------------------------------------------------------------
+
+
+def running(fleet, how="inner", lower=-10, upper=0, **more):
+    return fleet(partial(operator, how, lower, upper, **more), KEYS)
+
+
+def test_rows_that_can_meet_nothing_more_free_their_memory(fleet):
+    """A stream that goes on for long, with keys that never come back, holds no more than its interval."""
+    joined = running(fleet, "full")
+    sizes = []
+    for number in range(300):
+        times = np.arange(number * 1_000, (number + 1) * 1_000)
+        for side in (0, 1):
+            keys = pa.array(times * 2 + side)
+            values = pa.array(times.astype(float if side else int))
+            columns = [values, keys] if side else [keys, values, pa.array(times).cast(pa.string())]
+            data = pa.RecordBatch.from_arrays(columns, schema=schemas(pa.int64())[side])
+            joined.process(side, ColumnBatch(data, times))
+        joined.watermark(int(times[-1]) - 100)
+        (only,) = joined.operators
+        sizes.append(only._keys.nbytes + sum(side.nbytes for side in only._sides))
+        assert joined.gauge("numLeftRowsWaiting") <= 111
+    assert max(sizes[150:]) <= 1.1 * max(sizes[:150])
+    joined.watermark(WATERMARK_MAX)
+    assert len(joined.take()) == 2 * 300_000
+
+
+def test_a_key_that_everybody_has(fleet, monkeypatch):
+    """Long chains are searched, not walked: rows out of reach are not looked at one by one."""
+    from headgate.operators.joins import chains
+
+    joined = running(fleet, "inner", -5, 0)
+    rows = [(1, time, time) for time in range(20_000)]
+    joined.process(1, batch(1, rows))
+    walked = []
+    real = chains.Chains._walked
+
+    def counting(self, probe, *rest):
+        walked.append(len(probe))
+        return real(self, probe, *rest)
+
+    monkeypatch.setattr(chains.Chains, "_walked", counting)
+    joined.process(0, batch(0, rows))
+    assert sum(walked) == 0
+    assert len(joined.take()) == 6 * 20_000 - 15
+
+
+@pytest.mark.parametrize(
+    ("how", "lower", "upper", "delay"),
+    [
+        ("inner", -10, 5, 0),
+        ("left", -10, 5, 6),
+        ("right", -10, 5, 11),
+        ("full", -10, 5, 11),
+        ("left", -10, -5, 0),
+        ("left", -10, 0, 1),
+        ("right", 3, 5, 0),
+    ],
+)
+def test_watermarks_stay_behind_rows_that_wait_to_go_out_alone(fleet, how, lower, upper, delay):
+    joined = running(fleet, how, lower, upper)
+    for watermark in (100, 200, WATERMARK_MAX):
+        joined.process(0, batch(0, [(1, watermark - 50, 1)]))
+        joined.watermark(watermark)
+    (recorder,) = joined.recorders
+    passed = [what for kind, what in recorder.events if kind == "watermark"]
+    assert passed == [100 - delay, 200 - delay, WATERMARK_MAX]
+    now = -(2**62)
+    for kind, what in recorder.events:
+        if kind == "rows":
+            assert what.timestamps.min() > now
+        elif kind == "watermark":
+            now = what
+
+
+def test_a_snapshot_of_another_how_is_refused(fleet):
+    inner = running(fleet, "inner")
+    inner.process(0, batch(0, [(1, 5, 1)]))
+    tables = {name: parts[-1] for name, (_, parts) in inner.complete(inner.cut())[0].items()}
+    outer = operator("left", -10, 0)
+    with pytest.raises(StateError, match="another `how`"):
+        restore(fleet, outer, tables)
+
+
+def restore(fleet, made, tables):
+    started = fleet(lambda: made, KEYS)
+    started.operators[0].restore(RestoredState(tables=tables))
+    return started
+
+
+def test_columns_may_come_and_go(fleet):
+    inner = running(fleet, "inner")
+    inner.process(0, batch(0, [(1, 5, 1)]))
+    tables = {name: parts[-1] for name, (_, parts) in inner.complete(inner.cut())[0].items()}
+    tables["left"] = tables["left"].rename_columns(
+        ["old" if name == "t" else name for name in tables["left"].column_names]
+    )
+    again = restore(fleet, operator("inner", -10, 0), tables)
+    again.process(1, batch(1, [(1, 0, 7)]))
+    assert again.take() == [(1, 1, None, 7.0, 5)]
+    tables["left"] = tables["left"].set_column(4, "a", pa.array(["one"]))
+    with pytest.raises(StateError, match="column `a` was string and is now int64"):
+        restore(fleet, operator("inner", -10, 0), tables)
+
+
+def test_an_interval_may_change_between_runs(fleet):
+    """What had stopped waiting does not come back; what has no time left goes with the next watermark."""
+    before = running(fleet, "left", -10, 5)
+    before.process(0, batch(0, [(1, 10, 1), (1, 20, 2)]))
+    before.watermark(16)
+    assert before.take() == [(1, 1, "t1", None, 10)]
+    chains = before.complete(before.cut())
+    longer = fleet(partial(operator, "left", -10, 50), KEYS, 1, chains)
+    longer.process(1, batch(1, [(1, 16, 7)]))
+    longer.watermark(WATERMARK_MAX)
+    assert longer.take() == [(1, 2, "t2", 7.0, 20)]
+    shorter = fleet(partial(operator, "left", -10, -9), KEYS, 1, chains)
+    again = shorter.restored(shorter.complete(shorter.cut()), 1)
+    for each in (shorter, again):
+        each.watermark(17)
+        assert each.take() == [(1, 2, "t2", None, 20)]
+
+
+def test_batches_of_objects_and_without_times_are_refused(fleet):
+    joined = running(fleet)
+    (only,) = joined.operators
+    with pytest.raises(PlanError, match="columns"):
+        only.process(ObjectBatch([1], np.array([1])), 0)
+    with pytest.raises(PlanError, match="needs event time"):
+        only.process(ColumnBatch(batch(0, [(1, 1, 1)]).data, None), 0)
