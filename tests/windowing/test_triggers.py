@@ -340,7 +340,10 @@ SESSION = hg.session("10s")
             lambda s: s.window(SESSION).aggregate(NoMerge(), name="w"),
             "`NoMerge` has no method merge",
         ),
-        (lambda s: s.window(SESSION).process(Fires(), name="w"), "state `of_window` of two windows"),
+        (
+            lambda s: s.window(SESSION).process(Fires(), name="w"),
+            "state `of_window` of two windows",
+        ),
         (lambda s: s.window(SESSION).process(Values, name="w"), "got the class `Values`"),
         (lambda s: s.window(SESSION).aggregate(NoMerge, name="w"), "got the class `NoMerge`"),
         (lambda s: s.window(SESSION).aggregate(3, name="w"), "an aggregate needs the method"),

@@ -1,4 +1,4 @@
-"""Windows of records in whole jobs: crashes and rescales, both clocks, columns and objects, results as columns."""
+"""Windows of records in whole jobs: crashes and rescales, both clocks, columns and objects."""
 
 from __future__ import annotations
 
