@@ -127,9 +127,9 @@ class Operator:
 
     output: Output
     context: OperatorContext
-    stores_what_waits: ClassVar[bool] = False
-    """If true it gets records in front of a barrier also while it is full, to keep them as state: so a
-    checkpoint need not wait until there is room."""
+    stores_what_waits: bool = False
+    """While it is true, records in front of a barrier come also while the operator is full, to be kept as
+    state: so a checkpoint need not wait until there is room."""
 
     def open(self, context: OperatorContext) -> Awaitable[None] | None:
         """Called first, before any state or record. Raising fails the attempt.

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
@@ -25,6 +25,8 @@ from .stored import InFlightState
 
 IN_FLIGHT_GAUGE: Final = "numRecordsInFlight"
 RETRIES_COUNTER: Final = "numCallsRetried"
+WAITING_ROWS_MAX: Final = 65_536
+"""Records that wait for room are taken in front of a barrier until they are so many."""
 DEADLINES_MIN: Final = 64
 """So many deadlines of calls that have ended are not worth forgetting."""
 _SLACK_S: Final = 1e-6
@@ -53,7 +55,7 @@ class CallSettings:
 class InFlight(Operator):
     """What operators with calls share; subclasses make calls of batches and batches of results."""
 
-    stores_what_waits: ClassVar[bool] = True
+    stores_what_waits = True
 
     def __init__(self, settings: CallSettings, state: InFlightState, step: str) -> None:
         self._settings = settings
@@ -128,6 +130,7 @@ class InFlight(Operator):
                     continue
                 self._turns[call.key] = deque()
             self._begin_call(call)
+        self.stores_what_waits = self._rows - self._occupied < WAITING_ROWS_MAX
         self._watch_deadlines()
 
     def _begin_call(self, call: Call) -> None:

@@ -98,6 +98,21 @@ def test_more_records_than_there_is_room_for_wait(bench: Any, world: Any) -> Non
     assert service.most == 5
 
 
+def test_what_is_stored_for_a_barrier_is_bounded(bench: Any, world: Any) -> None:
+    """A barrier of another channel may be long in coming."""
+    step = bench(world.source().map_async(world.service(lambda n: 10).ask, name="ask"))
+    (operator,) = step.operators
+    assert operator.stores_what_waits
+    step.push([0] * 60_000)
+    assert operator.full()
+    assert operator.stores_what_waits
+    step.push([0] * 6_000)
+    assert not operator.stores_what_waits
+    step.advance(100)
+    assert operator.full()
+    assert operator.stores_what_waits
+
+
 def test_a_record_that_cannot_be_stored_fails_the_checkpoint(bench: Any, world: Any) -> None:
     async def ask(n: Any) -> str:
         await world.service().ask(10)
