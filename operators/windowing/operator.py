@@ -36,12 +36,18 @@ from ..window_aggregate import LATE, LATE_COUNTER
 from .assigners import WindowAssigner, checked_windows
 from .evictors import Evictor
 from .functions import AggregateFunction, WindowContext, WindowProcess
-from .store import Accumulators, Contents, WindowStates, WindowStore, parsed_tag
+from .store import (
+    WATERMARK,
+    Accumulators,
+    Contents,
+    WindowStates,
+    WindowStore,
+    parsed_tag,
+)
 from .trigger_context import TriggerContext
 from .triggers import Trigger, TriggerResult
 from .window import Window
 
-_WATERMARK: Final = "window.watermark"
 _WATERMARK_SCHEMA: Final = pa.schema(
     [
         pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
@@ -104,7 +110,7 @@ class WindowOperator(ProcessOperator):
         return declared
 
     def states(self) -> Sequence[StateInfo]:
-        watermark = state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,))
+        watermark = state_info(WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,))
         return [*super().states(), watermark]
 
     def open(self, context: OperatorContext) -> None:
@@ -343,12 +349,12 @@ class WindowOperator(ProcessOperator):
             times = np.full(len(groups), watermark)
             return pa.Table.from_arrays([pa.array(groups), times], schema=_WATERMARK_SCHEMA)
 
-        snapshot.tables[_WATERMARK] = TableCut(make, keys=(KEY_GROUP_COLUMN,))
+        snapshot.tables[WATERMARK] = TableCut(make, keys=(KEY_GROUP_COLUMN,))
         return snapshot
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
         """Take over the windows; the watermark is the least of those restored, so late stays late."""
-        table = state.tables.get(_WATERMARK)
+        table = state.tables.get(WATERMARK)
         if table is not None and table.num_rows:
             self._watermark = int(table.column("watermark").to_numpy().min())
             self._store.watermark = self._at_window.watermark = self._watermark

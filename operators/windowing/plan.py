@@ -45,7 +45,7 @@ from .clocks import WindowTime
 from .evictors import Evictor
 from .functions import AggregateFunction, WindowProcess
 from .operator import EmitResult, Windowing, WindowOperator
-from .store import Reduced, window_states
+from .store import TABLES, Reduced, window_states
 from .triggers import Trigger
 
 if TYPE_CHECKING:
@@ -206,6 +206,12 @@ class Windows:
             str(origin),
             event_time=stream.has_event_time,
         )
+        if taken := TABLES.intersection([*declared.keyed, *declared.lists, *declared.broadcast]):
+            raise PlanError(
+                f"this is the name of a table of windows state=`{min(taken)}`",
+                where=str(origin),
+                fix="give the state another name",
+            )
         incremental = windowing.combined is not None and windowing.evictor is None
         states = window_states(
             declared, incremental=incremental, merging=windowing.assigner.merging

@@ -23,10 +23,13 @@ from .evictors import TimedRecord
 from .functions import AggregateFunction
 from .window import Window
 
-RECORDS: Final = "window.records"
-ACCUMULATOR: Final = "window.accumulator"
-TRIGGER: Final = "window.trigger"
-HOMES: Final = "window.homes"
+RECORDS: Final = "window_records"
+ACCUMULATOR: Final = "window_accumulator"
+TRIGGER: Final = "window_trigger"
+HOMES: Final = "window_homes"
+WATERMARK: Final = "window_watermark"
+TABLES: Final = frozenset({RECORDS, ACCUMULATOR, TRIGGER, HOMES, WATERMARK})
+"""Of the windows' own: no state of a function can be called like that."""
 _TIMER: Final = "\0"
 """Begins entries of a trigger's memory that name its timers."""
 _OF_TRIGGER, _CLEANUP = "t", "z"

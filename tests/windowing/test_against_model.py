@@ -274,4 +274,4 @@ def test_equals_a_list_per_window(world, form, random):
 
 def tables_of(operator):
     snapshot = operator.snapshot(9)
-    return [cut.make(None) for name, cut in snapshot.tables.items() if name != "window.watermark"]
+    return [cut.make(None) for name, cut in snapshot.tables.items() if name != "window_watermark"]

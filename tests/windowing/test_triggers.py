@@ -309,6 +309,10 @@ def test_the_gap_of_a_record_is_checked(world, gap):
         push(step, (1, 1))
 
 
+class Taken(Values):
+    window_homes = hg.ValueState[int]()
+
+
 class NoMerge(hg.AggregateFunction):
     def create(self):
         return 0
@@ -362,6 +366,7 @@ SESSION = hg.session("10s")
             "said with a trigger",
         ),
         (lambda s: s.window(hg.count_window(5), evictor=Odd()), "has its trigger and evictor"),
+        (lambda s: s.window(SESSION).process(Taken(), name="w"), "state=`window_homes`"),
         (lambda s: hg.triggers.Count(0), "at least 1"),
         (lambda s: hg.triggers.ContinuousEventTime("0s"), "needs an interval"),
         (lambda s: hg.triggers.Purging("count"), "needs a trigger"),
