@@ -159,3 +159,34 @@ def test_a_key_with_many_versions_to_come(fleet):
     joined.process(0, batch(0, [(1, time, time) for time in range(20_000)]))
     joined.watermark(WATERMARK_MAX)
     assert [row[3] for row in joined.take()] == [f"v{n - n % 2}" for n in range(20_000)]
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_versions_behind_the_watermark(fleet, size):
+    """The newest one counts from now on, of equal ones the last; older ones can change nothing."""
+    joined = fleet(partial(operator, "left"), KEYS)
+    joined.process(1, batch(1, [(1, 5, 1)]))
+    joined.watermark(10)
+    versions = [(1, 5, 2), (1, 4, 3), (1, 8, 4), (1, 7, 5), (1, 8, 6), (2, 3, 7), (2, 1, 8)]
+    for low in range(0, len(versions), size):
+        joined.process(1, batch(1, versions[low : low + size]))
+    assert [row[0] for row in joined.take("late_other")] == ["v3", "v5", "v8"]
+    assert joined.gauge("numRightRowsWaiting") == 2
+    joined.process(0, batch(0, [(1, 11, 1), (2, 12, 2), (3, 11, 3), (1, 10, 4)]))
+    joined.watermark(WATERMARK_MAX)
+    assert [(row[2], row[3]) for row in joined.take()] == [(1, "v6"), (3, None), (2, "v7")]
+    assert [row[2] for row in joined.take("late")] == [4]
+
+
+@pytest.mark.parametrize("others", [0, 100])
+def test_of_versions_of_equal_times_the_last_one_counts(fleet, others):
+    joined = fleet(partial(operator, "inner"), KEYS)
+    versions = [(1, 20, 1), (1, 20, 2), (1, 19, 3), *((1, 1, 4) for _ in range(others))]
+    joined.process(1, batch(1, versions))
+    joined = joined.restored(joined.complete(joined.cut()), 2)
+    joined.process(0, batch(0, [(1, 25, 1), (1, 19, 2)]))
+    joined.watermark(30)
+    assert [row[3] for row in joined.take()] == ["v3", "v2"]
+    joined.process(0, batch(0, [(1, 31, 3)]))
+    joined.watermark(WATERMARK_MAX)
+    assert [row[3] for row in joined.take()] == ["v2"]
