@@ -62,7 +62,9 @@ _HOMES = {
     "min": "operators.aggregates",
     "per_window": "operators.windowing.functions",
     "session": "operators.sessions.window",
+    "stddev": "operators.aggregates",
     "sum": "operators.aggregates",
+    "variance": "operators.aggregates",
     "sliding": "operators.windows",
     "tumbling": "operators.windows",
     "connectors": "connectors",
@@ -75,7 +77,7 @@ _MODULES = ("connectors", "errors", "evictors", "triggers")
 
 if TYPE_CHECKING:
     from . import connectors, errors
-    from .operators.aggregates import avg, count, max, min, sum
+    from .operators.aggregates import avg, count, max, min, stddev, sum, variance
     from .operators.async_io.retry import Retry
     from .operators.dead_letters import FailedRecord, OnError
     from .operators.keyed_stream import KeyedStream
@@ -166,10 +168,12 @@ __all__ = [
     "sum",
     "sliding",
     "triggers",
+    "stddev",
     "tumbling",
 ]
 
 
+    "variance",
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:

@@ -1,7 +1,7 @@
 """Descriptions of aggregates: `hg.count()`, `hg.sum("amount")`, or their text in a manifest.
 
 Nulls are skipped as in SQL. Result types: count int64; sum int64 of integers, float64 of floats, the
-widest decimal of decimals; min and max as the column; avg float64.
+widest decimal of decimals; min and max as the column; avg, variance and stddev float64.
 """
 
 from __future__ import annotations
@@ -10,21 +10,30 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
 from ..errors import PlanError, StateError
-from ..state.aggregate_state import AggregateSpec, AggregateState, accumulator_for
+from ..state.accumulator_kinds import BY_COLUMN, BY_TIME, COUNTS, MOMENTS, PARAMETERS
+from ..state.aggregate_state import AggregateSpec, AggregateState
 from ..state.epochs import TableEpoch
 from ..state.evolution import AGGREGATE
 from ..state.hashing import check_key_type
 from ..state.key_index import stored_key_type
 from ..state.snapshot import KEY_GROUP_COLUMN
+from ..state.values import EVENT_TIME
 from .suggestions import suggest
 
-KINDS = ("count", "sum", "min", "max", "avg")
+KINDS = ("count", "sum", "min", "max", "avg", *MOMENTS)
 
-_CALL = re.compile(r"\s*(\w+)\s*\(\s*(?:(\w+)|\"([^\"]+)\"|`([^`]+)`|(\*))?\s*\)\s*")
+_NAME = r"(?:(\w+)|\"([^\"]+)\"|`([^`]+)`)"
+_CALL = re.compile(
+    rf"\s*(\w+)\s*\(\s*(?:(?:{_NAME}|(\*))\s*"
+    r"(?:,\s*(\d[\d.]*(?:e-?\d+)?|\.\d+)\s*)?"
+    rf"(?:,\s*by\s*=\s*{_NAME}\s*)?)?\)\s*"
+)
+_FIX_BY = "min_by(x, by=y), max_by(x, by=y) and top_n(x, 3, by=y) have a `by`, others have none"
 _FIX = (
     'write count(), count(x), sum(x), min(x), max(x) or avg(x); quote odd names: sum("my column")'
 )
@@ -32,16 +41,29 @@ _FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """One aggregate: `kind` of `column`, or of whole rows (`count()`)."""
+    """One aggregate: `kind` of `column`, or of whole rows (`count()`).
+
+    Attributes:
+        number: the parameter of kinds that have one, such as the `n` of `top_n`.
+        by: the column that decides, of kinds that have one.
+    """
 
     kind: str
     column: str | None = None
+    number: float | None = None
+    by: str | None = None
 
     def __str__(self) -> str:
         if self.column is None:
             return f"{self.kind}()"
-        plain = re.fullmatch(r"\w+", self.column)
-        return f"{self.kind}({self.column})" if plain else f'{self.kind}("{self.column}")'
+        number = "" if self.number is None else f", {self.number!r}"
+        by = "" if self.by is None else f", by={_quoted(self.by)}"
+        return f"{self.kind}({_quoted(self.column)}{number}{by})"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it reads."""
+        return tuple(name for name in (self.column, self.by) if name is not None)
 
     def output_type(self, schema: pa.Schema, where: str = "") -> pa.DataType:
         """The type of the result on records of `schema`.
@@ -49,18 +71,31 @@ class Aggregate:
         Raises:
             PlanError: no such column, or its type has no such aggregate.
         """
-        if self.column is None:
-            return pa.int64()
-        if self.column not in schema.names:
-            raise PlanError(
-                f"unknown column `{self.column}` in {self}",
-                where=where,
-                fix=suggest(self.column, schema.names, "columns"),
-            )
+        for column in self.columns:
+            if column not in schema.names:
+                raise PlanError(
+                    f"unknown column `{column}` in {self}",
+                    where=where,
+                    fix=suggest(column, schema.names, "columns"),
+                )
         try:
-            return accumulator_for(self.kind, self.column, schema.field(self.column).type).type
+            return self.spec(self.column or "", schema).new().type
         except PlanError as error:
             raise PlanError(error.message, where=where, fix=error.fix) from None
+
+    def spec(self, name: str, schema: pa.Schema) -> AggregateSpec:
+        """This aggregate of records of `schema`, called `name`, as the state layer takes it."""
+        by, by_type = self.by, None
+        if self.kind in BY_TIME:
+            by, by_type = EVENT_TIME, pa.int64()
+        elif by is not None:
+            by_type = schema.field(by).type
+        type_ = None if self.column is None else schema.field(self.column).type
+        return AggregateSpec(self.kind, name, self.column, type_, by, by_type, self.number)
+
+
+def _quoted(column: str) -> str:
+    return column if re.fullmatch(r"\w+", column) else f'"{column}"'
 
 
 def parse_aggregate(text: str) -> Aggregate:
@@ -80,7 +115,33 @@ def parse_aggregate(text: str) -> Aggregate:
     column = call[2] or call[3] or call[4]
     if column is None and kind != "count":
         raise PlanError(f"{kind} needs a column text=`{text}`", fix=_FIX)
-    return Aggregate(kind, column)
+    return _checked(kind, column, call[6], call[7] or call[8] or call[9])
+
+
+def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggregate:
+    """An aggregate with the parameters that its kind has, and no others."""
+    parameter = PARAMETERS.get(kind)
+    if (by is None) == (kind in BY_COLUMN):
+        what = "needs a column that decides" if by is None else "has no such parameter"
+        raise PlanError(f"{kind} {what} parameter=`by`", fix=_FIX_BY.format(kind=kind))
+    if parameter is None:
+        if number is not None:
+            raise PlanError(f"{kind} has no parameter number=`{number}`", fix="leave it out")
+        return Aggregate(kind, column, None, by)
+    if number is None:
+        number = parameter.default
+    if number is None:
+        raise PlanError(f"{kind} needs a number column=`{column}`", fix=parameter.fix)
+    try:
+        value = parameter.type(number)
+    except (TypeError, ValueError):
+        value = None
+    if value is None or not parameter.low <= value <= parameter.high:
+        raise PlanError(
+            f"the number of {kind} is out of range column=`{column}` {parameter.name}=`{number}`",
+            fix=parameter.fix,
+        )
+    return Aggregate(kind, column, value, by)
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -106,6 +167,20 @@ def max(column: str) -> Aggregate:
 def avg(column: str) -> Aggregate:
     """The mean of a column of numbers, in float64; null if it has no value."""
     return Aggregate("avg", column)
+
+
+def variance(column: str, *, population: bool = False) -> Aggregate:
+    """The variance of a column of numbers, in float64.
+
+    Of a sample: null if there are fewer than two values. With `population` of all there is: null if there
+    is no value. NaN if a value is NaN or infinite.
+    """
+    return Aggregate("variance_pop" if population else "variance", column)
+
+
+def stddev(column: str, *, population: bool = False) -> Aggregate:
+    """The standard deviation: the root of `variance`."""
+    return Aggregate("stddev_pop" if population else "stddev", column)
 
 
 @dataclass(frozen=True)
@@ -158,8 +233,8 @@ class AggregatePlan:
     @property
     def columns_read(self) -> frozenset[str]:
         """Input columns this needs."""
-        read = (aggregate.column for aggregate in self.aggregates.values())
-        return frozenset([*self.keys, *(column for column in read if column is not None)])
+        read = (column for one in self.aggregates.values() for column in one.columns)
+        return frozenset([*self.keys, *read])
 
     @cached_property
     def key_fields(self) -> list[pa.Field]:
@@ -172,7 +247,7 @@ class AggregatePlan:
         """What comes out: keys, added columns, aggregates."""
         results = [
             pa.field(
-                name, aggregate.output_type(self.schema, self.where), aggregate.kind != "count"
+                name, aggregate.output_type(self.schema, self.where), aggregate.kind not in COUNTS
             )
             for name, aggregate in self.aggregates.items()
         ]
@@ -182,11 +257,7 @@ class AggregatePlan:
     def state_schema(self) -> pa.Schema:
         """The table of a snapshot: key group, keys, added columns, state of the aggregates."""
         key_group = pa.field(KEY_GROUP_COLUMN, pa.int32(), False)
-        state = [
-            field
-            for spec in self.specs
-            for field in accumulator_for(spec.kind, spec.name, spec.type).state_fields()
-        ]
+        state = [field for spec in self.specs for field in spec.new().state_fields()]
         return pa.schema([key_group, *self.key_fields, *self.added, *state])
 
     @cached_property
@@ -195,22 +266,13 @@ class AggregatePlan:
         fields = list(self.state_schema)[: 1 + len(self.keys) + len(self.added)]
         for spec, aggregate in zip(self.specs, self.aggregates.values(), strict=True):
             about = {AGGREGATE: str(aggregate).encode()}
-            accumulator = accumulator_for(spec.kind, spec.name, spec.type)
-            fields += [field.with_metadata(about) for field in accumulator.state_fields()]
+            fields += [field.with_metadata(about) for field in spec.new().state_fields()]
         return pa.schema(fields)
 
     @cached_property
     def specs(self) -> list[AggregateSpec]:
         """The aggregates as the state layer takes them."""
-        return [
-            AggregateSpec(
-                aggregate.kind,
-                name,
-                aggregate.column,
-                None if aggregate.column is None else self.schema.field(aggregate.column).type,
-            )
-            for name, aggregate in self.aggregates.items()
-        ]
+        return [one.spec(name, self.schema) for name, one in self.aggregates.items()]
 
     def new_state(self, epoch: TableEpoch) -> AggregateState:
         """Empty accumulators, of a table that counts its cuts with `epoch`."""

@@ -14,9 +14,9 @@ from ..errors import PlanError
 from ..state.aggregate_state import AggregateState, StateCut
 from ..state.epochs import RESTORED_EPOCH, TableEpoch
 from ..state.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column, taken_keys
-from ..state.values import Array, Index, validity_of, values_of
+from ..state.values import EVENT_TIME, Array, Index, Values, validity_of, values_of
 from .aggregates import AggregatePlan
-from .elements import Batch, ColumnBatch
+from .elements import Batch, ColumnBatch, Timestamps
 
 Rows = slice | Index
 
@@ -29,20 +29,33 @@ of them it knows, ascending, with the table of their state columns; None if none
 
 
 class KeyedRows:
-    """The rows of one batch as the aggregates need them: keys and values."""
+    """The rows of one batch as the aggregates need them: keys, values, and times (ms) if they have some."""
 
     __slots__ = ("key_columns", "keys", "size", "values")
 
-    def __init__(self, plan: AggregatePlan, hasher: KeyHasher, data: pa.RecordBatch) -> None:
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        hasher: KeyHasher,
+        data: pa.RecordBatch,
+        times: Timestamps | None = None,
+    ) -> None:
         self.size: int = data.num_rows
         self.key_columns = [data.column(key) for key in plan.keys]
         self.keys = BatchKeys(hasher, self.key_columns) if plan.keys else None
-        columns = {spec.column for spec in plan.specs if spec.column is not None}
-        read = {spec.column for spec in plan.specs if spec.kind != "count"}
+        columns = {column for one in plan.aggregates.values() for column in one.columns}
+        read = {
+            column
+            for one in plan.aggregates.values()
+            if one.kind != "count"
+            for column in one.columns
+        }
         self.values = {
             name: (values_of if name in read else validity_of)(data.column(name))
             for name in columns
         }
+        if times is not None:
+            self.values[EVENT_TIME] = Values(times, None)
 
     def keys_at(self, rows: Index) -> list[pa.Array]:
         """The keys of some rows, as they are emitted."""

@@ -64,7 +64,7 @@ class RunningAggregate(Operator):
         data = columns_of(batch, self._step)
         if not data.num_rows:
             return
-        rows = KeyedRows(self._plan, self._hasher, data)
+        rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
         slots = self._group.add(rows, None)
         if slots is None:
             slots = np.zeros(rows.size, np.intp)

@@ -132,7 +132,7 @@ class WindowAggregate(Operator):
             assert times is not None
         if not len(times):
             return
-        rows = KeyedRows(self._plan, self._hasher, data)
+        rows = KeyedRows(self._plan, self._hasher, data, times)
         few: list[tuple[int, Rows]] = []
         for start, which in self._window.split(times, earliest):
             if self._is_small(start, which):

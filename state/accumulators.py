@@ -26,7 +26,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _INT64_LIMIT = 2**63
 _SAFE_LIMIT = float(_INT64_LIMIT) * (1 - 2.0**-9)
-_QUIET: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
+QUIET: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
 """NaN and infinity are values like others, not worth a warning."""
 
 
@@ -157,7 +157,7 @@ class CountAccumulator(Accumulator):
 
     def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         self._counts.reserve(size)
-        values = _state_column(table, self.name, self.type)
+        values = state_column(table, self.name, self.type)
         if values is not None:
             self._counts.data[slots] = values.data
 
@@ -205,7 +205,7 @@ class _NumericAccumulator(Accumulator):
 
     def result(self, which: Index | slice) -> pa.Array:
         values = entries_of(self._field.data, which)
-        return _arrow(values, self.type, self._seen.mask(which))
+        return arrow_of(values, self.type, self._seen.mask(which))
 
     def reset(self, size: int) -> None:
         self._field.reset(size)
@@ -215,11 +215,11 @@ class _NumericAccumulator(Accumulator):
         return [self._field] if self._seen.field is None else [self._field, self._seen.field]
 
     def columns(self, values: Sequence[Array]) -> list[pa.Array]:
-        return [_arrow(values[0], self.type, ~values[1] if len(values) > 1 else None)]
+        return [arrow_of(values[0], self.type, ~values[1] if len(values) > 1 else None)]
 
     def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         self._field.reserve(size)
-        values = _state_column(table, self.name, self.type)
+        values = state_column(table, self.name, self.type)
         if values is None:
             self._seen.mark(slots[:0], True, known, size)
             return
@@ -238,11 +238,11 @@ class FloatSum(_NumericAccumulator):
         super().__init__(name, pa.float64(), np.float64, 0.0)
 
     def _combine_at(self, slots: Index, data: Array) -> None:
-        with np.errstate(**_QUIET):
+        with np.errstate(**QUIET):
             np.add.at(self._field.data, slots, data.astype(np.float64, copy=False))
 
     def _combine_all(self, data: Array) -> None:
-        with np.errstate(**_QUIET):
+        with np.errstate(**QUIET):
             self._field.data[0] += data.sum(dtype=np.float64)
 
 
@@ -324,12 +324,12 @@ class Extreme(_NumericAccumulator):
         super().__init__(name, type_, dtype, initial)
 
     def _combine_at(self, slots: Index, data: Array) -> None:
-        with np.errstate(**_QUIET):
+        with np.errstate(**QUIET):
             self._ufunc.at(self._field.data, slots, data)
 
     def _combine_all(self, data: Array) -> None:
         held = self._field.data
-        with np.errstate(**_QUIET):
+        with np.errstate(**QUIET):
             held[0] = self._ufunc(held[0], self._ufunc.reduce(data))
 
 
@@ -395,7 +395,7 @@ class ObjectAccumulator(Accumulator):
 
     def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         self._field.reserve(size)
-        values = _state_column(table, self.name, self.type)
+        values = state_column(table, self.name, self.type)
         if values is not None:
             held, objects = self._field.data, values.data.tolist()
             for slot, value in zip(slots.tolist(), objects, strict=True):
@@ -431,7 +431,7 @@ class AvgAccumulator(Accumulator):
             sums = self._total.result(which).fill_null(0).to_numpy()
         averages = np.divide(sums, counts, out=np.zeros(len(counts)), where=counts > 0)
         empty = counts == 0
-        return _arrow(averages, self.type, empty if empty.any() else None)
+        return arrow_of(averages, self.type, empty if empty.any() else None)
 
     def reset(self, size: int) -> None:
         self._total.reset(size)
@@ -455,7 +455,7 @@ class AvgAccumulator(Accumulator):
         return self._total.state_fields() + self._count.state_fields()
 
 
-def _arrow(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:
+def arrow_of(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:
     """An Arrow array of a numpy one that nobody changes any more."""
     if pa.types.is_boolean(type_):
         return pa.array(data.view(np.bool_), mask=mask)
@@ -463,7 +463,7 @@ def _arrow(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:
     return array if array.type == type_ else array.view(type_)
 
 
-def _state_column(table: pa.Table, name: str, type_: pa.DataType) -> Values | None:
+def state_column(table: pa.Table, name: str, type_: pa.DataType) -> Values | None:
     """A column of a snapshot, checked to be what this job expects; None if it is not there."""
     if name not in table.column_names:
         return None

@@ -1,8 +1,7 @@
-"""The aggregates of one keyed state together, and which accumulator serves which type."""
+"""The aggregates of one keyed state together."""
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,43 +10,52 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import PlanError
-from .accumulators import (
-    Accumulator,
-    AvgAccumulator,
-    CountAccumulator,
-    Extreme,
-    FloatSum,
-    IntSum,
-    ObjectAccumulator,
-)
+from .accumulator_kinds import accumulator_for
+from .accumulators import Accumulator
 from .epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
 from .reserved import SlotArray, entries_of
-from .values import Array, Index, Values, is_text, storage_dtype
+from .values import Array, Index, OrderedValues, Values
 
 _SLOT_0 = np.zeros(1, np.intp)
-_DECIMAL_CONTEXT = decimal.Context(prec=100)
-"""Wide enough to add any two decimals exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """One aggregate: what, of which column, under which name."""
+    """One aggregate: what, of which column, under which name.
+
+    Attributes:
+        type: Arrow type of `column`.
+        by: the column that decides, if the aggregate has one (`min_by(column, by)`); `EVENT_TIME`: the
+            times of the records, if they have some.
+        by_type: its Arrow type.
+        number: the parameter, if the aggregate has one.
+    """
 
     kind: str
     name: str
     column: str | None
     type: pa.DataType | None
-    """Arrow type of `column`."""
+    by: str | None = None
+    by_type: pa.DataType | None = None
+    number: float | None = None
+
+    def new(self) -> Accumulator:
+        """An empty accumulator."""
+        return accumulator_for(self.kind, self.name, self.type, self.by_type, self.number)
+
+    def values_in(self, columns: Mapping[str, Values]) -> Values | None:
+        """What the accumulator is given of these columns; None if it counts rows."""
+        if self.column is None:
+            return None
+        values = columns[self.column]
+        return values if self.by is None else OrderedValues.of(values, columns.get(self.by))
 
 
 class AggregateState:
     """All aggregates of one keyed state, by slot, with the epochs of their changes."""
 
     def __init__(self, specs: Sequence[AggregateSpec], table: TableEpoch | None = None) -> None:
-        accumulators = [
-            (accumulator_for(spec.kind, spec.name, spec.type), spec.column) for spec in specs
-        ]
+        accumulators = [(spec.new(), spec) for spec in specs]
         self._accumulators = accumulators
         # Not a method: in a circle of references, the arrays would wait for the garbage collector.
         self._fields = partial(_fields_of, accumulators)
@@ -57,16 +65,15 @@ class AggregateState:
     def add(self, slots: Index, columns: Mapping[str, Values], size: int) -> None:
         """Add a batch: row i belongs to `slots[i]`; there are `size` slots now."""
         self._changed.touch(slots, size)
-        for accumulator, column in self._accumulators:
-            accumulator.add(slots, None if column is None else columns[column], self.size, size)
+        for accumulator, spec in self._accumulators:
+            accumulator.add(slots, spec.values_in(columns), self.size, size)
         self.size = size
 
     def add_all(self, columns: Mapping[str, Values], rows: int) -> None:
         """Add a batch that belongs to slot 0 as a whole."""
         self._changed.touch(_SLOT_0, 1)
-        for accumulator, column in self._accumulators:
-            values = None if column is None else columns[column]
-            accumulator.add_all(values, rows, self.size)
+        for accumulator, spec in self._accumulators:
+            accumulator.add_all(spec.values_in(columns), rows, self.size)
         self.size = 1
 
     def merge(self, into_slots: Index, from_slots: Index) -> None:
@@ -146,7 +153,7 @@ class AggregateState:
         return self._changed.epochs_of(slots)
 
 
-def _fields_of(accumulators: Sequence[tuple[Accumulator, str | None]]) -> list[Field]:
+def _fields_of(accumulators: Sequence[tuple[Accumulator, AggregateSpec]]) -> list[Field]:
     return [field for accumulator, _ in accumulators for field in accumulator.fields()]
 
 
@@ -179,47 +186,3 @@ class StateCut:
     def close(self) -> None:
         """Nothing will be read any more."""
         self._cut.close()
-
-
-def accumulator_for(kind: str, name: str, type_: pa.DataType | None) -> Accumulator:
-    """An accumulator for `kind` of a column of this type (None: of whole rows, for count).
-
-    Raises:
-        PlanError: there is no such aggregate of this type.
-    """
-    if kind == "count":
-        return CountAccumulator(name)
-    assert type_ is not None
-    if kind in ("min", "max"):
-        return _extreme(kind, name, type_)
-    held = name if kind == "sum" else f"{name}__sum"
-    total: Accumulator
-    if pa.types.is_integer(type_):
-        total = IntSum(held)
-    elif pa.types.is_float32(type_) or pa.types.is_float64(type_):
-        total = FloatSum(held)
-    elif pa.types.is_decimal(type_):
-        wide = pa.decimal128(38, type_.scale)
-        if pa.types.is_decimal256(type_):
-            wide = pa.decimal256(76, type_.scale)
-        total = ObjectAccumulator(held, wide, _DECIMAL_CONTEXT.add)
-    else:
-        raise PlanError(
-            f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
-            fix="cast it to a number first",
-        )
-    return total if kind == "sum" else AvgAccumulator(name, total)
-
-
-def _extreme(kind: str, name: str, type_: pa.DataType) -> Accumulator:
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    dtype = storage_dtype(type_)
-    if dtype is not None:
-        return Extreme(name, type_, dtype, kind == "max")
-    if pa.types.is_decimal(type_) or is_text(type_):
-        return ObjectAccumulator(name, type_, max if kind == "max" else min)
-    raise PlanError(
-        f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
-        fix="numbers, dates, timestamps, decimals, strings and bytes have an order",
-    )

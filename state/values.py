@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,22 @@ class Values:
     def pick(self, rows: Index | slice) -> Values:
         """Some of the rows."""
         return Values(self.data[rows], None if self.valid is None else self.valid[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedValues(Values):
+    """A column of a batch with another one that says which rows come first; None: their order does."""
+
+    by: Values | None
+
+    @classmethod
+    def of(cls, values: Values, by: Values | None) -> OrderedValues:
+        """`values` in the order of `by`."""
+        return cls(values.data, values.valid, by)
+
+
+EVENT_TIME: Final = ""
+"""Stands for a column: the times of the records."""
 
 
 def values_of(array: pa.Array) -> Values:

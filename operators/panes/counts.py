@@ -52,7 +52,7 @@ class CountAggregate(Operator):
         data = columns_of(batch, self._step)
         if not data.num_rows:
             return
-        rows = KeyedRows(self._plan, self._hasher, data)
+        rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
         last, results = self._table.add(rows)
         if not last.size:
             return

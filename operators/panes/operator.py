@@ -92,8 +92,9 @@ class PaneAggregate(Operator):
             kept = np.flatnonzero(~late)
             if not kept.size:
                 return
-            data, panes = columns_of(batch.take(kept), self._step), panes[kept]
-        self._add(KeyedRows(self._plan, self._hasher, data), panes)
+            data, times = columns_of(batch.take(kept), self._step), times[kept]
+            parts = parts_of(self._grid, times)
+        self._add(KeyedRows(self._plan, self._hasher, data, times), parts)
 
     def _add(self, rows: KeyedRows, panes: Numbers) -> None:
         table, totals = self._table, self._totals

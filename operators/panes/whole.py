@@ -62,7 +62,8 @@ class WholeAggregate(Operator):
             return
         if batch.timestamps is not None:
             self._seen = max(self._seen, int(batch.timestamps.max()))
-        slots = self._group.add(KeyedRows(self._plan, self._hasher, data), None)
+        rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
+        slots = self._group.add(rows, None)
         self._early.note(np.zeros(1, np.intp) if slots is None else slots, data.num_rows)
 
     def on_watermark(self, timestamp: int) -> None:

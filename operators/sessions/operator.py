@@ -98,7 +98,7 @@ class SessionAggregate(Operator):
             )
         if not len(times):
             return
-        rows = KeyedRows(self._plan, self._hasher, data)
+        rows = KeyedRows(self._plan, self._hasher, data, times)
         table = self._table
         key_slots = table.key_slots(rows.keys, rows.size)
         taken, touched = table.add(key_slots, times, times + self._gap.of(data), rows.values)

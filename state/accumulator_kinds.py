@@ -1,0 +1,123 @@
+"""Which accumulator serves which aggregate of which type."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ..errors import PlanError
+from .accumulators import (
+    Accumulator,
+    AvgAccumulator,
+    CountAccumulator,
+    Extreme,
+    FloatSum,
+    IntSum,
+    ObjectAccumulator,
+)
+from .accumulators_moments import MomentsAccumulator
+from .values import is_text, storage_dtype
+
+_DECIMAL_CONTEXT = decimal.Context(prec=100)
+"""Wide enough to add any two decimals exactly."""
+MOMENTS: Final = {
+    "variance": (True, False),
+    "stddev": (True, True),
+    "variance_pop": (False, False),
+    "stddev_pop": (False, True),
+}
+"""By kind: of a sample, and the root."""
+COUNTS: Final = frozenset({"count"})
+"""Kinds whose result is never null."""
+BY_TIME: Final = frozenset[str]()
+"""Kinds in which the times of the records decide."""
+BY_COLUMN: Final = frozenset[str]()
+"""Kinds in which another column decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The number that a kind takes: from `low` to `high`; without a default it must be given."""
+
+    name: str
+    type: Callable[[Any], float]
+    low: float
+    high: float
+    default: float | None
+    fix: str
+
+
+PARAMETERS: Final[dict[str, Parameter]] = {}
+"""By kind."""
+
+
+def accumulator_for(
+    kind: str,
+    name: str,
+    type_: pa.DataType | None,
+    by_type: pa.DataType | None = None,
+    number: float | None = None,
+) -> Accumulator:
+    """An accumulator for `kind` of a column of this type (None: of whole rows, for count).
+
+    `by_type` is the type of the column that decides, `number` the parameter, of kinds that have them.
+
+    Raises:
+        PlanError: there is no such aggregate of this type.
+    """
+    if kind == "count":
+        return CountAccumulator(name)
+    assert type_ is not None
+    if kind in ("min", "max"):
+        return _extreme(kind, name, type_)
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if kind in MOMENTS:
+        _check_number(kind, name, type_)
+        sample, root = MOMENTS[kind]
+        return MomentsAccumulator(name, sample=sample, root=root)
+    return _total(kind, name, type_)
+
+
+def _total(kind: str, name: str, type_: pa.DataType) -> Accumulator:
+    """sum or avg."""
+    _check_number(kind, name, type_)
+    held = name if kind == "sum" else f"{name}__sum"
+    total: Accumulator
+    if pa.types.is_integer(type_):
+        total = IntSum(held)
+    elif pa.types.is_floating(type_):
+        total = FloatSum(held)
+    else:
+        wide = pa.decimal128(38, type_.scale)
+        if pa.types.is_decimal256(type_):
+            wide = pa.decimal256(76, type_.scale)
+        total = ObjectAccumulator(held, wide, _DECIMAL_CONTEXT.add)
+    return total if kind == "sum" else AvgAccumulator(name, total)
+
+
+def _check_number(kind: str, name: str, type_: pa.DataType) -> None:
+    floats = pa.types.is_float32(type_) or pa.types.is_float64(type_)
+    if not (pa.types.is_integer(type_) or floats or pa.types.is_decimal(type_)):
+        raise PlanError(
+            f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+            fix="cast it to a number first",
+        )
+
+
+def _extreme(kind: str, name: str, type_: pa.DataType) -> Accumulator:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    dtype = storage_dtype(type_)
+    if dtype is not None:
+        return Extreme(name, type_, dtype, kind == "max")
+    if pa.types.is_decimal(type_) or is_text(type_):
+        return ObjectAccumulator(name, type_, max if kind == "max" else min)
+    raise PlanError(
+        f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+        fix="numbers, dates, timestamps, decimals, strings and bytes have an order",
+    )
