@@ -104,7 +104,8 @@ class LocalDays:
         if per_day == 1:
             return found
         steps = np.minimum((times - starts[at]) // self.step_ms, per_day - 1)
-        return found * per_day + steps
+        places: Numbers = found * per_day + steps
+        return places
 
     def place(self, time: int) -> int:
         """The place of one instant."""

@@ -25,11 +25,10 @@ from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
 from ..windows import WINDOW_FIELDS, PaneWindow
-from .calendar import Numbers
 from .early import EarlyResults
 from .pane_state import PaneState
 from .running_totals import RunningTotals, has_running_totals
-from .table import NO_PANE, PaneTable
+from .table import NO_PANE, PaneTable, Part, parts_of
 from .totals import Between, Members, Totalled, Totals
 from .two_stacks import TwoStacks
 
@@ -84,9 +83,9 @@ class PaneAggregate(Operator):
             )
         if not len(times):
             return
-        panes = self._grid.panes_of(times)
-        if int(panes.min()) <= self._table.gone:
-            late = panes <= self._table.gone
+        parts = parts_of(self._grid, times)
+        if parts[0][0] <= self._table.gone:
+            late = self._grid.panes_of(times) <= self._table.gone
             self._late_rows.inc(int(np.count_nonzero(late)))
             self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
             kept = np.flatnonzero(~late)
@@ -96,21 +95,23 @@ class PaneAggregate(Operator):
             parts = parts_of(self._grid, times)
         self._add(KeyedRows(self._plan, self._hasher, data, times), parts)
 
-    def _add(self, rows: KeyedRows, panes: Numbers) -> None:
+    def _add(self, rows: KeyedRows, parts: list[Part]) -> None:
         table, totals = self._table, self._totals
         known = table.state.size
-        cells = table.place(rows, panes)
-        behind = int(panes.min()) <= max(totals.last, self._last_pane_due())
+        cells = table.place(rows, parts)
+        behind = parts[0][0] <= max(totals.last, self._last_pane_due())
         if not behind:
             table.add(rows, cells)
             self._early.note(cells, rows.size)
             return
-        inside = np.unique(cells[(panes >= totals.first) & (panes <= totals.last)])
+        touched = np.unique(cells)
+        panes = table.cell_panes.data[touched]
+        inside = touched[(panes >= totals.first) & (panes <= totals.last)]
         before = inside[inside < known]
         totals.before_add(table.cell_keys.data[before], before)
         table.add(rows, cells)
         totals.after_add(table.cell_keys.data[inside], inside)
-        self._fire_again(cells)
+        self._fire_again(touched)
         self._early.note(cells, rows.size)
 
     def _last_pane_due(self) -> int:
@@ -159,7 +160,7 @@ class PaneAggregate(Operator):
     # --- results of some keys ------------------------------------------------------------------
 
     def _fire_again(self, cells: Index) -> None:
-        """Emit the new results of keys in windows that have fired, and are not gone."""
+        """Emit the new results of keys (cells, each once) in windows that fired, and are not gone."""
         if self._watermark == WATERMARK_MIN:
             return
         after = self._watermark + 1
@@ -169,7 +170,7 @@ class PaneAggregate(Operator):
             gone = max(gone, self._grid.windows_of(self._table.gone)[1])
         due = self._grid.ended(after)
         if gone < due:
-            self._emit(self._results_of(np.unique(cells), gone + 1, due))
+            self._emit(self._results_of(cells, gone + 1, due))
 
     def _emit_early(self, cells: Index) -> None:
         """Emit the results so far of what changed in these cells (each once)."""

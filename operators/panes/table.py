@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +23,17 @@ from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.reserved import SlotArray
 from ...state.values import Array, Index
 from ..aggregates import AggregatePlan
+from ..elements import Timestamps
 from ..keyed_aggregate import KeyedRows, Rows
 from .calendar import Numbers
+from .grid import Grid
 
 DEAD_MIN: Final = 16_384
 """So many cells of panes that are gone are not worth moving the others."""
 MAP_BYTES_MAX: Final = 1 << 27
 """What the maps from keys to cells may take, of all panes together; others are made anew when needed."""
+Part: TypeAlias = tuple[int, Rows]
+"""The number of a pane, and its rows."""
 NO_PANE: Final = -(2**63)
 _FIRST_BLOCK: Final = 2_048
 
@@ -97,7 +101,7 @@ class PaneTable:
         self._cells = self._dead = 0
         self._panes: dict[int, Pane] = {}
         self._numbers: list[int] = []  # ascending
-        self._maps: OrderedDict[int, SlotArray] = OrderedDict()  # cell + 1 by key, 0: none
+        self._maps: OrderedDict[int, SlotArray] = OrderedDict()  # cell by key, -1: none
         self._columns: list[pa.Array] | None = None
 
     # --- panes ---------------------------------------------------------------------------------
@@ -134,25 +138,20 @@ class PaneTable:
 
     # --- rows ----------------------------------------------------------------------------------
 
-    def place(self, rows: KeyedRows, panes: Numbers) -> Index:
-        """The cell of each row, which lies in pane `panes[i]`; new ones have no state yet."""
+    def place(self, rows: KeyedRows, parts: Sequence[Part]) -> Index:
+        """The cell of each row; `parts` are the rows of each pane. New ones have no state yet."""
         if rows.keys is None:
             slots = np.zeros(rows.size, np.intp)
         else:
             slots = self.keys.lookup(rows.keys).astype(np.intp)
-        return self._place(slots, panes)
+        return self._place(slots, parts)
 
-    def _place(self, slots: Index, panes: Numbers) -> Index:
-        cells: Index | None = None
-        for number, which in split(panes):
-            whole = isinstance(which, slice) and which.stop - which.start == len(slots)
-            found = self._cells_of(number, slots if whole else slots[which])
-            if whole:
-                return found
-            if cells is None:
-                cells = np.empty(len(slots), np.intp)
-            cells[which] = found
-        assert cells is not None
+    def _place(self, slots: Index, parts: Sequence[Part]) -> Index:
+        if len(parts) == 1:
+            return self._cells_of(parts[0][0], slots)
+        cells = np.empty(len(slots), np.intp)
+        for number, which in parts:
+            cells[which] = self._cells_of(number, slots[which])
         return cells
 
     def add(self, rows: KeyedRows, cells: Index) -> None:
@@ -166,27 +165,27 @@ class PaneTable:
             pane = self._panes[number] = Pane(number)
             insort(self._numbers, number)
         known = self._map(pane)
-        cells = known.data.take(slots)
-        missing = np.flatnonzero(cells == 0)
+        cells: Index = known.data.take(slots)
+        if int(cells.min()) >= 0:
+            return cells
+        missing = np.flatnonzero(cells < 0)
         # A block at a time: the rows of a pane that is new may repeat few keys.
         room = _FIRST_BLOCK
         while missing.size:
             block, missing = missing[:room], missing[room:]
             where = slots[block]
             # Each row claims its key's entry, backwards, so that the first row of a key has it.
-            claims = np.arange(-1, -1 - block.size, -1, dtype=np.int32)
+            claims = np.arange(-2, -2 - block.size, -1)
             known.data[where[::-1]] = claims[::-1]
             fresh = where[known.data.take(where) == claims]
-            known.data[fresh] = self._new_cells(pane, fresh) + 1
+            known.data[fresh] = self._new_cells(pane, fresh)
             cells[block] = known.data.take(where)
             if missing.size:
                 found = known.data.take(slots[missing])
                 cells[missing] = found
-                missing = missing[found == 0]
+                missing = missing[found < 0]
             room *= 4
-        found = cells.astype(np.intp)
-        found -= 1
-        return found
+        return cells
 
     def _new_cells(self, pane: Pane, keys: Index) -> Index:
         first = self._cells
@@ -202,14 +201,14 @@ class PaneTable:
         """Where the keys of a pane have their cells."""
         known = self._maps.get(pane.number)
         if known is None:
-            room = MAP_BYTES_MAX // (4 * max(1, self.key_count))
+            room = MAP_BYTES_MAX // (8 * max(1, self.key_count))
             while len(self._maps) > room:
                 self._maps.popitem(last=False)
-            known = self._maps[pane.number] = SlotArray(np.int32)
+            known = self._maps[pane.number] = SlotArray(np.intp, -1)
             known.reserve(self.key_count)
             if pane.number in self._panes and pane._parts:
                 keys, cells = pane.members()
-                known.data[keys] = cells + 1
+                known.data[keys] = cells
         else:
             self._maps.move_to_end(pane.number)
             known.reserve(self.key_count)
@@ -286,7 +285,7 @@ class PaneTable:
         self._load(slots, panes, state, epochs)
 
     def _load(self, slots: Index, panes: Numbers, state: pa.Table, epochs: Array | int) -> None:
-        cells = self._place(slots, panes)
+        cells = self._place(slots, list(split(panes)))
         self._maps.clear()
         self.state.load(cells, state, self._cells, epochs)
 
@@ -298,7 +297,21 @@ def _ranks(of: Index, size: int) -> Index:
     return ranks
 
 
-def split(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
+def parts_of(grid: Grid, times: Timestamps) -> list[Part]:
+    """The rows of each pane, earliest first."""
+    first, last = grid.pane_of(int(times.min())), grid.pane_of(int(times.max()))
+    if first == last:
+        return [(first, slice(0, len(times)))]
+    if last - first >= len(times) or not (times[1:] >= times[:-1]).all():
+        return list(split(grid.panes_of(times)))
+    numbers = range(first, last + 1)
+    starts = [grid.pane_bounds(number)[0] for number in numbers]
+    cuts = [0, *np.searchsorted(times, starts[1:]).tolist(), len(times)]
+    pairs = zip(numbers, pairwise(cuts), strict=True)
+    return [(number, slice(low, high)) for number, (low, high) in pairs if low < high]
+
+
+def split(numbers: Numbers) -> Iterator[Part]:
     """The rows of each number, least first; slices if the numbers ascend."""
     low, high = int(numbers.min()), int(numbers.max())
     if low == high:

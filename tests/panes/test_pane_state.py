@@ -183,7 +183,7 @@ def test_keys_that_are_gone_are_forgotten(start, make_batch):
 
 
 def test_maps_of_panes_are_bounded(start, make_batch, monkeypatch):
-    monkeypatch.setattr("headgate.operators.panes.table.MAP_BYTES_MAX", 8)
+    monkeypatch.setattr("headgate.operators.panes.table.MAP_BYTES_MAX", 16)
     harness = start(operator(SlidingWindow(60, 1)))
     rows = [(user, 1, 0.5, time) for time in range(50) for user in "ab"]
     for _ in range(2):
