@@ -8,6 +8,7 @@ bucket of its deadline of then. So a session that lives on is touched about once
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,9 +49,9 @@ class Deadlines:
         order = np.argsort(buckets, kind="stable")
         slots, buckets = slots[order], buckets[order]
         cuts = np.flatnonzero(buckets[1:] != buckets[:-1]) + 1
-        numbers = buckets[np.append(0, cuts)].tolist()
-        for number, part in zip(numbers, np.split(slots, cuts), strict=True):
-            self._put(number, part)
+        bounds = [0, *cuts.tolist(), len(slots)]
+        for low, high in pairwise(bounds):
+            self._put(int(buckets[low]), slots[low:high])
 
     def pop(self, until: int) -> Index:
         """Remove and return the slots that may be due at `until` (ms), each once, ascending."""
@@ -63,7 +64,8 @@ class Deadlines:
                 found.append(slots[self._bucket_of.data[slots] == number])
         if not found:
             return np.zeros(0, np.intp)
-        slots = np.unique(np.concatenate(found))
+        slots = np.sort(np.concatenate(found))
+        slots = slots[np.append(True, slots[1:] != slots[:-1])] if slots.size else slots
         self._bucket_of.data[slots] = _NOWHERE
         return slots
 

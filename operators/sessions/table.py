@@ -151,14 +151,16 @@ class SessionTable:
         count = len(merged.keys)
         old, rows = merged.component[: len(found)], merged.component[len(found) :]
         slots = np.full(count, -1, np.intp)
-        # of sessions that become one, that with the least start goes on
-        order = np.argsort(self.starts.data[found], kind="stable")[::-1]
-        slots[old[order]] = found[order]
+        slots[old] = found
+        if (slots[old] != found).any():
+            # of sessions that become one, that with the least start goes on
+            order = np.argsort(self.starts.data[found], kind="stable")[::-1]
+            slots[old[order]] = found[order]
+        lost = slots[old] != found
+        gone, into = found[lost], slots[old[lost]]
         new = np.flatnonzero(slots < 0)
         slots[new] = np.arange(self.size, self.size + len(new))
         self._reserve(self.size + len(new))
-        gone = found[slots[old] != found]
-        into = slots[old[slots[old] != found]]
         has_rows = np.zeros(count, np.bool_)
         has_rows[rows] = True
         touched = slots[has_rows]
