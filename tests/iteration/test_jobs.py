@@ -15,6 +15,7 @@ from headgate.connectors import collect, numbers
 ROWS = 240
 HOPS = 6
 KEYS = 11
+ROUNDS = 30
 
 
 class Hop(hg.KeyedProcess[int, Any, Any]):
@@ -51,11 +52,11 @@ def loop_job(
         max_parallelism=12,
         options={"headgate.iteration.memory": "2 kb"},
     )
-    checkpoint = {"every": "50ms", **given}
+    checkpoint = {"every": "30ms", **given}
     job.checkpoint(storage=lab.storage, **checkpoint)
     job.restart(attempts=20, delay="10ms")
     (
-        job.read(paced(numbers(ROWS, batch_rows=8, splits=2), 3), name="numbers")
+        job.read(paced(numbers(ROWS, batch_rows=4, splits=2), 1), name="numbers")
         .map(lambda n: (n, HOPS + n % 3))
         .iterate(body, name="loop")
         .write(sink, name="out", parallelism=1)
@@ -77,7 +78,7 @@ def test_workers_die_while_checkpoints_overlap(
     lab: Any, faults: Any, paced: Any, seed: int
 ) -> None:
     sink = collect(guarantee="exactly_once")
-    job = loop_job(lab, paced, sink, 2, every="10ms", max_concurrent=4)
+    job = loop_job(lab, paced, sink, 2, every="20ms", max_concurrent=4)
     ran = lab.run(job, faults.kills(seed, 4))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(sink.rows) == all_hops()
@@ -250,22 +251,20 @@ class Round(hg.KeyedProcess[int, Any, Any]):
 
 def spread(record: Any) -> list[Any]:
     key, total, _ = record
-    third = total // 3
-    return [((key + 1) % KEYS, third), ((key * 2) % KEYS, third)] if third else []
+    half = total // 2
+    return [((key + 1) % KEYS, half), ((key * 2) % KEYS, total - half)]
 
 
 def rounds_of(rows: int) -> list[Any]:
     found: list[Any] = []
     records = [(n % KEYS, n) for n in range(rows)]
-    number = 0
-    while records:
+    for number in range(ROUNDS):
         sums: dict[int, int] = {}
         for key, amount in records:
             sums[key] = sums.get(key, 0) + amount
         now = [(key, total, number) for key, total in sums.items()]
         found += now
         records = [each for it in now for each in spread(it)]
-        number += 1
     return sorted(found)
 
 
@@ -281,13 +280,13 @@ def rounds_job(lab: Any, paced: Any, sink: Any, parallelism: int) -> hg.Job:
     (
         job.read(paced(numbers(ROWS, batch_rows=8, splits=2), 50), name="numbers")
         .map(lambda n: (n % KEYS, n))
-        .iterate_rounds(body, name="loop", max_rounds=1_000)
+        .iterate_rounds(body, name="loop", max_rounds=ROUNDS)
         .write(sink, name="out", parallelism=1)
     )
     return job
 
 
-@pytest.mark.parametrize(("parallelism", "seed"), [(1, 1), (2, 2), (3, 3)])
+@pytest.mark.parametrize(("parallelism", "seed"), [(2, 2), (3, 3)])
 def test_rounds_while_workers_die(
     lab: Any, faults: Any, paced: Any, parallelism: int, seed: int
 ) -> None:
@@ -295,4 +294,3 @@ def test_rounds_while_workers_die(
     ran = lab.run(rounds_job(lab, paced, sink, parallelism), faults.kills(seed, 3))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(sink.rows) == rounds_of(ROWS)
-    assert max(number for _, _, number in sink.rows) > 10
