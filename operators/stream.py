@@ -25,6 +25,7 @@ from .flat_map import AsyncFlatMapOperator, FlatMapOperator
 from .functions import check_plain, check_returns, function_name, is_async
 from .graph import Node, Origin
 from .iteration.methods import Loops
+from .joins.lookup import Lookups
 from .map import AsyncMapOperator, MapOperator
 from .origin import capture_origin
 from .partitioning import (
@@ -59,7 +60,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Stream(Loops[T], Calls[T]):
+class Stream(Loops[T], Lookups[T], Calls[T]):
     """The records that come out of one step of a job."""
 
     # one record at a time

@@ -106,7 +106,7 @@ def join_columns(
     for at, field in enumerate(right):
         if field.name in shared:
             continue
-        name = _free_name(field.name, [f.name for f in fields], right.names, suffix, names, origin)
+        name = free_name(field.name, [f.name for f in fields], right.names, suffix, names, origin)
         fields.append(pa.field(name, field.type, field.nullable or nullable[RIGHT]))
         picks.append((None, at))
     return JoinColumns((left, right), keys, pa.schema(fields), tuple(picks))
@@ -129,7 +129,7 @@ def plain_rows(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _free_name(
+def free_name(
     name: str,
     taken: Sequence[str],
     own: Sequence[str],
@@ -137,6 +137,11 @@ def _free_name(
     names: tuple[str, str],
     origin: Origin,
 ) -> str:
+    """The name of a column of the second side, `own` being all of that, where `taken` are there already.
+
+    Raises:
+        PlanError: it clashes.
+    """
     if name not in taken:
         return name
     if suffix is None:

@@ -1,0 +1,191 @@
+"""Lookup join: each record with what a coroutine function finds for its key, through a bounded cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from ...errors import PlanError
+from ..async_io.map_async import OnTimeout
+from ..async_io.plan import TIMEOUT, add_map_async, check_coroutine
+from ..async_io.retry import Retry
+from ..dead_letters import OnErrorLike
+from ..durations import Duration, parse_duration
+from ..graph import Origin
+from ..origin import capture_origin
+from ..per_record import MAX_IN_FLIGHT
+from ..required_name import named
+from ..schema import SchemaLike, unknown_column
+from ..stream_base import StreamBase, into_schema
+from .columns import free_name, plain_schema
+
+if TYPE_CHECKING:
+    from ..stream import Stream
+
+T = TypeVar("T")
+
+CACHE_ROWS: Final = 10_000
+CACHE_FOR: Final = "1m"
+LookupFunction: TypeAlias = Callable[[Any], Awaitable[Any]]
+"""From a key to a record with the columns of `into`, or None."""
+
+
+class Cache:
+    """What was found, by key: the keys used last, each for a while. Times are those of the event loop."""
+
+    def __init__(self, rows: int, keep_s: float) -> None:
+        self._rows, self._keep_s = rows, keep_s
+        self._found: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: Any) -> tuple[Any] | None:
+        """The value in a tuple, or None if there is none, or an old one."""
+        known = self._found.get(key)
+        if known is None:
+            return None
+        since, value = known
+        if asyncio.get_running_loop().time() - since >= self._keep_s:
+            del self._found[key]
+            return None
+        self._found.move_to_end(key)
+        return (value,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Keep a value; the key that was not used for longest goes, if there are too many."""
+        self._found[key] = (asyncio.get_running_loop().time(), value)
+        self._found.move_to_end(key)
+        if len(self._found) > self._rows:
+            self._found.popitem(last=False)
+
+
+class LookUp:
+    """The coroutine function of the step: a record's values, and behind them those that were found.
+
+    A copy for another process begins with an empty cache.
+    """
+
+    def __init__(
+        self,
+        function: LookupFunction,
+        key: tuple[str, ...],
+        own: tuple[str, ...],
+        found: tuple[str, ...],
+        cache_rows: int,
+        keep_s: float,
+    ) -> None:
+        self._function, self._key, self._own, self._found = function, key, own, found
+        self._cache_rows, self._keep_s = cache_rows, keep_s
+        self.cache = Cache(cache_rows, keep_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (self._function, self._key, self._own, self._found, self._cache_rows, self._keep_s)
+        return LookUp, values
+
+    async def __call__(self, record: Any) -> tuple[Any, ...]:
+        values = [_value(record, name) for name in self._key]
+        key = values[0] if len(values) == 1 else tuple(values)
+        known = self.cache.get(key)
+        if known is None:
+            found = await self._function(key)
+            self.cache.put(key, found)
+        else:
+            (found,) = known
+        added = [None if found is None else _value(found, name) for name in self._found]
+        return (*(_value(record, name) for name in self._own), *added)
+
+
+def _value(record: Any, name: str) -> Any:
+    """A column of a record: of a mapping, of a generated row, or of an object of the user's."""
+    if isinstance(record, Mapping):
+        return record[name]
+    try:
+        return getattr(record, name)
+    except AttributeError:
+        return record[name]  # a generated row, and a name that is no attribute
+
+
+class Lookups(StreamBase[T], Generic[T]):
+    """Joins with what lies outside the job."""
+
+    @named("async step", "the records it has calls under way for are stored under this name")
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
+        function: LookupFunction,
+        *,
+        into: SchemaLike,
+        name: str,
+        suffix: str | None = None,
+        cache_rows: int = CACHE_ROWS,
+        cache_for: Duration = CACHE_FOR,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        timeout: Duration = TIMEOUT,
+        ordered: bool = True,
+        retry: Retry | None = None,
+        on_timeout: OnTimeout = "fail",
+        on_error: OnErrorLike = "fail",
+    ) -> Stream[Any]:
+        """Each record with what a coroutine function finds for its key; nulls where it finds None.
+
+        Args:
+            key: the column that `function` gets the value of; several: it gets a tuple.
+            function: from a key to a record (a mapping or an object) with the columns of `into`, or None.
+            into: the columns that are found; in the result they may be null.
+            name: the address of the state.
+            suffix: appended to columns of `into` whose names are taken.
+            cache_rows: answers kept per process and step, None among them; 0: none.
+            cache_for: how long an answer counts.
+            max_in_flight, timeout, ordered, retry, on_timeout, on_error: as for `map_async`.
+        """
+        origin = capture_origin()
+        settings = {"max_in_flight": max_in_flight, "timeout": timeout, "ordered": ordered}
+        policies = {"retry": retry, "on_timeout": on_timeout, "on_error": on_error}
+        joined, schema = _joined(
+            self, key, function, into, name, suffix, cache_rows, cache_for, origin
+        )
+        more: dict[str, Any] = {**settings, **policies}
+        return add_map_async(self, None, joined, name=name, into=schema, origin=origin, **more)
+
+
+def _joined(
+    stream: StreamBase[Any],
+    key: str | tuple[str, ...],
+    function: LookupFunction,
+    into: SchemaLike,
+    name: str,
+    suffix: str | None,
+    cache_rows: int,
+    cache_for: Duration,
+    origin: Origin,
+) -> tuple[LookUp, pa.Schema]:
+    """The function of the step, and the columns it makes.
+
+    Raises:
+        PlanError: a column that is not there, names that clash, or a wrong number of rows.
+    """
+    schema = plain_schema(stream._columns("lookup", origin))
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    for column in keys:
+        if column not in schema.names:
+            raise unknown_column(column, schema, "lookup", str(origin))
+    check_coroutine(function, "lookup", origin)
+    if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
+        raise PlanError(
+            f"cache_rows must be a whole number value=`{cache_rows}`",
+            where=str(origin),
+            fix="0 keeps nothing",
+        )
+    keep_ms = parse_duration(cache_for, "cache_for", str(origin))
+    found, fields = into_schema(into, origin), list(schema)
+    for field in found:
+        taken = [each.name for each in fields]
+        column = free_name(field.name, taken, found.names, suffix, (stream.name, name), origin)
+        fields.append(pa.field(column, field.type, True))
+    names = tuple(schema.names), tuple(found.names)
+    return LookUp(function, keys, *names, cache_rows, keep_ms / 1_000), pa.schema(fields)
