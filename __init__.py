@@ -58,8 +58,12 @@ _HOMES = {
     "count_window": "operators.windows",
     "cumulative": "operators.windows",
     "global_window": "operators.windows",
+    "first": "operators.aggregates",
+    "last": "operators.aggregates",
     "max": "operators.aggregates",
+    "max_by": "operators.aggregates",
     "min": "operators.aggregates",
+    "min_by": "operators.aggregates",
     "per_window": "operators.windowing.functions",
     "session": "operators.sessions.window",
     "stddev": "operators.aggregates",
@@ -67,18 +71,32 @@ _HOMES = {
     "variance": "operators.aggregates",
     "sliding": "operators.windows",
     "tumbling": "operators.windows",
+    "cep": "operators.cep.api",
     "connectors": "connectors",
     "errors": "errors",
     "evictors": "operators.windowing.evictors",
     "triggers": "operators.windowing.triggers",
 }
 
-_MODULES = ("connectors", "errors", "evictors", "triggers")
+_MODULES = ("cep", "connectors", "errors", "evictors", "triggers")
 
 if TYPE_CHECKING:
     from . import connectors, errors
-    from .operators.aggregates import avg, count, max, min, stddev, sum, variance
+    from .operators.aggregates import (
+        avg,
+        count,
+        first,
+        last,
+        max,
+        max_by,
+        min,
+        min_by,
+        stddev,
+        sum,
+        variance,
+    )
     from .operators.async_io.retry import Retry
+    from .operators.cep import api as cep
     from .operators.dead_letters import FailedRecord, OnError
     from .operators.keyed_stream import KeyedStream
     from .operators.process.batches import Groups, KeyedBatchProcess
@@ -154,26 +172,31 @@ __all__ = [
     "WindowProcess",
     "__version__",
     "avg",
+    "cep",
     "connectors",
     "count",
     "count_window",
     "cumulative",
     "errors",
     "evictors",
+    "first",
     "global_window",
+    "last",
     "max",
+    "max_by",
     "min",
+    "min_by",
     "per_window",
     "session",
+    "stddev",
     "sum",
     "sliding",
     "triggers",
-    "stddev",
     "tumbling",
+    "variance",
 ]
 
 
-    "variance",
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:

@@ -15,6 +15,9 @@ from .async_io.map_async import OnTimeout
 from .async_io.plan import TIMEOUT, add_map_async
 from .async_io.retry import Retry
 from .base import OperatorFactory
+from .cep.match import Match
+from .cep.pattern import Pattern
+from .cep.plan import add_match
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .dead_letters import OnErrorLike
 from .durations import Duration
@@ -151,6 +154,48 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             on_error=on_error,
             into=into,
             origin=capture_origin(),
+        )
+
+    @overload
+    def match(
+        self,
+        pattern: Pattern[T],
+        *,
+        name: str,
+        select: None = None,
+        into: None = None,
+    ) -> Stream[Match[T]]: ...
+    @overload
+    def match(
+        self,
+        pattern: Pattern[T],
+        *,
+        name: str,
+        select: Callable[[Match[T]], Out],
+        into: SchemaLike | None = None,
+    ) -> Stream[Out]: ...
+    @named("stateful step", _STATE)
+    def match(
+        self,
+        pattern: Pattern[T],
+        *,
+        name: str,
+        select: Callable[[Match[T]], Any] | None = None,
+        into: SchemaLike | None = None,
+    ) -> Stream[Any]:
+        """Find a pattern in the records of each key, in the order of event time, ties as they came.
+
+        Matches that were begun and not complete in the time of `within` are in `.timed_out`, as
+        `hg.cep.Match`; records behind the watermark in `.late`.
+
+        Args:
+            pattern: begun with `hg.cep.begin`.
+            name: the address of the state.
+            select: what to make of each `hg.cep.Match`; without it they go on as they are.
+            into: columns to make of what `select` returns.
+        """
+        return add_match(
+            self._stream, self._keyed_by, pattern, select, name, into, capture_origin()
         )
 
     @overload

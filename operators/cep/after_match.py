@@ -1,0 +1,67 @@
+"""What becomes of overlapping matches once one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["none", "next", "past_last", "first", "last"]
+
+
+@dataclass(frozen=True)
+class AfterMatch:
+    """Which other matches are dropped once one is found; made by the functions of this module."""
+
+    kind: Kind
+    stage: str = ""
+
+    def __str__(self) -> str:
+        return {
+            "none": "no_skip",
+            "next": "skip_to_next",
+            "past_last": "skip_past_last_event",
+            "first": f"skip_to_first({self.stage})",
+            "last": f"skip_to_last({self.stage})",
+        }[self.kind]
+
+    def first_to_keep(self, taken: Mapping[str, Sequence[int]]) -> int | None:
+        """The first record at which another match may begin; None: any.
+
+        Args:
+            taken: the numbers of the match's records by stage, in order; later records have greater ones.
+        """
+        if self.kind in ("first", "last"):
+            numbers = taken.get(self.stage)
+            if not numbers:
+                return None
+            return numbers[0] if self.kind == "first" else numbers[-1]
+        if self.kind == "none":
+            return None
+        numbers = [number for several in taken.values() for number in several]
+        return 1 + (min(numbers) if self.kind == "next" else max(numbers))
+
+
+def no_skip() -> AfterMatch:
+    """Every match counts."""
+    return AfterMatch("none")
+
+
+def skip_to_next() -> AfterMatch:
+    """Of all matches that begin with one record, only the first to be complete."""
+    return AfterMatch("next")
+
+
+def skip_past_last_event() -> AfterMatch:
+    """No match begins with a record up to the last one of a match."""
+    return AfterMatch("past_last")
+
+
+def skip_to_first(stage: str) -> AfterMatch:
+    """No match begins before the first record that a stage took; if it took none, as `no_skip`."""
+    return AfterMatch("first", stage)
+
+
+def skip_to_last(stage: str) -> AfterMatch:
+    """No match begins before the last record that a stage took; if it took none, as `no_skip`."""
+    return AfterMatch("last", stage)

@@ -1,0 +1,104 @@
+"""The automaton of a pattern: what may come next, from each state.
+
+A run is one way of matching that is under way. Right behind a record that it took it is in a *fresh*
+state, whose options are all that may come next. With the next record each option goes on by itself: it
+takes the record, or waits in a state that has this one option, or is given up. So a run never has to
+remember which of several ways it is on, and the ways do not disturb each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from .conditions import Condition, Leaf
+
+OptionKind: TypeAlias = Literal["strict", "relaxed", "any", "end", "absent"]
+"""How near the record must be. `end`: no record, but the end of the time of the pattern. `absent`: the
+match is complete with whatever record comes next, which does not belong to it."""
+START: Final = 0
+"""The state of a run that has taken nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to go on.
+
+    Attributes:
+        kind: how near the record must be.
+        stage: the index of the stage that takes it; -1 if none does.
+        take: which records it takes.
+        stop: the end of a repetition: such records are not taken after all.
+        unless: a record that meets one of these ends this way.
+        unless_first: the same, only for the record directly behind the one taken before.
+        target: the state behind the record.
+        wait: the state in which this way waits; -1 if it does not.
+    """
+
+    kind: OptionKind
+    stage: int
+    take: Condition
+    stop: Leaf | None
+    unless: tuple[Condition, ...]
+    unless_first: tuple[Condition, ...]
+    target: int
+    wait: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a run can be.
+
+    Attributes:
+        options: what may come next.
+        fresh: the run has just taken a record.
+        final: reached by a record, it makes a match.
+        pending: the match is complete when its time is over.
+        told: what a run has here is, or becomes, a match already: it is not told as timed out.
+    """
+
+    options: tuple[Option, ...]
+    fresh: bool
+    final: bool
+    pending: bool
+    told: bool
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """The states of a pattern, and the names of the stages that take records. Picklable."""
+
+    states: tuple[State, ...]
+    stages: tuple[str, ...]
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """All conditions, each once, in the order of the states."""
+        found: dict[Leaf, None] = {}
+        for state in self.states:
+            for option in state.options:
+                conditions = (option.take, *option.unless, *option.unless_first)
+                found.update((leaf, None) for c in conditions for _, leaf in c.terms)
+                if option.stop is not None:
+                    found[option.stop] = None
+        return list(found)
+
+    def shape(self) -> str:
+        """The structure as text: equal for patterns that can go on with each other's runs."""
+        numbers = {leaf: str(number) for number, leaf in enumerate(self.leaves)}
+        parts = [",".join(self.stages), "".join(leaf.kind[:2] for leaf in self.leaves)]
+
+        def shown(condition: Condition) -> str:
+            return "".join(
+                ("|" if by_or else "&") + numbers[leaf] for by_or, leaf in condition.terms
+            )
+
+        for state in self.states:
+            flags = f"{state.fresh:d}{state.final:d}{state.pending:d}"
+            options = [
+                f"{o.kind}:{o.stage}:{shown(o.take)}:{'' if o.stop is None else numbers[o.stop]}:"
+                f"{[shown(c) for c in o.unless]}:{[shown(c) for c in o.unless_first]}:{o.target}:{o.wait}"
+                for o in state.options
+            ]
+            parts.append(f"{flags}({';'.join(options)})")
+        return "/".join(parts)

@@ -1,0 +1,138 @@
+"""The shared buffer: the records that runs of one key have taken, each kept once, and who took them.
+
+A *node* says that a stage took a record behind another node; a run knows its last node, and the path back
+from there is what it has taken. Runs that have a beginning in common have its nodes in common. The buffer
+of SASE+ (Agrawal et al., Efficient Pattern Matching over Event Streams, SIGMOD 2008) has one node for all
+runs in which a stage took a record, several edges back from it, and Dewey numbers that tell the edges of
+one run from those of others. Here each such edge is a node of its own: as many entries, and a path needs no
+comparing of numbers.
+
+Nodes and runs count who needs a node; one that nobody needs goes, and its record with its last node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ...state.keyed.base import ABSENT, EntryTable
+
+NodeId: TypeAlias = tuple[int, int]
+"""The number of the record, and of the node among those of this record."""
+NO_NODE: Final[NodeId] = (-1, -1)
+
+
+class Event(NamedTuple):
+    """A record in the order in which its key's records are handled.
+
+    Attributes:
+        number: its place in this order.
+        time: event time, ms.
+        record: itself.
+        answers: the bits of the expressions that are true for it.
+    """
+
+    number: int
+    time: int
+    record: Any
+    answers: int
+
+
+@dataclass(slots=True)
+class _Node:
+    stage: int
+    before: NodeId
+    needed: int
+
+
+class SharedBuffer:
+    """The nodes and records of the current key. Call `begin` before, and `flush` behind, work on a key.
+
+    Args:
+        events: of the records: number -> (time, record, answers).
+        nodes: number of the record -> (number of node, stage, node before, needed) of each of its nodes.
+    """
+
+    def __init__(self, events: EntryTable, nodes: EntryTable) -> None:
+        self._event_table, self._node_table = events, nodes
+        self._events: dict[int, Event] = {}
+        self._nodes: dict[int, dict[int, _Node]] = {}
+        self._changed: dict[int, bool] = {}
+        """The records whose nodes were changed, and whether they were stored before."""
+
+    def begin(self) -> None:
+        """Forget what is cached of another key."""
+        self._events.clear()
+        self._nodes.clear()
+        self._changed.clear()
+
+    def take(self, stage: int, event: Event, before: NodeId) -> NodeId:
+        """A node that nobody needs so far: a stage took a record behind another node."""
+        nodes = self._nodes.get(event.number)
+        if nodes is None:
+            nodes = self._nodes[event.number] = {}
+            self._events[event.number] = event
+        self._changed.setdefault(event.number, False)
+        number = max(nodes, default=-1) + 1
+        nodes[number] = _Node(stage, before, 0)
+        self.need(before)
+        return event.number, number
+
+    def need(self, node: NodeId) -> None:
+        """One more run or node needs a node."""
+        if node != NO_NODE:
+            self._of(node[0])[node[1]].needed += 1
+            self._changed.setdefault(node[0], True)
+
+    def release(self, node: NodeId) -> None:
+        """One run less needs a node."""
+        while node != NO_NODE:
+            nodes = self._of(node[0])
+            found = nodes[node[1]]
+            found.needed -= 1
+            self._changed.setdefault(node[0], True)
+            if found.needed:
+                return
+            del nodes[node[1]]
+            node = found.before
+
+    def path(self, node: NodeId) -> list[tuple[int, int]]:
+        """What a run has taken, in order: the stage and the number of the record."""
+        path = []
+        while node != NO_NODE:
+            found = self._of(node[0])[node[1]]
+            path.append((found.stage, node[0]))
+            node = found.before
+        path.reverse()
+        return path
+
+    def event(self, number: int) -> Event:
+        """A record that was taken."""
+        event = self._events.get(number)
+        if event is None:
+            event = self._events[number] = Event(number, *self._event_table.get(number))
+        return event
+
+    def flush(self) -> None:
+        """Write what has changed."""
+        for number, stored in self._changed.items():
+            nodes = self._nodes[number]
+            if nodes:
+                rows = [(n, node.stage, node.before, node.needed) for n, node in nodes.items()]
+                self._node_table.put(number, rows)
+                if not stored:
+                    event = self._events[number]
+                    self._event_table.put(number, (event.time, event.record, event.answers))
+            elif stored:
+                self._node_table.delete(number)
+                self._event_table.delete(number)
+        self.begin()
+
+    def _of(self, number: int) -> dict[int, _Node]:
+        nodes = self._nodes.get(number)
+        if nodes is None:
+            rows = self._node_table.get(number)
+            assert rows is not ABSENT, "a run needs a node that is gone"
+            nodes = {n: _Node(stage, before, needed) for n, stage, before, needed in rows}
+            self._nodes[number] = nodes
+        return nodes

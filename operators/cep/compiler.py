@@ -1,0 +1,246 @@
+"""From a pattern to its automaton, stage by stage from the front, states made when they are first needed.
+
+What may come behind a record is a list of *options* (`automaton.py`). That of an optional stage is its own
+way and all ways behind it; that of a repeated one is another round and, if it took enough, all ways behind
+it. What must not come is no state: it is written into the options that it forbids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import PlanError
+from .automaton import Automaton, Option, OptionKind, State
+from .conditions import Condition, Leaf
+from .pattern import Pattern, Stage, all_stages
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """An option whose states have no numbers yet; `begins`: it begins the pattern or group it is in."""
+
+    kind: OptionKind
+    begins: bool
+    stage: int
+    take: Condition
+    stop: Leaf | None
+    unless: tuple[Condition, ...]
+    unless_first: tuple[Condition, ...]
+    target: _Point | None
+
+    def also_unless(self, conditions: Sequence[Condition]) -> _Way:
+        return replace(self, unless=(*self.unless, *conditions)) if conditions else self
+
+
+@dataclass(frozen=True, eq=False)
+class _Next:
+    """What may come next; `final`: or nothing, the match is complete."""
+
+    ways: tuple[_Way, ...]
+    final: bool
+
+
+class _Point:
+    """A fresh state: what may come behind a record that was taken."""
+
+    def __init__(self, make: Callable[[], _Next]) -> None:
+        self.make = make
+
+
+class _Sequence:
+    """Stages one behind the other; `after` says what may come behind the last."""
+
+    def __init__(
+        self, stages: tuple[Stage, ...], after: Callable[[], _Next], numbers: dict[str, int]
+    ) -> None:
+        self._stages = stages
+        self._after = after
+        self._numbers = numbers
+        self._known: dict[int, _Next] = {}
+
+    def at(self, index: int) -> _Next:
+        """What may come when the stages before `index` are done."""
+        if index not in self._known:
+            self._known[index] = self._made(index)
+        return self._known[index]
+
+    def _made(self, index: int) -> _Next:
+        if index == len(self._stages):
+            return self._after()
+        stage = self._stages[index]
+        if stage.negated:
+            return self._behind_absence(stage, self.at(index + 1))
+        loop = _Loop(
+            stage, lambda: self._exits(index), self._forbidden_behind(index), self._numbers
+        )
+        first = loop.round(1)
+        if not stage.optional:
+            return first
+        exits = self._exits(index)
+        return _Next((*first.ways, *exits.ways), exits.final)
+
+    def _exits(self, index: int) -> _Next:
+        """What may come once the stage has enough; behind a greedy one nothing it would take itself."""
+        stage, behind = self._stages[index], self.at(index + 1)
+        if not stage.greedy or stage.low == stage.high:
+            return behind
+        guard = [stage.condition]
+        return _Next(tuple(way.also_unless(guard) for way in behind.ways), behind.final)
+
+    def _forbidden_behind(self, index: int) -> list[Condition]:
+        """What must not come behind the stage: neither between its own records."""
+        found = []
+        for stage in self._stages[index + 1 :]:
+            if not stage.negated:
+                break
+            if stage.how != "strict":
+                found.append(stage.condition)
+        return found
+
+    @staticmethod
+    def _behind_absence(stage: Stage, behind: _Next) -> _Next:
+        forbidden = (stage.condition,)
+        if stage.how == "strict":
+            ways = [replace(w, unless_first=(*w.unless_first, *forbidden)) for w in behind.ways]
+            if behind.final:
+                ways.append(_Way("absent", False, -1, Condition(), None, (), forbidden, None))
+        else:
+            ways = [way.also_unless(forbidden) for way in behind.ways]
+            if behind.final:
+                ways.append(_Way("end", False, -1, Condition(), None, forbidden, (), None))
+        return _Next(tuple(ways), False)
+
+
+class _Loop:
+    """The rounds of one stage: of each a record is taken, or the body of a group passed through."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        exits: Callable[[], _Next],
+        forbidden: list[Condition],
+        numbers: dict[str, int],
+    ) -> None:
+        self._stage = stage
+        self._exits = exits
+        self._forbidden = forbidden
+        self._numbers = numbers
+        self._points: dict[int, _Point] = {}
+        self._bodies: dict[int, _Sequence] = {}
+
+    def round(self, number: int) -> _Next:
+        """The ways to begin a round; rounds above `low` of an unbounded stage are one and the same."""
+        stage = self._stage
+        how = stage.how if number == 1 else stage.inner or "relaxed"
+        actual = number if stage.high is not None else min(number, stage.low)
+        begun = self._begun(actual, how)
+        if number == 1:
+            return begun
+        until = [] if stage.until is None else [Condition(((False, stage.until),))]
+        against = [*until, *self._forbidden]
+        return _Next(tuple(way.also_unless(against) for way in begun.ways), begun.final)
+
+    def _begun(self, number: int, how: str) -> _Next:
+        stage = self._stage
+        begins = how == "begin"
+        kind: Any = "strict" if begins else how
+        if stage.body is None:
+            stage_number, point = self._numbers[stage.name], self._point(number)
+            way = _Way(kind, begins, stage_number, stage.condition, stage.until, (), (), point)
+            return _Next((way,), False)
+        if number not in self._bodies:
+            self._bodies[number] = _Sequence(stage.body, lambda: self._after(number), self._numbers)
+        inside = self._bodies[number].at(0)
+        ways = [replace(w, kind=kind, begins=begins) if w.begins else w for w in inside.ways]
+        return _Next(tuple(ways), inside.final)
+
+    def _point(self, number: int) -> _Point:
+        if number not in self._points:
+            self._points[number] = _Point(lambda: self._after(number))
+        return self._points[number]
+
+    def _after(self, number: int) -> _Next:
+        """What may come behind a round."""
+        stage = self._stage
+        again: tuple[_Way, ...] = ()
+        if stage.high is None or number < stage.high:
+            again = self.round(number + 1).ways
+        if number < stage.low:
+            return _Next(again, False)
+        exits = self._exits()
+        return _Next((*again, *exits.ways), exits.final)
+
+
+def compiled(pattern: Pattern[Any]) -> Automaton:
+    """The automaton of a pattern.
+
+    Raises:
+        PlanError: it ends with what must not follow, and never says until when.
+    """
+    names = [stage.name for stage in pattern.taking]
+    numbers = {name: number for number, name in enumerate(names)}
+    sequence = _Sequence(pattern.stages, lambda: _Next((), True), numbers)
+    automaton = Automaton(_Numbering(sequence.at(0)).states(), tuple(names))
+    if pattern.within_ms is None and pattern.gap_ms is None:
+        _check_ends(pattern, automaton)
+    return automaton
+
+
+def _check_ends(pattern: Pattern[Any], automaton: Automaton) -> None:
+    if any(state.pending for state in automaton.states):
+        stage = [stage for stage in all_stages(pattern.stages) if stage.negated][-1]
+        raise PlanError(
+            f"the pattern ends with not_followed_by `{stage.name}`, and nothing says until when",
+            where=str(stage.origin),
+            fix='add .within("10m"): the match is complete when this time is over',
+        )
+
+
+class _Numbering:
+    """Gives numbers to states: those behind records in the order they are reached, then those that wait."""
+
+    def __init__(self, start: _Next) -> None:
+        self._points: dict[_Point, int] = {_Point(lambda: start): 0}
+        self._nexts: list[_Next] = []
+        self._waits: dict[tuple[_Way, bool], int] = {}
+
+    def states(self) -> tuple[State, ...]:
+        """All states."""
+        todo = list(self._points)
+        while todo:
+            found = todo.pop(0).make()
+            self._nexts.append(found)
+            for way in found.ways:
+                if way.target is not None and way.target not in self._points:
+                    self._points[way.target] = len(self._points)
+                    todo.append(way.target)
+        for found in self._nexts[1:]:
+            for way in found.ways:
+                if way.kind in ("relaxed", "any", "end"):
+                    key = (way, _told(found))
+                    self._waits.setdefault(key, len(self._points) + len(self._waits))
+        fresh = [self._fresh(number, found) for number, found in enumerate(self._nexts)]
+        waiting = [
+            State((self._option(way, told),), False, False, way.kind == "end", told)
+            for way, told in self._waits
+        ]
+        return (*fresh, *waiting)
+
+    def _fresh(self, number: int, found: _Next) -> State:
+        told = _told(found)
+        options = tuple(self._option(way, told) for way in found.ways)
+        pending = any(way.kind == "end" for way in found.ways)
+        return State(options, True, found.final and number > 0, pending, told)
+
+    def _option(self, way: _Way, told: bool) -> Option:
+        target = -1 if way.target is None else self._points[way.target]
+        wait = self._waits.get((way, told), -1)
+        return Option(
+            way.kind, way.stage, way.take, way.stop, way.unless, way.unless_first, target, wait
+        )
+
+
+def _told(found: _Next) -> bool:
+    return found.final or any(way.kind == "end" for way in found.ways)

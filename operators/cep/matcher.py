@@ -1,0 +1,306 @@
+"""Runs the automaton over the records of one key, in order, and says what matched and what timed out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from ..user_code import FAILURES, user_error
+from .after_match import AfterMatch
+from .automaton import START, Automaton, Option
+from .buffer import NO_NODE, Event, NodeId, SharedBuffer
+from .conditions import Condition, Leaf
+from .match import Earlier
+
+
+class Run(NamedTuple):
+    """One way of matching that is under way.
+
+    Attributes:
+        state: where in the automaton.
+        node: the last record it took, in the shared buffer.
+        first: the number of its first record.
+        start: event time of its first record, ms.
+        last: event time of its last record, ms.
+    """
+
+    state: int
+    node: NodeId
+    first: int
+    start: int
+    last: int
+
+
+_BEGINNING: Final = Run(START, NO_NODE, -1, 0, 0)
+
+
+@dataclass(slots=True)
+class Runs:
+    """What is under way for one key.
+
+    Attributes:
+        number: of the next record.
+        active: the runs, those that began earlier first.
+        complete: matches that wait: a run that began earlier may drop them yet.
+    """
+
+    number: int = 0
+    active: list[Run] = field(default_factory=list)
+    complete: list[Run] = field(default_factory=list)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way: it need not be kept."""
+        return not self.active and not self.complete
+
+    def plain(self) -> tuple[Any, ...]:
+        """As tuples, to be stored."""
+        return self.number, [tuple(r) for r in self.active], [tuple(r) for r in self.complete]
+
+    @classmethod
+    def of_plain(cls, plain: tuple[Any, ...]) -> Runs:
+        """From what `plain` made."""
+        number, active, complete = plain
+        return cls(number, [Run(*r) for r in active], [Run(*r) for r in complete])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a pattern says. Picklable.
+
+    Attributes:
+        automaton: its states.
+        after: which overlapping matches are dropped.
+        within_ms: from the first to the last record, less than this; None: no limit.
+        gap_ms: from each record to the next, less than this; None: no limit.
+        bits: the number of each expression among the answers for a record.
+        step: the name of the step, for errors.
+    """
+
+    automaton: Automaton
+    after: AfterMatch
+    within_ms: int | None
+    gap_ms: int | None
+    bits: Mapping[Leaf, int]
+    step: str
+
+    def deadline(self, run: Run) -> int | None:
+        """When the time of a run is over, ms; None: never."""
+        within = None if self.within_ms is None else run.start + self.within_ms
+        if self.gap_ms is None:
+            return within
+        gap = run.last + self.gap_ms
+        return gap if within is None else min(gap, within)
+
+
+class _Judge:
+    """Answers conditions for one record; those of the record alone once."""
+
+    def __init__(
+        self, rules: Rules, event: Event, load: Callable[[NodeId], dict[str, list[Any]]]
+    ) -> None:
+        self._rules = rules
+        self._event = event
+        self._load = load
+        self._known: dict[Leaf, bool] = {}
+        self._earlier: dict[NodeId, Earlier[Any]] = {}
+        self.node: NodeId = NO_NODE
+        """Of the run that asks."""
+
+    def __call__(self, leaf: Leaf) -> bool:
+        if leaf.kind == "expression":
+            return bool(self._event.answers >> self._rules.bits[leaf] & 1)
+        if leaf.kind == "earlier":
+            return self._asked(leaf, self._event.record, self._earlier_of(self.node))
+        known = self._known.get(leaf)
+        if known is None:
+            known = self._known[leaf] = self._asked(leaf, self._event.record)
+        return known
+
+    def any(self, conditions: Iterable[Condition]) -> bool:
+        return any(condition.holds(self) for condition in conditions)
+
+    def _asked(self, leaf: Leaf, *arguments: Any) -> bool:
+        assert callable(leaf.given)
+        try:
+            return bool(leaf.given(*arguments))
+        except FAILURES as error:
+            raise user_error(self._rules.step, leaf.origin, arguments[0], error) from error
+
+    def _earlier_of(self, node: NodeId) -> Earlier[Any]:
+        earlier = self._earlier.get(node)
+        if earlier is None:
+            earlier = Earlier(lambda: self._load(node), self._event.time)
+            self._earlier[node] = earlier
+        return earlier
+
+
+class Matcher:
+    """Works on one key at a time: set `runs`, and let the buffer be of this key.
+
+    Args:
+        rules: the pattern.
+        buffer: of the records that were taken.
+    """
+
+    def __init__(self, rules: Rules, buffer: SharedBuffer) -> None:
+        self._rules = rules
+        self._states = rules.automaton.states
+        self._buffer = buffer
+        self.runs = Runs()
+
+    def on_record(self, time: int, record: Any, answers: int) -> list[NodeId]:
+        """Handle the next record of the key, behind everything that is due at its time.
+
+        Returns the matches that are certain now, each as its last node, which the caller must release.
+        """
+        runs = self.runs
+        event = Event(runs.number, time, record, answers)
+        runs.number += 1
+        judge = _Judge(self._rules, event, self.taken)
+        before, runs.active = runs.active, []
+        for run in before:
+            self._step(run, event, judge)
+        self._step(_BEGINNING, event, judge)
+        for run in before:
+            self._buffer.release(run.node)
+        return self._certain()
+
+    def next_deadline(self) -> int | None:
+        """When the time of the next run is over, ms; None: never."""
+        rules, active = self._rules, self.runs.active
+        if rules.gap_ms is None:
+            return rules.deadline(active[0]) if active else None
+        deadlines = [rules.deadline(run) for run in active]
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def on_deadline(self, time: int) -> tuple[list[NodeId], list[NodeId]]:
+        """End the runs whose time is over at `time` (ms).
+
+        Returns the matches that are certain now, and what timed out; the caller must release both.
+        """
+        runs, rules = self.runs, self._rules
+        over: list[Run] = []
+        active: list[Run] = []
+        for run in runs.active:
+            at = rules.deadline(run)
+            (active if at is None or at > time else over).append(run)
+        runs.active = active
+        matched = {run.node for run in over if self._states[run.state].pending}
+        timed_out: dict[NodeId, None] = {}
+        for run in over:
+            if self._states[run.state].pending:
+                self._complete(run)
+            elif not self._states[run.state].told and run.node not in matched:
+                timed_out[run.node] = None
+        for node in timed_out:
+            self._buffer.need(node)
+        for run in over:
+            self._buffer.release(run.node)
+        return self._certain(), list(timed_out)
+
+    def on_end(self) -> list[NodeId]:
+        """No records come any more: give up what is under way, so that nothing drops what is complete.
+
+        Returns the matches that are certain now; the caller must release them.
+        """
+        for run in self.runs.active:
+            self._buffer.release(run.node)
+        self.runs.active = []
+        return self._certain()
+
+    def taken(self, node: NodeId) -> dict[str, list[Any]]:
+        """The records up to a node, by stage."""
+        stages = self._rules.automaton.stages
+        records: dict[str, list[Any]] = {stage: [] for stage in stages}
+        for stage, number in self._buffer.path(node):
+            records[stages[stage]].append(self._buffer.event(number).record)
+        return records
+
+    def span(self, node: NodeId) -> tuple[int, int]:
+        """Event time of the first and of the last record up to a node, ms."""
+        path = self._buffer.path(node)
+        return self._buffer.event(path[0][1]).time, self._buffer.event(path[-1][1]).time
+
+    # --- one record ----------------------------------------------------------------------------
+
+    def _step(self, run: Run, event: Event, judge: _Judge) -> None:
+        state = self._states[run.state]
+        judge.node = run.node
+        for option in state.options:
+            if judge.any(option.unless):
+                continue
+            if state.fresh and judge.any(option.unless_first):
+                continue
+            if option.kind == "absent":
+                self._complete(run)
+            elif self._goes_on(run, option, event, judge) and option.wait >= 0:
+                self._buffer.need(run.node)
+                self.runs.active.append(run._replace(state=option.wait))
+
+    def _goes_on(self, run: Run, option: Option, event: Event, judge: _Judge) -> bool:
+        """Let an option take the record, if it does; true if it also waits for others."""
+        if option.kind == "end":
+            return True
+        takes = option.take.holds(judge)
+        if takes and (option.stop is None or not judge(option.stop)):
+            self._take(run, option, event)
+        return run is not _BEGINNING and (
+            option.kind == "any" or (option.kind == "relaxed" and not takes)
+        )
+
+    def _take(self, run: Run, option: Option, event: Event) -> None:
+        node = self._buffer.take(option.stage, event, run.node)
+        first, start = run.first, run.start
+        if run is _BEGINNING:
+            first, start = event.number, event.time
+        taken = Run(option.target, node, first, start, event.time)
+        state = self._states[option.target]
+        if state.final:
+            self._complete(taken)
+        if state.options:
+            self._buffer.need(node)
+            self.runs.active.append(taken)
+
+    # --- matches -------------------------------------------------------------------------------
+
+    def _complete(self, run: Run) -> None:
+        self._buffer.need(run.node)
+        self.runs.complete.append(run)
+
+    def _certain(self) -> list[NodeId]:
+        """The matches that nothing can drop any more, in the order in which they begin."""
+        runs, after = self.runs, self._rules.after
+        if not runs.complete:
+            return []
+        if after.kind == "none":
+            found, runs.complete = [run.node for run in runs.complete], []
+            return found
+        runs.complete.sort(key=lambda run: run.first)
+        certain = []
+        while runs.complete and not (runs.active and runs.active[0].first < runs.complete[0].first):
+            match = runs.complete.pop(0)
+            certain.append(match.node)
+            keep = after.first_to_keep(self._numbers(match.node))
+            if keep is not None:
+                runs.active = self._pruned(runs.active, keep)
+                runs.complete = self._pruned(runs.complete, keep)
+        return certain
+
+    def _numbers(self, node: NodeId) -> dict[str, list[int]]:
+        stages = self._rules.automaton.stages
+        numbers: dict[str, list[int]] = {}
+        for stage, number in self._buffer.path(node):
+            numbers.setdefault(stages[stage], []).append(number)
+        return numbers
+
+    def _pruned(self, several: list[Run], keep: int) -> list[Run]:
+        """Those that begin with record number `keep` or a later one."""
+        kept = []
+        for run in several:
+            if run.first >= keep:
+                kept.append(run)
+            else:
+                self._buffer.release(run.node)
+        return kept

@@ -1,0 +1,92 @@
+"""The keyed state of a pattern step: records that wait for their time, runs, and the shared buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
+
+from ...state.codecs import codec_of
+from ...state.keyed.base import ABSENT, KeyedBackend, TableSpec
+from ...state.keyed.canonical import Layout
+from ...state.keyed.identity import token
+from ...state.keyed.key_shape import entry_codec
+from ..process.declared import Declared
+from .matcher import Runs
+
+WAITING: Final = "match.waiting"
+RUNS: Final = "match.runs"
+EVENTS: Final = "match.events"
+NODES: Final = "match.nodes"
+
+
+@dataclass(frozen=True)
+class MatchStates(Declared):
+    """The states of a pattern step; `shape` is the version of the runs: a number made of the pattern."""
+
+    shape: int = 1
+
+    def specs(self) -> dict[str, TableSpec]:
+        anything, number, keys = codec_of(Any), codec_of(int), self.keys
+        waiting = Layout(keys, "map", anything, entry_codec(tuple[int, int]))
+        specs = (
+            TableSpec(WAITING, waiting),
+            TableSpec(RUNS, Layout(keys, "value", anything), version=self.shape),
+            TableSpec(EVENTS, Layout(keys, "map", anything, number)),
+            TableSpec(NODES, Layout(keys, "map", anything, number)),
+        )
+        return {spec.name: spec for spec in specs}
+
+
+def match_states(declared: Declared, shape: int) -> MatchStates:
+    """The states of a step whose keys are those of `declared`."""
+    return MatchStates({}, {}, {}, {}, declared.keys, True, shape)
+
+
+class Waiting:
+    """Records that the watermark has not reached, per key in the order of time, ties as they came.
+
+    The order is in memory and not part of the state; after a restore it is made again from the records.
+    """
+
+    def __init__(self, backend: KeyedBackend) -> None:
+        self._table = backend.entry_table(WAITING)
+        self._orders: dict[Any, list[tuple[int, int]]] = {}
+        self._arrived = 0
+
+    def add(self, key: Any, time: int, record: Any, answers: int) -> None:
+        """Add a record of the current key."""
+        place = (time, self._arrived)
+        self._arrived += 1
+        self._table.put(place, (record, answers))
+        heappush(self._orders.setdefault(token(key), []), place)
+
+    def next_time(self, key: Any) -> int | None:
+        """The event time of the key's next record, ms; None if there is none."""
+        order = self._orders.get(token(key))
+        return order[0][0] if order else None
+
+    def pop(self, key: Any) -> tuple[int, Any, int]:
+        """Remove the next record of the current key: its time, itself, the answers for it."""
+        order = self._orders[token(key)]
+        place = heappop(order)
+        if not order:
+            del self._orders[token(key)]
+        record, answers = self._table.get(place)
+        self._table.delete(place)
+        return place[0], record, answers
+
+    def restored(self, keys: Iterator[Any]) -> None:
+        """Make the order again; the caller sets the current key before it gives the next of `keys`."""
+        for key in keys:
+            order = [place for place, _ in self._table.entries()]
+            heapify(order)
+            self._orders[token(key)] = order
+            self._arrived = max(self._arrived, *(number + 1 for _, number in order))
+
+
+def load_runs(table: Any) -> Runs:
+    """The runs of the current key."""
+    plain = table.get()
+    return Runs() if plain is ABSENT else Runs.of_plain(plain)

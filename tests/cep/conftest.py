@@ -1,0 +1,61 @@
+"""Pattern steps by hand: the means of tests/process, around steps of patterns."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PATH = Path(__file__).parents[1] / "process" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("process_conftest", _PATH)
+assert _spec is not None
+assert _spec.loader is not None
+_process = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _process
+_spec.loader.exec_module(_process)
+
+steps = _process.steps
+lab = _process.lab
+faults = _process.faults
+paced = _process.paced
+
+
+class World:
+    """A keyed stream of Python objects, the subtasks of a pattern over it, and what it finds."""
+
+    Step = _process.Step
+
+    @staticmethod
+    def stream(*, event_time: bool = True) -> Any:
+        (stream,) = _process.streams(event_time=event_time)
+        return stream
+
+    def step(self, pattern: Any, key: Callable[[Any], Any], parallelism: int = 1) -> Any:
+        """The subtasks of a step that finds a pattern."""
+        return self.Step(self.stream().key_with(key).match(pattern, name="m"), parallelism)
+
+    def found(self, pattern: Any, text: str) -> list[str]:
+        """The matches in words such as `a1 c b1`, one of which comes each millisecond, as text."""
+        words = text.split()
+        step = self.step(pattern, one_key)
+        step.push(words, list(range(len(words))), key=one_key).end()
+        return [shown(match) for match, _ in step.take()]
+
+
+def one_key(record: Any) -> str:
+    return "k"
+
+
+def shown(match: Any) -> str:
+    """The records of a match in the order of its stages."""
+    records: Iterable[list[str]] = match.records.values()
+    return " ".join(word for several in records for word in several)
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return World()

@@ -1,0 +1,198 @@
+"""The tables of Flink's documentation of CEP, as tables: contiguity, quantifiers, skip strategies."""
+
+from __future__ import annotations
+
+import pytest
+
+import headgate as hg
+from headgate.operators.cep.api import (
+    begin,
+    no_skip,
+    skip_past_last_event,
+    skip_to_first,
+    skip_to_last,
+    skip_to_next,
+)
+
+
+def is_(letters):
+    return lambda word: word[0] in letters
+
+
+B, C = is_("b"), is_("c")
+
+
+def a(after_match=None):
+    return begin("a", after_match=after_match).where(is_("a"))
+
+
+def b_plus(pattern):
+    return pattern.where(is_("b")).one_or_more()
+
+
+def with_c(pattern):
+    return pattern.followed_by("c").where(is_("c"))
+
+
+CONTIGUITY = [
+    (a().next("b").where(is_("b")), "a c b1 b2", []),
+    (a().next("b").where(is_("b")), "a b1 b2", ["a b1"]),
+    (a().followed_by("b").where(is_("b")), "a c b1 b2", ["a b1"]),
+    (a().followed_by_any("b").where(is_("b")), "a c b1 b2", ["a b1", "a b2"]),
+]
+LOOP = "a b1 d1 b2 d2 b3 c"
+LOOPS = [
+    (
+        with_c(b_plus(a().followed_by_any("b")).consecutive()),
+        LOOP,
+        ["a b1 c", "a b2 c", "a b3 c"],
+    ),
+    (
+        with_c(b_plus(a().followed_by_any("b"))),
+        LOOP,
+        ["a b1 c", "a b1 b2 c", "a b1 b2 b3 c", "a b2 c", "a b2 b3 c", "a b3 c"],
+    ),
+    (
+        with_c(b_plus(a().followed_by_any("b")).allow_combinations()),
+        LOOP,
+        ["a b1 c", "a b1 b2 c", "a b1 b3 c", "a b1 b2 b3 c", "a b2 c", "a b2 b3 c", "a b3 c"],
+    ),
+]
+CDB = "c d a1 a2 a3 d a4 b"
+
+
+def c_a_plus():
+    start = begin("start").where(is_("c"))
+    return start.followed_by("middle").where(is_("a")).one_or_more()
+
+
+def end(pattern):
+    return pattern.followed_by("end").where(is_("b"))
+
+
+QUANTIFIERS = [
+    (end(c_a_plus().consecutive()), CDB, ["c a1 b", "c a1 a2 b", "c a1 a2 a3 b"]),
+    (end(c_a_plus()), CDB, ["c a1 b", "c a1 a2 b", "c a1 a2 a3 b", "c a1 a2 a3 a4 b"]),
+    (
+        end(c_a_plus().allow_combinations()),
+        CDB,
+        [
+            "c a1 b", "c a1 a2 b", "c a1 a3 b", "c a1 a4 b", "c a1 a2 a3 b", "c a1 a2 a4 b",
+            "c a1 a3 a4 b", "c a1 a2 a3 a4 b",
+        ],
+    ),
+    (a().one_or_more().until(is_("b")), "a1 c a2 b a3", ["a1", "a1 a2", "a2", "a3"]),
+    (a().times(2), "a1 c a2 a3", ["a1 a2", "a2 a3"]),
+    (a().times(2).consecutive(), "a1 c a2 a3", ["a2 a3"]),
+    (a().times(2, 3), "a1 a2 a3", ["a1 a2", "a1 a2 a3", "a2 a3"]),
+    (a().times_or_more(2), "a1 a2 a3", ["a1 a2", "a1 a2 a3", "a2 a3"]),
+    (a().next("b").where(B).times(0, 2).next("c").where(C), "a1 c1 a2 b c2", ["a1 c1", "a2 b c2"]),
+    (a().next("b").where(B).optional().next("c").where(C), "a1 b c1 a2 c2", ["a1 b c1", "a2 c2"]),
+    (a().followed_by("b").where(B).optional().followed_by("c").where(C), "a b c", ["a b c", "a c"]),
+    (a().optional().next("c").where(is_("c")), "a c", ["a c", "c"]),
+    (a().one_or_more().greedy().next("x").where(is_("ab")), "a1 a2 b", ["a1 a2 b", "a2 b"]),
+    (a().one_or_more().next("x").where(is_("ab")), "a1 a2 b", ["a1 a2", "a1 a2 b", "a2 b"]),
+    (
+        with_c(a().one_or_more().greedy()),
+        "a1 x a2 c",
+        ["a1 a2 c", "a2 c"],
+    ),
+]  # fmt: skip
+
+
+def not_b(pattern):
+    return pattern.not_followed_by("no").where(is_("b"))
+
+
+NEGATIONS = [
+    (with_c(not_b(a())), "a1 x c1 a2 b c2", ["a1 c1"]),
+    (not_b(a()).followed_by_any("c").where(is_("c")), "a c1 b c2", ["a c1"]),
+    (with_c(a().not_next("no").where(is_("b"))), "a1 b c1 a2 x b c2", ["a2 c2"]),
+    (a().not_next("no").where(is_("b")), "a1 b a2 x a3", ["a2"]),
+    (with_c(not_b(a().one_or_more())), "a1 b a2 c", ["a2 c"]),
+    (with_c(not_b(a().one_or_more())), "a1 x a2 c", ["a1 a2 c", "a1 c", "a2 c"]),
+    (
+        not_b(a()).followed_by("c").where(is_("c")).optional().followed_by("d").where(is_("d")),
+        "a1 c b d1 a2 x d2",
+        ["a1 c d1", "a2 d2"],
+    ),
+]
+
+
+def b_plus_c(after_match):
+    return b_plus(begin("b", after_match=after_match)).consecutive().next("c").where(is_("c"))
+
+
+ALL_THREE = ["b1 b2 b3 c", "b2 b3 c", "b3 c"]
+TO_FIRST = "a b c1 c2 c3 d"
+
+
+def any_of(after_match):
+    start = begin("x", after_match=after_match).where(is_("abc"))
+    middle = start.next("y").where(is_("bc"))
+    return middle.next("c").where(is_("c")).one_or_more().greedy().next("d").where(is_("d"))
+
+
+def overlapping(after_match):
+    """`a b+`, where every further b makes another match that begins with the same record."""
+    return b_plus(a(after_match).followed_by("b"))
+
+
+SKIPS = [
+    (b_plus_c(no_skip()), "b1 b2 b3 c", ALL_THREE),
+    (b_plus_c(skip_to_next()), "b1 b2 b3 c", ALL_THREE),
+    (b_plus_c(skip_past_last_event()), "b1 b2 b3 c", ["b1 b2 b3 c"]),
+    (b_plus_c(skip_to_first("b")), "b1 b2 b3 c", ALL_THREE),
+    (b_plus_c(skip_to_last("b")), "b1 b2 b3 c", ["b1 b2 b3 c", "b3 c"]),
+    (any_of(no_skip()), TO_FIRST, ["a b c1 c2 c3 d", "b c1 c2 c3 d", "c1 c2 c3 d"]),
+    (any_of(skip_to_first("c")), TO_FIRST, ["a b c1 c2 c3 d", "c1 c2 c3 d"]),
+    (overlapping(no_skip()), "a b1 b2 b3", ["a b1", "a b1 b2", "a b1 b2 b3"]),
+    (overlapping(skip_to_next()), "a b1 b2 b3", ["a b1"]),
+]
+
+
+def groups():
+    ab = a().next("b").where(is_("b"))
+    yield begin(ab).times(2).consecutive(), "a1 b1 a2 b2 a3 x b3", ["a1 b1 a2 b2"]
+    yield begin(ab).times(2), "a1 b1 x a2 b2", ["a1 b1 a2 b2"]
+    start = begin("s").where(is_("s"))
+    yield with_c(start.followed_by(ab).optional()), "s1 a b c", ["s1 a b c", "s1 c"]
+    yield with_c(start.next(ab).optional()), "s1 c1 s2 a b c2", ["s1 c1", "s2 a b c2", "s2 c2"]
+    yield (
+        with_c(start.next(ab).one_or_more().consecutive()),
+        "s a b a b c",
+        ["s a b c", "s a b a b c"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "records", "wanted"),
+    [*CONTIGUITY, *LOOPS, *QUANTIFIERS, *NEGATIONS, *SKIPS],
+    ids=repr,
+)
+def test_finds_what_the_documentation_says(world, pattern, records, wanted):
+    assert sorted(world.found(pattern, records)) == sorted(wanted)
+
+
+@pytest.mark.parametrize(("pattern", "records", "wanted"), groups(), ids=repr)
+def test_groups_repeat_as_a_whole(world, pattern, records, wanted):
+    found = [sorted(match.split()) for match in world.found(pattern, records)]
+    assert sorted(found) == sorted(sorted(match.split()) for match in wanted)
+
+
+def test_matches_of_one_moment_come_in_the_order_in_which_they_begin(world):
+    assert world.found(b_plus_c(no_skip()), "b1 b2 b3 c") == ALL_THREE
+
+
+def test_what_an_earlier_run_could_drop_comes_when_it_no_longer_can(world):
+    """The run that began with b1 waits for more; the end of the input says that none come."""
+    pattern = b_plus(begin("b", after_match=skip_to_first("b"))).next("c").where(is_("c"))
+    step = world.step(pattern, lambda word: "k")
+    step.push(["b1", "b2", "c"], [0, 1, 2], key=lambda word: "k").watermark(50)
+    assert [m.records["b"] for m, _ in step.take()] == [["b1", "b2"]]
+    step.end()
+    assert [(m.records["b"], time) for m, time in step.take()] == [(["b2"], 2)]
+
+
+def test_the_module_has_it_all():
+    assert set(hg.cep.__all__) <= set(dir(hg.cep))
