@@ -21,7 +21,9 @@ def main() -> None:
         print_table(f"source `{name}`", fields)
     print_table("eventTime", sources["properties"]["eventTime"])
     print_table("An operator", operators)
-    print_table("window", operators["properties"]["window"])
+    for name in ("window", "join", "joinAsOf", "coGroup", "connect", "retry", "iterate"):
+        print_table(name, operators["properties"][name])
+    print_table("onError", operators["properties"]["onError"]["anyOf"][0])
     print_table("A sink", sinks)
     for name, fields in connectors(sinks).items():
         print_table(f"sink `{name}`", fields)

@@ -25,13 +25,16 @@ from ..source import REJECTED
 from ..stream import Stream
 from ..suggestions import suggest
 from .document import Problems, Value
+from .event_times import with_event_time
 from .fields import INVALID, Table
 from .loader import load
 from .model import manifest_section
+from .pair_steps import other_inputs
 from .references import resolve_class
 from .registry import SinkConnector, SourceConnector, SourceSpec, Toolbox
 from .settings import apply_settings, has_checkpoints, job_arguments
-from .steps import Step, partitioned, plan_step
+from .step import Step
+from .steps import partitioned, plan_step
 
 Flow: TypeAlias = Stream[Any] | None
 """A stream; None: the step that makes it is wrong, and that has been said."""
@@ -172,7 +175,7 @@ class Builder:
     def _timed(self, name: str, root: Flow, table: Table) -> Flow:
         """The stream with its event time, in as many subtasks as the step that makes it."""
         self._roots[name] = root
-        timed = self._event_time(root, table)
+        timed = self._event_time(name, root, table)
         return timed if timed is root else self._parallel(timed, table)
 
     def _check_source(
@@ -221,26 +224,11 @@ class Builder:
             return None
         return self.schema_of(other)
 
-    def _event_time(self, flow: Flow, table: Table) -> Flow:
+    def _event_time(self, name: str, flow: Flow, table: Table) -> Flow:
         event_time = table.get("eventTime")
         if flow is None or event_time is None:
             return flow if not table.tried("eventTime") else None
-        column, line = event_time.get("column"), event_time.line_of("column")
-        bounds = {
-            "max_out_of_order": event_time.get("maxOutOfOrder", "0s"),
-            "idle_after": event_time.get("idleAfter"),
-        }
-        if column is not None:
-            timed = self.attempt(line, lambda: flow.event_time(column, **bounds))
-            if timed is not None:
-                return timed
-        # Any column that could be the one, so that what needs event time can be checked.
-        for stand_in in flow.schema.names if flow.schema is not None else ():
-            try:
-                return flow.event_time(stand_in, **bounds)
-            except HeadgateError:
-                continue
-        return None
+        return with_event_time(flow, event_time, name, self)
 
     # operators
 
@@ -266,7 +254,11 @@ class Builder:
         spread = [flow for flow in routed if flow is not None]
         if len(spread) < len(flows):
             return None
-        made = self._parallel(step(spread), table)
+        made = step(spread)
+        if not table.tried(
+            "iterate"
+        ):  # there it is that of the loop, not of the step that leaves it
+            made = self._parallel(made, table)
         if made is not None and (chaining := table.get("chaining")):
             chained = made.start_new_chain if chaining == "head" else made.disable_chaining
             made = self.attempt(table.line_of("chaining"), chained)
@@ -278,7 +270,7 @@ class Builder:
         inputs = list(zip(union, getattr(union, "lines", ()), strict=True))
         if table.get("from"):
             inputs.append((table.get("from"), table.line_of("from")))
-        return inputs
+        return inputs + other_inputs(table)
 
     def _ordered(self, inputs: Mapping[str, list[tuple[str, int]]]) -> list[str]:
         """Operators, each behind those it reads. Those of a cycle are reported and left out."""

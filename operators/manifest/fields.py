@@ -14,6 +14,7 @@ from ..sizes import parse_size
 from ..suggestions import suggest
 from . import document
 from .document import Entry, Problems, Scalar, Value, kind_of, nearest
+from .references import REFERENCE_PATTERN
 
 
 class _Invalid:
@@ -174,9 +175,7 @@ def column_type() -> Parsed:
     return Parsed(parse_type, "a column type")
 
 
-REFERENCE = Text(
-    r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "`module:name`", 'such as "jobs.enrich:add_country"'
-)
+REFERENCE = Text(REFERENCE_PATTERN.pattern, "`module:name`", 'such as "jobs.enrich:add_country"')
 """Something of the user's code."""
 
 
@@ -188,20 +187,29 @@ class Listed(tuple[Any, ...]):
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list, not empty; a single value stands for a list of one. Reads to a `Listed`."""
+    """A list, not empty; a single value stands for a list of one. Reads to a `Listed`.
+
+    `length`, if it is not 0, is how many entries there must be.
+    """
 
     item: Kind
+    length: int = 0
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         items = value.items if isinstance(value, document.Sequence) else (value,)
         if not items:
             return _refuse(value, line, problems, "a list with at least one entry")
+        if self.length and len(items) != self.length:
+            return _refuse(value, line, problems, f"a list of {self.length} entries")
         read = Listed(self.item.read(item, item.line, problems) for item in items)
         read.lines = tuple(item.line for item in items)
         return INVALID if any(item is INVALID for item in read) else read
 
     def schema(self) -> dict[str, Any]:
         item = self.item.schema()
+        if self.length:
+            bounds = {"minItems": self.length, "maxItems": self.length}
+            return {"type": "array", "items": item, **bounds}
         return {"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]}
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import re
+from typing import Any, Final
 
 from ...errors import PlanError
 from ..suggestions import suggest
+
+REFERENCE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def resolve(reference: str) -> Any:
@@ -49,3 +52,27 @@ def resolve_class(reference: str) -> type[Any]:
     if not isinstance(found, type):
         raise PlanError(f"not a class reference=`{reference}` type=`{type(found).__name__}`")
     return found
+
+
+def resolve_instance(reference: str) -> Any:
+    """What `module:name` names; a class stands for an instance of it, made without arguments.
+
+    Raises:
+        PlanError: as `resolve`, or the class cannot be made so.
+    """
+    found = resolve(reference)
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:  # whatever the user's class does when it is made
+        raise PlanError(
+            f"class cannot be made without arguments reference=`{reference}` "
+            f"error=`{type(error).__name__}: {error}`",
+            fix="make an instance in the module, and name that",
+        ) from error
+
+
+def is_reference(text: str) -> bool:
+    """True for `module:name`; SQL and durations are none."""
+    return REFERENCE_PATTERN.fullmatch(text) is not None

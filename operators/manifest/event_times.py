@@ -1,0 +1,138 @@
+"""`eventTime` of a source or an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import HeadgateError, PlanError
+from ..stream import Stream
+from ..watermarks.generators import WatermarkGenerator
+from ..watermarks.strategy import WatermarkStrategy
+from .fields import Table
+from .references import resolve
+from .step import Builder, function_of, given
+
+
+def with_event_time(
+    stream: Stream[Any], table: Table, step: str, builder: Builder
+) -> Stream[Any] | None:
+    """The stream with its event time, as the table of `eventTime` says; None if nothing is known.
+
+    If what is said is wrong, the problem is noted, and the result has some event time, so that the
+    steps that need one can be checked.
+    """
+    before = len(builder.problems.found)
+    when = _when(table, step, builder)
+    arguments = given(
+        table,
+        max_out_of_order="maxOutOfOrder",
+        idle_after="idleAfter",
+        close_after="closeAfter",
+        per_split="perSplit",
+        align="align",
+        max_drift="maxDrift",
+        align_every="alignEvery",
+        name="name",
+    )
+    if (strategy := _strategy(table, step, builder)) is not None:
+        arguments["strategy"] = strategy
+    _check_name(table, step, builder)
+    _check_alignment(table, step, builder)
+    if len(builder.problems.found) > before:
+        arguments = {}  # what is left of it may contradict itself; the column is checked all the same
+    if when is not None:
+        line = table.line_of("column") if table.tried("column") else table.line_of("python")
+        timed = builder.attempt(line, lambda: stream.event_time(when, **arguments))
+        if timed is not None:
+            return timed
+    return _some_event_time(stream)
+
+
+def _when(table: Table, step: str, builder: Builder) -> Any:
+    tried = table.present(["column", "python"])
+    if not tried and not table.bad:
+        builder.problems.add(
+            table.line,
+            f"eventTime has no column step=`{step}`",
+            "column: a timestamp column, or python: a function of the record",
+        )
+    if len(tried) == 2:
+        builder.problems.add(
+            table.line_of("python"),
+            f"column and python exclude each other step=`{step}`",
+            "keep one",
+        )
+        return None
+    return table.get("column") or function_of(table, "python", builder)
+
+
+def _strategy(table: Table, step: str, builder: Builder) -> WatermarkStrategy | None:
+    tried = table.present(["maxOutOfOrder", "strategy"])
+    if not tried:
+        builder.problems.add(
+            table.line,
+            f"eventTime has no maxOutOfOrder step=`{step}`",
+            "maxOutOfOrder: how much later than a younger record one may come; or a strategy",
+        )
+    if len(tried) == 2:
+        builder.problems.add(
+            table.line_of("strategy"),
+            f"maxOutOfOrder and strategy exclude each other step=`{step}`",
+            "keep one: the strategy says how far records may be out of order",
+        )
+        return None
+    reference = table.get("strategy")
+    if reference is None:
+        return None
+    return builder.attempt(table.line_of("strategy"), lambda: _resolved_strategy(reference))
+
+
+def _resolved_strategy(reference: str) -> WatermarkStrategy:
+    found = resolve(reference)
+    if isinstance(found, WatermarkStrategy):
+        return found
+    if isinstance(found, WatermarkGenerator) or not callable(found):
+        raise PlanError(
+            f"not a strategy reference=`{reference}` type=`{type(found).__name__}`",
+            fix="name a class derived from hg.WatermarkGenerator, or a hg.WatermarkStrategy",
+        )
+    return WatermarkStrategy.custom(found)
+
+
+def _check_name(table: Table, step: str, builder: Builder) -> None:
+    if table.tried("closeAfter") and not table.tried("name"):
+        builder.problems.add(
+            table.line_of("closeAfter"),
+            f"eventTime with closeAfter has no name step=`{step}`",
+            f"how far time has come is remembered under this name; such as name: {step}-time",
+        )
+
+
+def _check_alignment(table: Table, step: str, builder: Builder) -> None:
+    if not table.tried("align"):
+        for field in table.present(["maxDrift", "alignEvery"]):
+            builder.problems.add(
+                table.line_of(field),
+                f"{field} means nothing without align step=`{step}`",
+                "add align: the name of a group",
+            )
+        return
+    needed = {
+        "maxDrift": "maxDrift: 30s, how far it may be ahead of the slowest of its group",
+        "idleAfter": "idleAfter: 1m, or one split without records holds up all of its group",
+    }
+    for field, fix in needed.items():
+        if not table.tried(field):
+            builder.problems.add(
+                table.line_of("align"), f"eventTime with align has no {field} step=`{step}`", fix
+            )
+
+
+def _some_event_time(stream: Stream[Any]) -> Stream[Any] | None:
+    """Any column that could be the one, so that what needs event time can be checked."""
+    for column in stream.schema.names if stream.schema is not None else ():
+        try:
+            return stream.event_time(column)
+        except HeadgateError:
+            continue
+    return None

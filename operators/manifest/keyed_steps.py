@@ -1,0 +1,167 @@
+"""Steps with a key or a window: `aggregate`, `reduce`, `process`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from ..aggregates import parse_aggregate
+from ..stream import Stream
+from .fields import Table
+from .pair_steps import check_connect, connected
+from .step import Builder, Step, check_keys, function_of, instance_of, keyed, sound
+from .window_steps import WindowSpec
+
+_NOT_FOR_COLUMNS: Final = {"name", "into"}
+"""Results that `agg` would take for its own arguments."""
+
+
+class _Groups:
+    """The stream by key, by window, or both, as an operator says."""
+
+    def __init__(self, verb: str, name: str, table: Table, builder: Builder) -> None:
+        self._table, self._builder = table, builder
+        self._keyed = bool(table.present(["keyBy", "keyWith"]))
+        self.windowed = table.tried("window")
+        self.good = not self._keyed or check_keys(verb, name, table, table.line, builder)
+        self._spec = WindowSpec(name, table, builder) if self.windowed else None
+
+    def of(self, stream: Stream[Any]) -> Any:
+        """None if something is wrong with them."""
+        groups: Any = keyed(stream, self._table, self._builder) if self._keyed else stream
+        return groups if self._spec is None else self._spec.of(groups, stream)
+
+
+def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
+    """`aggregate`: columns, or an AggregateFunction of windows."""
+    line, written = table.line_of("aggregate"), table.get("aggregate")
+    if written is None:
+        return None
+    if not table.present(["keyBy", "keyWith", "window"]):
+        builder.problems.add(
+            line, f"aggregate has neither keyBy nor window operator=`{name}`", "keyBy: [column]"
+        )
+        if isinstance(written, Table):
+            _aggregates(written, builder)
+        return None
+    groups = _Groups("aggregate", name, table, builder)
+    if isinstance(written, Table):
+        return _plan_columns(name, table, written, groups, builder)
+    if not groups.windowed:
+        builder.problems.add(
+            line,
+            f"an AggregateFunction needs a window operator=`{name}`",
+            "window: {tumbling: 1m}; without one, use process",
+        )
+        return None
+    function = instance_of(table, "aggregate", builder)
+    return _plan_function(name, table, "aggregate", function, groups, builder)
+
+
+def _plan_columns(
+    name: str, table: Table, written: Table, groups: _Groups, builder: Builder
+) -> Step:
+    line, made = table.line_of("aggregate"), _aggregates(written, builder)
+    whole = len(made) == len(written.lines) and None not in made.values() and groups.good
+    into = builder.schema_of(table, "into")
+    whole = whole and sound(table, into=into)
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        stream = flows[0]
+        grouped = groups.of(stream)
+        fits = _check_types(made, stream, written, builder)
+        if grouped is None or not fits or not whole:
+            return None
+        return builder.attempt(line, lambda: grouped.agg(**made, into=into, name=name))
+
+    return step
+
+
+def _aggregates(written: Table, builder: Builder) -> dict[str, Any]:
+    """What is aggregated to which column; None for what is wrong."""
+    made: dict[str, Any] = {}
+    for column, text in written.values.items():
+        at = written.line_of(column)
+        made[column] = builder.attempt(at, lambda text=text: parse_aggregate(text))  # type: ignore[misc]
+    for column in _NOT_FOR_COLUMNS & written.lines.keys():
+        builder.problems.add(
+            written.line_of(column), f"a result cannot be called `{column}`", "rename it"
+        )
+        made.pop(column, None)
+    return made
+
+
+def _check_types(
+    made: Mapping[str, Any], stream: Stream[Any], written: Table, builder: Builder
+) -> bool:
+    fits = True
+    for column, aggregate in made.items():
+        if aggregate is not None and stream.schema is not None:
+            check = partial(aggregate.output_type, stream.schema)
+            fits = builder.attempt(written.line_of(column), check) is not None and fits
+    return fits
+
+
+def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
+    """`reduce`: per key; with a window, per window."""
+    line = table.line_of("reduce")
+    function = function_of(table, "reduce", builder)
+    if table.tried("into") and not table.tried("window"):
+        builder.problems.add(
+            table.line_of("into"),
+            f"into means nothing for reduce without a window operator=`{name}`",
+            "remove it: its results are like its records",
+        )
+        return None
+    if not table.tried("window") and not check_keys("reduce", name, table, line, builder):
+        return None
+    groups = _Groups("reduce", name, table, builder)
+    return _plan_function(name, table, "reduce", function, groups, builder)
+
+
+def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
+    """`process`: of a keyed stream, of two, or of windows."""
+    line = table.line_of("process")
+    function = instance_of(table, "process", builder)
+    two = table.tried("connect")
+    if two and table.tried("window"):
+        builder.problems.add(
+            table.line_of("window"),
+            f"window and connect exclude each other operator=`{name}`",
+            "keep one, or use coGroup",
+        )
+        return None
+    if not table.tried("window") and not check_keys("process", name, table, line, builder):
+        return None
+    if not two:
+        groups = _Groups("process", name, table, builder)
+        return _plan_function(name, table, "process", function, groups, builder)
+    fits, into = check_connect(name, table, builder), builder.schema_of(table, "into")
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        if not fits:
+            return None
+        both = connected(flows, table, builder)
+        if both is None or function is None or not sound(table, into=into):
+            return None
+        return builder.attempt(line, lambda: both.process(function, into=into, name=name))
+
+    return step
+
+
+def _plan_function(
+    name: str, table: Table, verb: str, function: Any, groups: _Groups, builder: Builder
+) -> Step:
+    """The step that calls the method `verb` of the groups with a function."""
+    into = builder.schema_of(table, "into")
+    options = {} if into is None else {"into": into}
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        grouped = groups.of(flows[0])
+        if grouped is None or function is None or not groups.good or not sound(table, into=into):
+            return None
+        method = getattr(grouped, verb)
+        return builder.attempt(table.line_of(verb), lambda: method(function, name=name, **options))
+
+    return step

@@ -1,0 +1,184 @@
+"""Steps with two inputs, or whose body makes more of them: joins, `coGroup`, `connect`, `iterate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..stream import Stream
+from .fields import Table
+from .references import is_reference, resolve_function
+from .step import Builder, Step, check_keys, function_of, given, keyed, sound, timed
+from .window_steps import WindowSpec
+
+_JOIN: Final = {"how": "how", "suffix": "suffix"}
+
+
+def other_inputs(table: Table) -> list[tuple[str, int]]:
+    """The streams an operator reads besides that of `from`, each with the line that names it."""
+    return [
+        (section.get(field), section.line_of(field))
+        for verb in ("join", "joinAsOf", "coGroup", "connect")
+        if (section := table.get(verb)) is not None
+        for field in ("with", "broadcast")
+        if section.get(field) is not None
+    ]
+
+
+def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
+    """`join`: near in time if it has `within`, in the same window if the operator has `window`."""
+    line, section = table.line_of("join"), table.get("join")
+    if section is None or not _check_both_keys("join", name, table, section, builder):
+        return None
+    if section.tried("within") == table.tried("window"):
+        builder.problems.add(
+            line,
+            f"join needs either within or a window operator=`{name}`",
+            "within: [-10m, 0s], from where to where the other's time may lie; "
+            "or window: {tumbling: 1m} beside join",
+        )
+        return None
+    spec = WindowSpec(name, table, builder) if table.tried("window") else None
+    options = given(section, **_JOIN)
+    if (within := section.get("within")) is not None:
+        options["within"] = tuple(within)
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        left, right = _both(flows, table, section, builder)
+        if spec is not None:
+            left = spec.of(left, flows[0])
+        elif not _both_timed("join", flows, line, builder):
+            return None
+        if left is None or right is None or section.bad:
+            return None
+        return builder.attempt(line, lambda: left.join(right, name=name, **options))
+
+    return step
+
+
+def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
+    """`joinAsOf`."""
+    line, section = table.line_of("joinAsOf"), table.get("joinAsOf")
+    if section is None or not _check_both_keys("joinAsOf", name, table, section, builder):
+        return None
+    options = given(section, **_JOIN)
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        left, right = _both(flows, table, section, builder)
+        if not _both_timed("joinAsOf", flows, line, builder):
+            return None
+        if left is None or right is None or section.bad:
+            return None
+        return builder.attempt(line, lambda: left.join_as_of(right, name=name, **options))
+
+    return step
+
+
+def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
+    """`coGroup`: needs a window."""
+    line, section = table.line_of("coGroup"), table.get("coGroup")
+    if section is None or not _check_both_keys("coGroup", name, table, section, builder):
+        return None
+    if not table.tried("window"):
+        builder.problems.add(
+            line, f"coGroup has no window operator=`{name}`", "window: {tumbling: 1m}"
+        )
+        return None
+    spec = WindowSpec(name, table, builder)
+    function = function_of(section, "python", builder)
+    into = builder.schema_of(table, "into")
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        left, right = _both(flows, table, section, builder)
+        left = spec.of(left, flows[0])
+        if left is None or right is None or function is None or not sound(table, into=into):
+            return None
+        return builder.attempt(line, lambda: left.co_group(right, function, into=into, name=name))
+
+    return step
+
+
+def check_connect(name: str, table: Table, builder: Builder) -> bool:
+    """True if `connect` names one other stream, and its keys if it is to have some."""
+    section = table.get("connect")
+    if section is None:
+        return False
+    tried = section.present(["with", "broadcast"])
+    if len(tried) != 1:
+        builder.problems.add(
+            section.line_of("broadcast"),
+            f"connect needs either with or broadcast operator=`{name}`",
+            "with: a stream of the same keys; broadcast: one that every subtask gets",
+        )
+        return False
+    if tried == ["with"]:
+        return check_keys("connect", name, section, section.line, builder)
+    for field in section.present(["keyBy", "keyWith"]):
+        builder.problems.add(
+            section.line_of(field),
+            f"{field} means nothing for a broadcast stream operator=`{name}`",
+            "remove it: every subtask gets all of its records",
+        )
+    return not section.present(["keyBy", "keyWith"])
+
+
+def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> Any:
+    """Both streams of `connect`, for `.process`; None if they do not fit."""
+    section = table.get("connect")
+    left = keyed(flows[0], table, builder)
+    other: Any
+    if section.tried("broadcast"):
+        other = builder.attempt(section.line_of("broadcast"), flows[1].broadcast)
+    else:
+        other = keyed(flows[1], section, builder)
+    if left is None or other is None:
+        return None
+    return builder.attempt(table.line_of("connect"), lambda: left.connect(other))
+
+
+def plan_iterate(name: str, table: Table, builder: Builder) -> Step | None:
+    """`iterate`: with `maxRounds` in rounds."""
+    line, section = table.line_of("iterate"), table.get("iterate")
+    if section is None:
+        return None
+    body = function_of(section, "body", builder)
+    rounds = section.tried("maxRounds")
+    wrong = "wait" if rounds else "whileAny"
+    if section.tried(wrong):
+        builder.problems.add(
+            section.line_of(wrong),
+            f"{wrong} means nothing {'with' if rounds else 'without'} maxRounds operator=`{name}`",
+            "remove it" if rounds else "add maxRounds, or remove it",
+        )
+        return None
+    options = given(section, wait="wait", max_rounds="maxRounds", while_any="whileAny")
+    options |= given(table, parallelism="parallelism")
+    if is_reference(condition := section.get("whileAny", "")):
+        at = section.line_of("whileAny")
+        options["while_any"] = builder.attempt(at, lambda: resolve_function(condition))
+        if options["while_any"] is None:
+            return None
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        if body is None or section.bad:
+            return None
+        loop: Any = flows[0].iterate_rounds if rounds else flows[0].iterate
+        return builder.attempt(line, lambda: loop(body, name=name, **options))
+
+    return step
+
+
+def _check_both_keys(verb: str, name: str, table: Table, section: Table, builder: Builder) -> bool:
+    own = check_keys(verb, name, table, table.line_of(verb), builder)
+    return check_keys(f"{verb}.with", name, section, section.line, builder) and own
+
+
+def _both(
+    flows: Sequence[Stream[Any]], table: Table, section: Table, builder: Builder
+) -> tuple[Any, Any]:
+    return keyed(flows[0], table, builder), keyed(flows[1], section, builder)
+
+
+def _both_timed(verb: str, flows: Sequence[Stream[Any]], line: int, builder: Builder) -> bool:
+    checked = [timed(flow, verb, line, builder) for flow in flows]  # each has its own problem
+    return all(checked)

@@ -1,0 +1,123 @@
+"""What all steps of a manifest share: the builder, keys, functions, and lists that are refused in part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from ..job_graph import NAME_LENGTH_MAX
+from ..stream import Stream
+from .document import Problems
+from .fields import Table
+from .references import resolve_function, resolve_instance
+
+R = TypeVar("R")
+Step: TypeAlias = Callable[[Sequence[Stream[Any]]], "Stream[Any] | None"]
+"""Applies a verb to its input streams; None if that fails and nothing is known of the result."""
+
+
+class Builder(Protocol):
+    """What a step needs of the builder."""
+
+    problems: Problems
+
+    def attempt(self, line: int, action: Callable[[], R]) -> R | None: ...
+
+    def schema_of(self, table: Table, name: str) -> pa.Schema | type[Any] | None: ...
+
+
+Planner: TypeAlias = Callable[[str, Table, Builder], "Step | None"]
+
+
+def function_of(table: Table, field: str, builder: Builder) -> Any:
+    """The function a field names; None if the field is absent, or wrong and reported."""
+    return _resolved(table, field, builder, resolve_function)
+
+
+def instance_of(table: Table, field: str, builder: Builder) -> Any:
+    """What a field names; of a class, an instance made without arguments. None as in `function_of`."""
+    return _resolved(table, field, builder, resolve_instance)
+
+
+def _resolved(table: Table, field: str, builder: Builder, how: Callable[[str], Any]) -> Any:
+    reference = table.get(field)
+    if reference is None:
+        return None
+    return builder.attempt(table.line_of(field), lambda: how(reference))
+
+
+def sound(table: Table, **read: Any) -> bool:
+    """False if one of these fields, given with what was made of it, was tried and came to nothing."""
+    return not any(table.tried(field) and made is None for field, made in read.items())
+
+
+def given(table: Table, **arguments: str) -> dict[str, Any]:
+    """The arguments of a method for the fields that are there: `given(table, max_rows="maxRows")`."""
+    return {
+        argument: table.get(field) for argument, field in arguments.items() if field in table.values
+    }
+
+
+def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) -> bool:
+    """True if a table has one of `keyBy` and `keyWith`, even if that is wrong; else a problem."""
+    tried = table.present(["keyBy", "keyWith"])
+    if len(tried) == 2:
+        builder.problems.add(
+            table.line_of("keyWith"),
+            f"keyBy and keyWith exclude each other operator=`{name}`",
+            "keep one",
+        )
+        return False
+    if not tried:
+        builder.problems.add(line, f"{what} has no keyBy operator=`{name}`", "keyBy: [column]")
+    return bool(tried)
+
+
+def keyed(stream: Stream[Any], table: Table, builder: Builder) -> Any:
+    """The stream by the keys of a table; None if they are wrong."""
+    if table.tried("keyWith"):
+        function = function_of(table, "keyWith", builder)
+        if function is None:
+            return None
+        return builder.attempt(table.line_of("keyWith"), lambda: stream.key_with(function))
+    keys = table.get("keyBy")
+    if keys is None:
+        return None
+    pairs = list(zip(keys, keys.lines, strict=True))
+    return each(builder, table.line_of("keyBy"), pairs, lambda some, _: stream.key_by(*some))
+
+
+def timed(stream: Stream[Any], what: str, line: int, builder: Builder) -> bool:
+    """True if a stream has event time; else a problem."""
+    if not stream.has_event_time:
+        builder.problems.add(
+            line,
+            f"{what} needs event time, and `{stream.name}` has none",
+            "eventTime: {column: ..., maxOutOfOrder: ...} in the source, or in a step before",
+        )
+    return stream.has_event_time
+
+
+def each(
+    builder: Builder,
+    line: int,
+    items: Sequence[tuple[Any, int]],
+    action: Callable[[Sequence[Any], str], R],
+    name: str = "",
+) -> R | None:
+    """`action` with all items; if that is refused, each item that is refused alone has its problem."""
+    before = len(builder.problems.found)
+    made = builder.attempt(line, lambda: action([item for item, _ in items], name))
+    if made is not None:
+        return made
+    joint = builder.problems.found[before:]
+    del builder.problems.found[before:]
+    for number, (item, at) in enumerate(items):
+        # Names in a manifest have no blanks: this one is free.
+        trial = f"trial {number} of {name}"[:NAME_LENGTH_MAX]
+        builder.attempt(at, lambda item=item, trial=trial: action([item], trial))  # type: ignore[misc]
+    if len(builder.problems.found) == before:
+        builder.problems.found.extend(joint)
+    return None
