@@ -105,7 +105,7 @@ class InputSubtask(Subtask):
 
     def _pass_probes(self) -> None:
         """Pass on the probes that have come on all channels, behind what is still to be emitted."""
-        if self.chain.settled():
+        if self._probes.in_a_loop and self.chain.settled():
             for probe in self._probes.due(self._with_data):
                 self.chain.broadcast(probe)
 

@@ -158,6 +158,8 @@ class IterationSubtask(InputSubtask):
 
         async def go_on() -> None:
             check(self._probing and number == self._number, "not our round", number=number)
+            if self._standing:
+                return  # the end of time in the loop would be in the last checkpoint, and come again
             self._probing = False
             if self._in_rounds:
                 await self._round_over(records)

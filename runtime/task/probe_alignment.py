@@ -23,6 +23,11 @@ class ProbeAlignment:
         self._seen: dict[str, dict[int, int]] = {loop: {} for loop in loops}
         self._passed = dict.fromkeys(loops, _NONE)
 
+    @property
+    def in_a_loop(self) -> bool:
+        """False if no probe will ever be due."""
+        return bool(self._seen)
+
     def on_probe(self, position: int, probe: LoopProbe) -> None:
         """A probe was read from a channel."""
         if probe.loop in self._seen:

@@ -18,6 +18,7 @@ sys.modules[_spec.name] = _incremental
 _spec.loader.exec_module(_incremental)
 lab = _incremental._integration.lab
 faults = _incremental._integration.faults
+trouble = _incremental._integration.trouble
 
 
 @pytest.fixture

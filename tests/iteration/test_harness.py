@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -122,6 +123,38 @@ def test_without_a_wait_the_loop_ends_as_soon_as_it_is_at_rest() -> None:
         h.end("in")
         h.advance_time("30s")
         assert h.drain("out") == []
+
+
+async def ask(n: int) -> int:
+    await asyncio.sleep(n)
+    return n - 1
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_calls_under_way_are_waited_for(chained: bool) -> None:
+    """A probe waits for results that are still to come, and calls outlive a crash in the middle."""
+    job = hg.Job("asking")
+    job.checkpoint(every="1h", storage="never-made")
+
+    def body(stream: Any) -> tuple[Any, Any]:
+        asked = stream if chained else stream.rebalance()
+        less = asked.map_async(ask, name="ask", timeout="1m")
+        return less.filter(lambda n: n > 0), less
+
+    job.read(from_list([]), name="in").iterate(body, name="loop").write(
+        collect(guarantee="exactly_once"), name="out"
+    )
+    with harness(job, parallelism=2) as h:
+        h.push("in", 3, 1)
+        h.advance_time("1s")
+        h.checkpoint()
+        assert h.drain("out") == []
+        h.crash()
+        h.advance_time("1s")
+        h.end()
+        for _ in range(10):
+            h.advance_time("1s")
+        assert sorted(h.drain("out")) == [0, 0, 1, 2]
 
 
 class Later(hg.KeyedProcess[int, int, int]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -88,6 +89,29 @@ def test_the_coordinator_dies(lab: Any, faults: Any, paced: Any) -> None:
     sink = collect(guarantee="exactly_once")
     ran = lab.run(loop_job(lab, paced, sink, 2), faults.takeovers(2))
     assert ran.outcome.status == "FINISHED", ran.failures
+    assert sorted(sink.rows) == all_hops()
+
+
+def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, paced: Any, trouble: Any) -> None:
+    """The state of a step in the loop cannot be written, again and again: its barriers are back, and the
+    heads' logs are cut, or not yet; others are under way meanwhile. Between failures workers die."""
+    sink = collect(guarantee="exactly_once")
+    job = loop_job(lab, paced, sink, 2, every="20ms", max_concurrent=3, tolerable_failures=1_000)
+    job.override({"execution.checkpointing.data-inline-threshold": "0 b"})
+    trouble.only = "hop"
+
+    async def script(running: Any) -> None:
+        for seed in range(3):
+            await running.checkpoint()
+            trouble.fail["write_file"] = 5
+            await running.until("checkpoint", status="FAILED")
+            await running.checkpoint()
+            running.kill(random.Random(seed))
+            await running.until("status", status="RUNNING")
+
+    ran = lab.run(job, script, opener=trouble.open)
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert len(ran.failures) == 3
     assert sorted(sink.rows) == all_hops()
 
 
