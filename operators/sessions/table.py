@@ -97,13 +97,37 @@ class SessionTable:
                 }
         if not len(rank):
             return taken, np.zeros(0, np.intp)
-        merged = merge_intervals(
-            np.concatenate([owner, rank]),
-            np.concatenate([self.starts.data[found], starts]),
-            np.concatenate([self.ends.data[found], ends]),
-        )
+        merged = None
+        if taken is None:
+            merged = self._one_per_key(rank, starts, ends, lowest, found, owner)
+        if merged is None:
+            merged = merge_intervals(
+                np.concatenate([owner, rank]),
+                np.concatenate([self.starts.data[found], starts]),
+                np.concatenate([self.ends.data[found], ends]),
+            )
         touched = self._take_over(merged, unique, found, rest, values)
         return taken, touched
+
+    def _one_per_key(
+        self, rank: Index, starts: Times, ends: Times, lowest: Times, found: Index, owner: Index
+    ) -> Merged | None:
+        """What `merge_intervals` gives where all rows of a key are in one session, which needs no sorting.
+
+        None where that cannot be said at a glance. `lowest` is the least start of each key's rows.
+        """
+        if int(starts.max()) - int(starts.min()) > int((ends - starts).min()):
+            return None
+        highest = np.full(len(lowest), _INT64_MIN)
+        np.maximum.at(highest, rank, ends)
+        if found.size:
+            at = self.starts.data[found]
+            if (at > highest[owner]).any() or np.bincount(owner).max() > 1:
+                return None
+            lowest[owner] = np.minimum(lowest[owner], at)
+            highest[owner] = np.maximum(highest[owner], self.ends.data[found])
+        keys = np.arange(len(lowest))
+        return Merged(np.concatenate([owner, rank]), keys, lowest, highest)
 
     def _numbered(self, key_slots: Index) -> tuple[Index, Index]:
         """The keys of a batch, each once, and for each row the number of its key among them."""

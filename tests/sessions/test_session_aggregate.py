@@ -98,12 +98,13 @@ def history_of(random):
     """`(rows, watermark or None, whether a checkpoint is taken)`; time goes on, and some rows are late."""
     history, now = [], 0
     for _ in range(random.randint(1, 8)):
+        spread = random.choice([25, 25, 4])  # rows that lie close together are one session per key
         rows = [
             (
                 random.choice(USERS),
                 random.choice([None, random.randint(-50, 50)]),
                 random.randint(1, 9),
-                now + random.randint(-25, 20),
+                now + random.randint(-spread, spread),
             )
             for _ in range(random.randint(0, 12))
         ]
