@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.errors import PlanError, UsageError, UserCodeError
+from headgate.operators.elements import WATERMARK_MAX
 from headgate.testing import harness
 
 from .conftest import Bench, source
@@ -193,7 +194,8 @@ def test_every_row_once_in_order(asynchronous: bool, script: list[Any], rows: in
                 step.push_columns(columns(*what), list(what))
                 expected += [("main", n) for n in what]
         step.end()
-        found = [(kind, row["n"] if kind == "main" else row) for kind, row in step.events][:-1]
+        expected.append(("watermark", WATERMARK_MAX))
+        found = [(kind, row["n"] if kind == "main" else row) for kind, row in step.events]
     finally:
         step.close()
         step.loop.close()
