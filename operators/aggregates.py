@@ -1,7 +1,8 @@
 """Descriptions of aggregates: `hg.count()`, `hg.sum("amount")`, or their text in a manifest.
 
 Nulls are skipped as in SQL. Result types: count int64; sum int64 of integers, float64 of floats, the
-widest decimal of decimals; min and max as the column; avg, variance and stddev float64.
+widest decimal of decimals; min and max as the column; avg, variance and stddev float64; first,
+last, min_by and max_by as the column.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..state.snapshot import KEY_GROUP_COLUMN
 from ..state.values import EVENT_TIME
 from .suggestions import suggest
 
-KINDS = ("count", "sum", "min", "max", "avg", *MOMENTS)
+KINDS = ("count", "sum", "min", "max", "avg", *MOMENTS, *sorted(BY_TIME), *sorted(BY_COLUMN))
 
 _NAME = r"(?:(\w+)|\"([^\"]+)\"|`([^`]+)`)"
 _CALL = re.compile(
@@ -87,7 +88,7 @@ class Aggregate:
         """This aggregate of records of `schema`, called `name`, as the state layer takes it."""
         by, by_type = self.by, None
         if self.kind in BY_TIME:
-            by, by_type = EVENT_TIME, pa.int64()
+            by = EVENT_TIME
         elif by is not None:
             by_type = schema.field(by).type
         type_ = None if self.column is None else schema.field(self.column).type
@@ -181,6 +182,42 @@ def variance(column: str, *, population: bool = False) -> Aggregate:
 def stddev(column: str, *, population: bool = False) -> Aggregate:
     """The standard deviation: the root of `variance`."""
     return Aggregate("stddev_pop" if population else "stddev", column)
+
+
+def first(column: str) -> Aggregate:
+    """The value of the record with the least event time; null if there is no value.
+
+    Of records of one time it is that which came first; so it is of all where there is no event time.
+    Records without a value are skipped.
+    """
+    return Aggregate("first", column)
+
+
+def last(column: str) -> Aggregate:
+    """The value of the record with the greatest event time; null if there is no value.
+
+    Of records of one time it is that which came last; so it is of all where there is no event time.
+    Records without a value are skipped.
+    """
+    return Aggregate("last", column)
+
+
+def min_by(column: str, by: str) -> Aggregate:
+    """The value of `column` where that of `by` is least; null if no record has both.
+
+    `by` is a column of numbers, dates or timestamps. Of records that are equal in it the
+    first, by event time and then by arrival.
+    """
+    return Aggregate("min_by", column, by=by)
+
+
+def max_by(column: str, by: str) -> Aggregate:
+    """The value of `column` where that of `by` is greatest; null if no record has both.
+
+    `by` is a column of numbers, dates or timestamps. Of records that are equal in it the
+    last, by event time and then by arrival.
+    """
+    return Aggregate("max_by", column, by=by)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class KeyedRows:
             name: (values_of if name in read else validity_of)(data.column(name))
             for name in columns
         }
-        if times is not None:
+        if times is not None and any(one.by is not None for one in plan.specs):
             self.values[EVENT_TIME] = Values(times, None)
 
     def keys_at(self, rows: Index) -> list[pa.Array]:

@@ -19,7 +19,9 @@ from .accumulators import (
     IntSum,
     ObjectAccumulator,
 )
+from .accumulators_chosen import ChosenAccumulator
 from .accumulators_moments import MomentsAccumulator
+from .orders import has_order
 from .values import is_text, storage_dtype
 
 _DECIMAL_CONTEXT = decimal.Context(prec=100)
@@ -33,9 +35,9 @@ MOMENTS: Final = {
 """By kind: of a sample, and the root."""
 COUNTS: Final = frozenset({"count"})
 """Kinds whose result is never null."""
-BY_TIME: Final = frozenset[str]()
+BY_TIME: Final = frozenset({"first", "last"})
 """Kinds in which the times of the records decide."""
-BY_COLUMN: Final = frozenset[str]()
+BY_COLUMN: Final = frozenset({"min_by", "max_by"})
 """Kinds in which another column decides."""
 
 
@@ -80,7 +82,25 @@ def accumulator_for(
         _check_number(kind, name, type_)
         sample, root = MOMENTS[kind]
         return MomentsAccumulator(name, sample=sample, root=root)
+    if kind in BY_TIME:
+        return ChosenAccumulator(name, type_, None, largest=kind == "last")
+    if kind in BY_COLUMN:
+        assert by_type is not None
+        by_type = _checked_order(kind, name, by_type)
+        return ChosenAccumulator(name, type_, by_type, largest=kind == "max_by")
     return _total(kind, name, type_)
+
+
+def _checked_order(kind: str, name: str, type_: pa.DataType) -> pa.DataType:
+    """The type of a column that decides."""
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if not has_order(type_):
+        raise PlanError(
+            f"the {kind} of a column cannot be by one of this type column=`{name}` type=`{type_}`",
+            fix="by= takes a column of numbers, dates or timestamps",
+        )
+    return type_
 
 
 def _total(kind: str, name: str, type_: pa.DataType) -> Accumulator:

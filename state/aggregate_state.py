@@ -14,7 +14,7 @@ from .accumulator_kinds import accumulator_for
 from .accumulators import Accumulator
 from .epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
 from .reserved import SlotArray, entries_of
-from .values import Array, Index, OrderedValues, Values
+from .values import EVENT_TIME, Array, Index, OrderedValues, Values
 
 _SLOT_0 = np.zeros(1, np.intp)
 
@@ -25,8 +25,8 @@ class AggregateSpec:
 
     Attributes:
         type: Arrow type of `column`.
-        by: the column that decides, if the aggregate has one (`min_by(column, by)`); `EVENT_TIME`: the
-            times of the records, if they have some.
+        by: the column that orders the records, if the aggregate needs one (`min_by(column, by)`);
+            `EVENT_TIME`: their times do, if they have some.
         by_type: its Arrow type.
         number: the parameter, if the aggregate has one.
     """
@@ -48,7 +48,10 @@ class AggregateSpec:
         if self.column is None:
             return None
         values = columns[self.column]
-        return values if self.by is None else OrderedValues.of(values, columns.get(self.by))
+        if self.by is None:
+            return values
+        by = None if self.by == EVENT_TIME else columns[self.by]
+        return OrderedValues.of(values, by, columns.get(EVENT_TIME))
 
 
 class AggregateState:

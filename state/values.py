@@ -27,14 +27,20 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class OrderedValues(Values):
-    """A column of a batch with another one that says which rows come first; None: their order does."""
+    """A column of a batch, and what orders its rows.
+
+    Attributes:
+        by: another column; None if only the times count.
+        times: of the records; None without event time: then their order is that of arrival.
+    """
 
     by: Values | None
+    times: Values | None
 
     @classmethod
-    def of(cls, values: Values, by: Values | None) -> OrderedValues:
-        """`values` in the order of `by`."""
-        return cls(values.data, values.valid, by)
+    def of(cls, values: Values, by: Values | None, times: Values | None) -> OrderedValues:
+        """`values` with an order."""
+        return cls(values.data, values.valid, by, times)
 
 
 EVENT_TIME: Final = ""

@@ -37,8 +37,24 @@ def spread(rows):
 
 AGGREGATES = {
     "variance": (hg.variance("f"), spread),
+    "first": (hg.first("word"), lambda rows: chosen(rows, "word", "ms", last=False)),
+    "last": (hg.last("x"), lambda rows: chosen(rows, "x", "ms", last=True)),
+    "least": (hg.min_by("word", "f"), lambda rows: chosen(rows, "word", "f", last=False)),
+    "most": (hg.max_by("at", "x"), lambda rows: chosen(rows, "at", "x", last=True)),
     "stddev": (hg.stddev("x", population=True), lambda rows: deviation(present(rows, "x"))),
 }
+
+
+def chosen(rows, column, by, last):
+    """Of the rows, in order of arrival."""
+    best = None
+    for row in rows:
+        if row[column] is not None and row[by] is not None:
+            if best is not None:
+                now, before = (row[by], row["ms"]), (best[by], best["ms"])
+            if best is None or (now >= before if last else now < before):
+                best = row
+    return None if best is None else best[column]
 
 
 def deviation(values):
