@@ -161,8 +161,9 @@ class IntervalJoin(JoinOperator):
             return
         if self._step.outer[side]:
             alone = own.unmarked(due)
-            if alone.size:
-                self._send_alone(side, own.store.take(alone), own.chains.times[alone])
+            for low in range(0, len(alone), EMIT_ROWS_MAX):
+                part = alone[low : low + EMIT_ROWS_MAX]
+                self._send(side, own.store.take(part), None, own.chains.times[part])
         own.release(due)
 
     # --- state ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ...state.values import Index
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..keyed_aggregate import columns_of
-from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
+from ..window_aggregate import LATE, LATE_COUNTER
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
@@ -93,12 +93,6 @@ class JoinOperator(Operator):
         """Emit result rows; `own` are the columns of `side`, which is complete."""
         left, right = (own, other) if side == LEFT else (other, own)
         self.output.emit(ColumnBatch(self._columns.compose(left, right, side, len(times)), times))
-
-    def _send_alone(self, side: int, columns: Sequence[pa.Array], times: Index) -> None:
-        """Emit rows that met none."""
-        for low in range(0, len(times), EMIT_ROWS_MAX):
-            part = [column.slice(low, EMIT_ROWS_MAX) for column in columns]
-            self._send(side, part, None, times[low : low + EMIT_ROWS_MAX])
 
 
 def other(side: int) -> int:

@@ -207,8 +207,10 @@ class WindowJoin(WindowedPair):
     def _fire(self, left: pa.RecordBatch, right: pa.RecordBatch, time: int) -> None:
         met = self._pairs(LEFT, left, right, time)
         if self._step.outer[RIGHT]:
-            alone = right.take(pa.array(np.flatnonzero(~met)))
-            self._send_alone(RIGHT, alone.columns, np.full(alone.num_rows, time))
+            alone = np.flatnonzero(~met)
+            for low in range(0, len(alone), EMIT_ROWS_MAX):
+                part = right.take(pa.array(alone[low : low + EMIT_ROWS_MAX]))
+                self._send(RIGHT, part.columns, None, np.full(part.num_rows, time))
 
     def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
         self._pairs(side, new, self._rows_of(other(side), window), time)

@@ -221,7 +221,6 @@ def bounds(request: pytest.FixtureRequest) -> Any:
         ranges,
         row_store,
         side,
-        step,
         time_order,
         windowed,
     )
@@ -237,6 +236,6 @@ def bounds(request: pytest.FixtureRequest) -> Any:
             patch.setattr(keys, "FORGET_MIN", 1)
             patch.setattr(time_order, "TAIL_MIN", 2)
             patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
-            for module in (interval, step, windowed, as_of):
+            for module in (interval, windowed, as_of):
                 patch.setattr(module, "EMIT_ROWS_MAX", 3)
         yield request.param

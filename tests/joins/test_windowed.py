@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headgate.errors import UserCodeError
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.operators.graph import Origin
 from headgate.operators.joins.co_group import CoGroup, CoGroupStep
@@ -225,3 +226,50 @@ def unnested(row):
     """An object record, as the recorder shows it: its fields, then the time."""
     *record, time = row
     return record[0] if len(record) == 1 else tuple(record), time
+
+
+def raising(key, left, right):
+    raise ValueError(f"no {key}")
+
+
+def one(key, left, right):
+    return {"key": key}
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [(raising, "raised ValueError: no k1 record=`'k1'`"), (one, "returned one dict")],
+)
+def test_a_function_that_fails_is_named_with_the_key(fleet, function, problem):
+    user = UserFunction(function, "rates", Origin("jobs.py:7"), RowReader(None, None, function))
+    step_ = CoGroupStep(step("inner"), function, user, (None, None))
+    running = fleet(lambda: CoGroup(step_, window_of("tumbling", 0)), KEYS)
+    running.process(0, batch(0, [(1, 5, 1)]))
+    with pytest.raises(UserCodeError, match="jobs.py:7") as error:
+        running.watermark(100)
+    assert problem in str(error.value)
+
+
+def test_keys_and_rows_of_a_co_group(fleet):
+    """Keys of several columns are tuples, rows come in the order in which they came."""
+    seen = []
+
+    def look(key, left, right):
+        seen.append((key, [row.a for row in left], [row["b"] for row in right]))
+
+    user = UserFunction(look, "join", Origin("here"), RowReader(None, None, look))
+    columns = join_columns(
+        SCHEMAS, (("k", "a"), ("k", "b")), (False, False), None, ("l", "r"), Origin("here")
+    )
+    join = JoinStep("join", columns, (False, False))
+    made = CoGroup(CoGroupStep(join, look, user, (None, None)), window_of("tumbling", 0))
+    running = fleet(lambda: made, (("k", "a"), ("k", "b")))
+    running.process(0, batch(0, [(1, 5, 1), (None, 5, 3), (1, 6, 1)]))
+    running.process(1, batch(1, [(1, 4, 1), (2, 5, 2)]))
+    running.watermark(WATERMARK_MAX)
+    assert seen == [
+        (("k1", 1), [1, 1], [1]),
+        ((None, 3), [3], []),
+        (("k2", 2), [], [2]),
+    ]
+    assert running.take() == []
