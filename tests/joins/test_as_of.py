@@ -94,7 +94,7 @@ event = st.one_of(
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=st.lists(event, max_size=16), parallelism=st.integers(1, 3))
 def test_any_history(fleet, bounds, how, history, parallelism):

@@ -134,7 +134,7 @@ event = st.one_of(
 
 @pytest.mark.parametrize("how", HOWS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     history=st.lists(event, max_size=14),

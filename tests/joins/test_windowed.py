@@ -188,7 +188,7 @@ def run(fleet, factory, model, history, parallelism, one_by_one=False):
 
 @pytest.mark.parametrize("name", WINDOWS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     how=st.sampled_from(["inner", "left", "right", "full"]),
@@ -210,7 +210,7 @@ def test_joins_of_any_history(fleet, bounds, name, how, history, lateness, paral
 
 @pytest.mark.parametrize("name", WINDOWS)
 @settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=35, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=histories, lateness=st.sampled_from([0, 7]), parallelism=st.integers(1, 3))
 def test_co_groups_of_any_history(fleet, bounds, name, history, lateness, parallelism):
