@@ -16,6 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 
 from ...errors import HeadgateError
+from ..async_io.map_async import TIMED_OUT
+from ..dead_letters import FAILED
 from ..graph import Origin
 from ..job_graph import JobGraph
 from ..origin import origin_is
@@ -136,6 +138,14 @@ class Builder:
                     f"nobody reads `{name}.{REJECTED}`",
                     f"write it to a sink (from: {name}.{REJECTED}), or say onBadRecord: drop",
                 )
+        for name, operator in self._operators.values.items():
+            for field, side in (("onError", FAILED), ("onTimeout", TIMED_OUT)):
+                if _asks_for_side(operator.get(field)) and f"{name}.{side}" not in self._read:
+                    self.problems.add(
+                        operator.line_of(field),
+                        f"nobody reads `{name}.{side}`",
+                        f"write it to a sink (from: {name}.{side}), or do not say side_output",
+                    )
         for name in self._flows:
             if not self.problems.found and name not in self._read:
                 line = self._sources.lines.get(name) or self._operators.line_of(name)
@@ -417,3 +427,8 @@ class Builder:
                 f"name one of {', '.join(connectors)}",
             )
         return None
+
+
+def _asks_for_side(said: Any) -> bool:
+    """True if `onError` or `onTimeout` sends records to a side output."""
+    return "side_output" in (said, said.get("then") if isinstance(said, Table) else None)

@@ -29,6 +29,7 @@ def with_event_time(
         idle_after="idleAfter",
         close_after="closeAfter",
         per_split="perSplit",
+        wait_for_queued="waitForQueued",
         align="align",
         max_drift="maxDrift",
         align_every="alignEvery",

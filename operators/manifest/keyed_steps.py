@@ -7,7 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from ..aggregates import parse_aggregate
+from ..process.batches import KeyedBatchProcess
+from ..process.functions import BroadcastProcess, CoProcess, KeyedProcess
 from ..stream import Stream
+from ..windowing.functions import WindowProcess
 from .fields import Table
 from .pair_steps import check_connect, connected
 from .step import Builder, Step, check_keys, function_of, instance_of, keyed, sound
@@ -15,6 +18,24 @@ from .window_steps import WindowSpec
 
 _NOT_FOR_COLUMNS: Final = {"name", "into"}
 """Results that `agg` would take for its own arguments."""
+
+
+_KEYED: Final = "a keyed stream"
+_TWO: Final = "two keyed streams"
+_BROADCAST: Final = "a keyed stream and a broadcast one"
+_WINDOWS: Final = "windows"
+_INPUTS: Final[dict[tuple[type[Any], ...], str]] = {
+    (KeyedProcess, KeyedBatchProcess): _KEYED,
+    (CoProcess,): _TWO,
+    (BroadcastProcess,): _BROADCAST,
+    (WindowProcess,): _WINDOWS,
+}
+_INPUT_FIXES: Final = {
+    _KEYED: "remove connect or window, or derive the class from another one",
+    _TWO: "connect: {with: other, keyBy: [column]}",
+    _BROADCAST: "connect: {broadcast: other}",
+    _WINDOWS: "window: {tumbling: 1m}",
+}
 
 
 class _Groups:
@@ -26,9 +47,18 @@ class _Groups:
         self.windowed = table.tried("window")
         self.good = not self._keyed or check_keys(verb, name, table, table.line, builder)
         self._spec = WindowSpec(name, table, builder) if self.windowed else None
+        if self._spec is not None and self._spec.options and not self._keyed:
+            builder.problems.add(
+                table.line_of("window"),
+                f"a trigger or an evictor needs a key operator=`{name}`",
+                "keyBy: [column]",
+            )
+            self.good = False
 
     def of(self, stream: Stream[Any]) -> Any:
         """None if something is wrong with them."""
+        if not self.good:
+            return None
         groups: Any = keyed(stream, self._table, self._builder) if self._keyed else stream
         return groups if self._spec is None else self._spec.of(groups, stream)
 
@@ -47,6 +77,7 @@ def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
         return None
     groups = _Groups("aggregate", name, table, builder)
     if isinstance(written, Table):
+        _refuse_window_process("columns", name, table, builder)
         return _plan_columns(name, table, written, groups, builder)
     if not groups.windowed:
         builder.problems.add(
@@ -56,7 +87,7 @@ def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
         )
         return None
     function = instance_of(table, "aggregate", builder)
-    return _plan_function(name, table, "aggregate", function, groups, builder)
+    return _plan_combined(name, table, "aggregate", function, groups, builder)
 
 
 def _plan_columns(
@@ -117,13 +148,15 @@ def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
     if not table.tried("window") and not check_keys("reduce", name, table, line, builder):
         return None
     groups = _Groups("reduce", name, table, builder)
-    return _plan_function(name, table, "reduce", function, groups, builder)
+    if not groups.windowed:
+        _refuse_window_process("no window", name, table, builder)
+    return _plan_combined(name, table, "reduce", function, groups, builder)
 
 
 def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
     """`process`: of a keyed stream, of two, or of windows."""
     line = table.line_of("process")
-    function = instance_of(table, "process", builder)
+    function = _process_function(name, table, builder)
     two = table.tried("connect")
     if two and table.tried("window"):
         builder.problems.add(
@@ -150,12 +183,61 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def _plan_function(
+def _process_function(name: str, table: Table, builder: Builder) -> Any:
+    """The function, if it is one of the inputs that the operator has."""
+    function = instance_of(table, "process", builder)
+    for kinds, has in _INPUTS.items():
+        if isinstance(function, kinds) and has != _inputs_of(table):
+            builder.problems.add(
+                table.line_of("process"),
+                f"a {kinds[0].__name__} is for {has}, not for {_inputs_of(table)} operator=`{name}`",
+                _INPUT_FIXES[has],
+            )
+            return None
+    return function
+
+
+def _inputs_of(table: Table) -> str:
+    if table.tried("window"):
+        return _WINDOWS
+    if not table.tried("connect"):
+        return _KEYED
+    connect = table.get("connect")
+    return _BROADCAST if connect is not None and connect.tried("broadcast") else _TWO
+
+
+def _refuse_window_process(what: str, name: str, table: Table, builder: Builder) -> None:
+    if table.tried("windowProcess"):
+        builder.problems.add(
+            table.line_of("windowProcess"),
+            f"windowProcess means nothing with {what} operator=`{name}`",
+            "it is for reduce, or an AggregateFunction, with a window",
+        )
+
+
+def _plan_combined(
     name: str, table: Table, verb: str, function: Any, groups: _Groups, builder: Builder
+) -> Step:
+    """`reduce` or `aggregate` with a function, and perhaps one for what they have made of a window."""
+    behind = instance_of(table, "windowProcess", builder)
+    fits = sound(table, windowProcess=behind)
+    options = {"process": behind} if behind is not None and groups.windowed else {}
+    made = function if fits else None
+    return _plan_function(name, table, verb, made, groups, builder, **options)
+
+
+def _plan_function(
+    name: str,
+    table: Table,
+    verb: str,
+    function: Any,
+    groups: _Groups,
+    builder: Builder,
+    **options: Any,
 ) -> Step:
     """The step that calls the method `verb` of the groups with a function."""
     into = builder.schema_of(table, "into")
-    options = {} if into is None else {"into": into}
+    options |= {} if into is None else {"into": into}
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
         grouped = groups.of(flows[0])

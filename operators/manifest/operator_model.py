@@ -55,6 +55,7 @@ EVENT_TIME = Section(
         "idleAfter": Field(duration(), "a split silent for so long no longer holds time back"),
         "closeAfter": Field(duration(), "after so long a silence time goes on with the clock"),
         "perSplit": Field(Boolean(), "false: the splits of a source share their watermarks"),
+        "waitForQueued": Field(Boolean(), "true: splits not yet being read hold time back, too"),
         "align": Field(NAME, "sources that name the same group wait for each other"),
         "maxDrift": Field(duration(), "how far one may be ahead of the slowest of its group"),
         "alignEvery": Field(duration(), "how often they tell each other how far they are"),
@@ -72,7 +73,8 @@ WINDOW = Section(
         "sliding": Field(duration(), "windows of this length that begin `every` so often"),
         "cumulative": Field(duration(), "windows that grow by `step` up to this length"),
         "session": Field(
-            Text(), "windows that end after this gap; also SQL, or `module:function` of a record"
+            Text(meaning="a duration with a unit such as `30m`, SQL, or `module:function`"),
+            "windows that end after this gap; also SQL, or `module:function` of a record",
         ),
         "count": Field(_ROWS, "the last so many records of a key, `every` so many"),
         "global": Field(Choice(("all",)), "`all` records of a key in one window"),
@@ -202,6 +204,9 @@ OPERATOR = Section(
         ),
         "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
         "process": Field(REFERENCE, "a class with state, such as a `module:KeyedProcess`"),
+        "windowProcess": Field(
+            REFERENCE, "a `module:WindowProcess` that gets what `reduce` or `aggregate` has made"
+        ),
         "connect": Field(CONNECT, "a second input of `process`"),
         "join": Field(JOIN, "pairs with another stream, near in time or in the same window"),
         "joinAsOf": Field(JOIN_AS_OF, "each record with the version valid at its time"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any, Final
 
+from ...errors import HeadgateError, PlanError
 from ..stream import Stream
 from .fields import Table
 from .references import is_reference, resolve_function
@@ -44,6 +46,8 @@ def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
         options["within"] = tuple(within)
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        if len(flows) < 2:  # what `with` says is no name
+            return None
         left, right = _both(flows, table, section, builder)
         if spec is not None:
             left = spec.of(left, flows[0])
@@ -64,6 +68,8 @@ def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
     options = given(section, **_JOIN)
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        if len(flows) < 2:  # what `with` says is no name
+            return None
         left, right = _both(flows, table, section, builder)
         if not _both_timed("joinAsOf", flows, line, builder):
             return None
@@ -89,6 +95,8 @@ def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
     into = builder.schema_of(table, "into")
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        if len(flows) < 2:  # what `with` says is no name
+            return None
         left, right = _both(flows, table, section, builder)
         left = spec.of(left, flows[0])
         if left is None or right is None or function is None or not sound(table, into=into):
@@ -125,6 +133,8 @@ def check_connect(name: str, table: Table, builder: Builder) -> bool:
 def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> Any:
     """Both streams of `connect`, for `.process`; None if they do not fit."""
     section = table.get("connect")
+    if len(flows) < 2:  # what `with` or `broadcast` says is no name
+        return None
     left = keyed(flows[0], table, builder)
     other: Any
     if section.tried("broadcast"):
@@ -163,9 +173,27 @@ def plan_iterate(name: str, table: Table, builder: Builder) -> Step | None:
         if body is None or section.bad:
             return None
         loop: Any = flows[0].iterate_rounds if rounds else flows[0].iterate
-        return builder.attempt(line, lambda: loop(body, name=name, **options))
+        return builder.attempt(line, lambda: loop(_built(body), name=name, **options))
 
     return step
+
+
+def _built(body: Any) -> Any:
+    """The user's function; what it raises is a mistake of the manifest."""
+
+    @wraps(body)
+    def build(stream: Stream[Any]) -> Any:
+        try:
+            return body(stream)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"body of a loop raised error=`{type(error).__name__}: {error}`",
+                fix="it is called with the stream, and returns (feedback, output)",
+            ) from error
+
+    return build
 
 
 def _check_both_keys(verb: str, name: str, table: Table, section: Table, builder: Builder) -> bool:

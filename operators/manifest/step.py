@@ -72,6 +72,7 @@ def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) 
         return False
     if not tried:
         builder.problems.add(line, f"{what} has no keyBy operator=`{name}`", "keyBy: [column]")
+    function_of(table, "keyWith", builder)  # what is wrong with it is said even without an input
     return bool(tried)
 
 

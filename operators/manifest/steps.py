@@ -25,6 +25,7 @@ _BELONGS_TO: Final = {
     "keyBy": _KEYED,
     "keyWith": _KEYED,
     "window": _WINDOWED,
+    "windowProcess": ("aggregate", "reduce"),
     "connect": ("process",),
     "rows": ("python",),
     "within": ("python",),

@@ -103,12 +103,28 @@ def _check_fields(kind: str, section: Table, builder: Builder) -> bool:
                 f"{field} means nothing for a {kind} window",
                 f"remove it; {kind} takes {', '.join(sorted(takes - {kind}))}",
             )
+    _check_every(kind, section, builder)
     required = _REQUIRED.get(kind)
     if required is not None and not section.tried(required):
         builder.problems.add(
             section.line, f"a {kind} window has no {required}", f"{required}: a duration"
         )
     return len(builder.problems.found) == before
+
+
+def _check_every(kind: str, section: Table, builder: Builder) -> None:
+    """It is a duration or a number, as the kind of window says."""
+    every, line = section.get("every"), section.line_of("every")
+    if every is None:
+        return
+    if kind == "sliding":
+        builder.attempt(line, lambda: parse_duration(every, "every"))
+    elif kind == "count" and not every.isdecimal():
+        builder.problems.add(
+            line,
+            f"every of a count window must be a number of records, not the text `{every}`",
+            "such as every: 10",
+        )
 
 
 def _window(kind: str, section: Table, builder: Builder) -> Any:
@@ -122,16 +138,7 @@ def _session(gap: str, **arguments: Any) -> Any:
     return session(resolve_function(gap) if is_reference(gap) else gap, **arguments)
 
 
-def _sliding(size: str, every: str, **arguments: Any) -> Any:
-    parse_duration(every, "every")
-    return sliding(size, every, **arguments)
-
-
 def _count(size: int, every: str | None = None) -> Any:
-    if every is not None and not every.isdecimal():
-        raise PlanError(
-            f"every of a count window must be a number of records value=`{every}`", fix="every: 10"
-        )
     return count_window(size, None if every is None else int(every))
 
 
@@ -151,7 +158,7 @@ def _assigner(reference: str) -> Any:
 
 _MAKERS: Final[dict[str, Callable[..., Any]]] = {
     "tumbling": tumbling,
-    "sliding": _sliding,
+    "sliding": sliding,
     "cumulative": cumulative,
     "session": _session,
     "count": _count,

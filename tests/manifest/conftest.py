@@ -69,6 +69,16 @@ def problems_of(tmp_path: Path) -> Callable[..., list[str]]:
     return load
 
 
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the user's functions."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import twin_steps
+
+    yield twin_steps
+    sys.modules.pop("twin_steps", None)
+
+
 HEAD = """\
 apiVersion: headgate.io/v1alpha1
 kind: StreamJob

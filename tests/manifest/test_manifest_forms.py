@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,16 +41,6 @@ spec:
 {sinks}
 """
 PLAIN_TIME = "{column: at, maxOutOfOrder: 10m}"
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module of the user's functions."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    import twin_steps
-
-    yield twin_steps
-    sys.modules.pop("twin_steps", None)
 
 
 @pytest.fixture
@@ -119,6 +108,14 @@ EVENT_TIMES = {
         event_time='{column: at, strategy: "twin_steps:Behind", idleAfter: 1h}',
         timed=lambda steps, orders: orders.event_time(
             "at", strategy=hg.WatermarkStrategy.custom(steps.Behind), idle_after="1h"
+        ),
+    ),
+    "queued": Form(
+        HOURLY,
+        hourly,
+        event_time="{column: at, maxOutOfOrder: 10m, waitForQueued: true}",
+        timed=lambda steps, orders: orders.event_time(
+            "at", max_out_of_order="10m", wait_for_queued=True
         ),
     ),
     "strategy": Form(
@@ -190,6 +187,15 @@ WINDOWS = {
             orders.key_by("ad")
             .window(hg.global_window(), trigger=steps.every_second, evictor=steps.last_one)
             .process(steps.Count(), into=steps.Result, name="x")
+        ),
+    ),
+    "window process": Form(
+        "x: {from: orders, keyBy: ad, window: {tumbling: 1h}, "
+        f'reduce: "twin_steps:larger", windowProcess: "twin_steps:Count", {INTO}}}',
+        lambda steps, orders, rates: (
+            orders.key_by("ad")
+            .window(hg.tumbling("1h"))
+            .reduce(steps.larger, steps.Count(), into=steps.Result, name="x")
         ),
     ),
     "aggregate function": Form(

@@ -217,3 +217,27 @@ def countdown(stream: Any) -> tuple[Any, Any]:
     """Goes round until the amount is 0."""
     less = stream.select("id", "ad", "amount - 1 AS amount", "at", name="less")
     return less.filter("amount > 0", name="more"), less.filter("amount <= 0", name="done")
+
+
+class Needy(Guard):
+    """Cannot be made without arguments."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+
+async def later(record: Any) -> Any:
+    await asyncio.sleep(0)
+    return record
+
+
+def same(record: Any) -> Any:
+    return record
+
+
+def shrink(stream: Any) -> tuple[Any, Any]:
+    """Goes round until the quantity is 0."""
+    less = stream.select("*", "qty - 1 AS rest", name="less").select(
+        "id", "price", "rest AS qty", "at"
+    )
+    return less.filter("qty > 0"), less.filter("qty <= 0", name="gone")
