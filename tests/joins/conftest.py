@@ -210,7 +210,7 @@ def fleet() -> type[Fleet]:
     return Fleet
 
 
-@pytest.fixture(scope="module", params=["usual", "tight"])
+@pytest.fixture(params=["usual", "tight"])
 def bounds(request: pytest.FixtureRequest) -> Any:
     """Run with the usual bounds, and with such that a few rows cross them all."""
     from headgate.operators.joins import (

@@ -202,7 +202,7 @@ def test_rows_that_can_meet_nothing_more_free_their_memory(fleet):
     """A stream that goes on for long, with keys that never come back, holds no more than its interval."""
     joined = running(fleet, "full")
     sizes = []
-    for number in range(300):
+    for number in range(160):
         times = np.arange(number * 1_000, (number + 1) * 1_000)
         for side in (0, 1):
             keys = pa.array(times * 2 + side)
@@ -214,9 +214,9 @@ def test_rows_that_can_meet_nothing_more_free_their_memory(fleet):
         (only,) = joined.operators
         sizes.append(only._keys.nbytes + sum(side.nbytes for side in only._sides))
         assert joined.gauge("numLeftRowsWaiting") <= 111
-    assert max(sizes[150:]) <= 1.1 * max(sizes[:150])
+    assert max(sizes[90:]) <= 1.1 * max(sizes[:90])
     joined.watermark(WATERMARK_MAX)
-    assert len(joined.take()) == 2 * 300_000
+    assert len(joined.take()) == 2 * 160_000
 
 
 def test_a_key_that_everybody_has(fleet, monkeypatch):
