@@ -58,6 +58,8 @@ _HOMES = {
     "count_window": "operators.windows",
     "cumulative": "operators.windows",
     "global_window": "operators.windows",
+    "approx_count_distinct": "operators.aggregates",
+    "count_distinct": "operators.aggregates",
     "first": "operators.aggregates",
     "last": "operators.aggregates",
     "max": "operators.aggregates",
@@ -83,8 +85,10 @@ _MODULES = ("cep", "connectors", "errors", "evictors", "triggers")
 if TYPE_CHECKING:
     from . import connectors, errors
     from .operators.aggregates import (
+        approx_count_distinct,
         avg,
         count,
+        count_distinct,
         first,
         last,
         max,
@@ -171,10 +175,12 @@ __all__ = [
     "WindowContext",
     "WindowProcess",
     "__version__",
+    "approx_count_distinct",
     "avg",
     "cep",
     "connectors",
     "count",
+    "count_distinct",
     "count_window",
     "cumulative",
     "errors",

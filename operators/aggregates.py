@@ -1,6 +1,6 @@
 """Descriptions of aggregates: `hg.count()`, `hg.sum("amount")`, or their text in a manifest.
 
-Nulls are skipped as in SQL. Result types: count int64; sum int64 of integers, float64 of floats, the
+Nulls are skipped as in SQL. Result types: counts int64; sum int64 of integers, float64 of floats, the
 widest decimal of decimals; min and max as the column; avg, variance and stddev float64; first,
 last, min_by and max_by as the column.
 """
@@ -26,7 +26,7 @@ from ..state.snapshot import KEY_GROUP_COLUMN
 from ..state.values import EVENT_TIME
 from .suggestions import suggest
 
-KINDS = ("count", "sum", "min", "max", "avg", *MOMENTS, *sorted(BY_TIME), *sorted(BY_COLUMN))
+KINDS = (*sorted(COUNTS), "sum", "min", "max", "avg", *MOMENTS, *sorted(BY_TIME | BY_COLUMN))
 
 _NAME = r"(?:(\w+)|\"([^\"]+)\"|`([^`]+)`)"
 _CALL = re.compile(
@@ -218,6 +218,23 @@ def max_by(column: str, by: str) -> Aggregate:
     last, by event time and then by arrival.
     """
     return Aggregate("max_by", column, by=by)
+
+
+def count_distinct(column: str) -> Aggregate:
+    """How many different values a column has; exact, nulls are none.
+
+    All NaN are one value. The values of each key are kept: where they are many, take
+    `approx_count_distinct`.
+    """
+    return Aggregate("count_distinct", column)
+
+
+def approx_count_distinct(column: str) -> Aggregate:
+    """About how many different values a column has, with a standard error of 2.3 %; nulls are none.
+
+    Takes 2 KiB per key, however many values there are.
+    """
+    return Aggregate("approx_count_distinct", column)
 
 
 @dataclass(frozen=True)

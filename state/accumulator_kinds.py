@@ -19,8 +19,11 @@ from .accumulators import (
     IntSum,
     ObjectAccumulator,
 )
+from .accumulators_approx_distinct import ApproxDistinctAccumulator
 from .accumulators_chosen import ChosenAccumulator
+from .accumulators_distinct import DistinctAccumulator
 from .accumulators_moments import MomentsAccumulator
+from .interned import is_internable
 from .orders import has_order
 from .values import is_text, storage_dtype
 
@@ -33,7 +36,7 @@ MOMENTS: Final = {
     "stddev_pop": (False, True),
 }
 """By kind: of a sample, and the root."""
-COUNTS: Final = frozenset({"count"})
+COUNTS: Final = frozenset({"count", "count_distinct", "approx_count_distinct"})
 """Kinds whose result is never null."""
 BY_TIME: Final = frozenset({"first", "last"})
 """Kinds in which the times of the records decide."""
@@ -88,6 +91,14 @@ def accumulator_for(
         assert by_type is not None
         by_type = _checked_order(kind, name, by_type)
         return ChosenAccumulator(name, type_, by_type, largest=kind == "max_by")
+    if kind in COUNTS:
+        if not is_internable(type_):
+            raise PlanError(
+                f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+                fix="numbers, dates, timestamps, decimals, strings and bytes can be told apart",
+            )
+        distinct = DistinctAccumulator if kind == "count_distinct" else ApproxDistinctAccumulator
+        return distinct(name, type_)
     return _total(kind, name, type_)
 
 

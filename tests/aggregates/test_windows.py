@@ -41,6 +41,9 @@ AGGREGATES = {
     "last": (hg.last("x"), lambda rows: chosen(rows, "x", "ms", last=True)),
     "least": (hg.min_by("word", "f"), lambda rows: chosen(rows, "word", "f", last=False)),
     "most": (hg.max_by("at", "x"), lambda rows: chosen(rows, "at", "x", last=True)),
+    "words": (hg.count_distinct("word"), lambda rows: len(set(present(rows, "word")))),
+    "numbers": (hg.count_distinct("x"), lambda rows: len(set(present(rows, "x")))),
+    "about": (hg.approx_count_distinct("x"), lambda rows: len(set(present(rows, "x")))),
     "stddev": (hg.stddev("x", population=True), lambda rows: deviation(present(rows, "x"))),
 }
 
