@@ -1,0 +1,323 @@
+"""What a pattern means, in the plainest form: every way to write it out flat, tried on all records.
+
+A pattern with quantifiers stands for all flat ones: so many records of this stage, then so many of that.
+Of a flat one, each step says which record it wants and what must not come on the way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from hypothesis import strategies as st
+
+import headgate as hg
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One stage: letters are the records that it wants."""
+
+    name: str
+    letters: str
+    how: str = "strict"
+    negated: bool = False
+    low: int = 1
+    high: int | None = 1
+    optional: bool = False
+    greedy: bool = False
+    inner: str = "relaxed"
+    until: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One record of a flat pattern, or its end: `end` (of the time), `absent` (any record), `done`."""
+
+    name: str = ""
+    letters: str = ""
+    how: str = "done"
+    stop: str = ""
+    never: str = ""
+    never_first: str = ""
+
+
+@dataclass
+class Model:
+    """Finds all matches, and all that timed out, in the records of one key: (letter, time) in order."""
+
+    specs: list[Spec]
+    within: int | None
+    gap: int | None
+    records: list[tuple[str, int]]
+    matches: dict[tuple, tuple] = field(default_factory=dict)
+    """What was taken, as (stage, number of record), and when it was complete: (time, 0 or 1, number)."""
+    timed_out: dict[tuple, int] = field(default_factory=dict)
+    known: dict[tuple[Step, ...], list[tuple]] = field(default_factory=dict)
+
+    def run(self) -> Model:
+        if not self.records:
+            return self
+        told: set[tuple] = set()
+        waiting: dict[tuple, int] = {}
+        seen: set[tuple] = set()
+        for flat in flats(self.specs, len(self.records)):
+            for depth in range(len(flat)):
+                step = flat[depth]
+                if flat[: depth + 1] in seen:
+                    continue
+                seen.add(flat[: depth + 1])
+                for taken in self.all_ways(flat[:depth]) if depth else ():
+                    if step.how == "done":
+                        self.matches[taken] = (*self.taken_at(taken), taken[-1][1])
+                        told.add(taken)
+                    elif step.how == "absent":
+                        self.absent(taken, step)
+                    if step.how == "end":
+                        told.add(taken)
+                        if self.alive(taken, step):
+                            self.matches[taken] = (self.deadline(taken), 0, 0)
+                    elif step.how != "done" and self.alive(taken, step):
+                        waiting[taken] = self.deadline(taken)
+        if self.within is not None or self.gap is not None:
+            self.timed_out = {taken: at for taken, at in waiting.items() if taken not in told}
+        return self
+
+    def all_ways(self, steps: tuple[Step, ...]) -> list[tuple]:
+        if steps not in self.known:
+            self.known[steps] = list(self.ways(steps))
+        return self.known[steps]
+
+    def taken_at(self, taken: tuple) -> tuple[int, int]:
+        return self.records[taken[-1][1]][1], 1
+
+    def absent(self, taken: tuple, step: Step) -> None:
+        number = taken[-1][1] + 1
+        if number < len(self.records):
+            letter, time = self.records[number]
+            if self.in_time(taken, time) and letter not in step.never_first + step.never:
+                self.matches[taken] = (time, 1, number)
+
+    def ways(self, steps: tuple[Step, ...]) -> Iterator[tuple]:
+        """All ways to take records for these steps."""
+        if not steps:
+            yield ()
+            return
+        step = steps[-1]
+        for taken in self.all_ways(steps[:-1]):
+            start = taken[-1][1] + 1 if taken else 0
+            for number in range(start, len(self.records)):
+                letter, time = self.records[number]
+                if taken and not self.in_time(taken, time):
+                    break
+                if letter in step.never or (
+                    number == start and taken and letter in step.never_first
+                ):
+                    if taken:
+                        break
+                    continue
+                if letter in step.letters and letter not in step.stop:
+                    yield (*taken, (step.name, number))
+                if taken and self.ends(step, letter):
+                    break
+
+    @staticmethod
+    def ends(step: Step, letter: str) -> bool:
+        """Whether a record ends the waiting for another."""
+        return step.how == "strict" or (step.how == "relaxed" and letter in step.letters)
+
+    def deadline(self, taken: tuple) -> int:
+        times = []
+        if self.within is not None:
+            times.append(self.records[taken[0][1]][1] + self.within)
+        if self.gap is not None:
+            times.append(self.records[taken[-1][1]][1] + self.gap)
+        return min(times, default=2**62)
+
+    def in_time(self, taken: tuple, time: int) -> bool:
+        return time < self.deadline(taken)
+
+    def alive(self, taken: tuple, step: Step) -> bool:
+        """Whether a way still waits for this step when its time is over."""
+        start = taken[-1][1] + 1
+        for number in range(start, len(self.records)):
+            letter, time = self.records[number]
+            if not self.in_time(taken, time):
+                break
+            if letter in step.never or (number == start and letter in step.never_first):
+                return False
+            if step.how == "absent" or self.ends(step, letter):
+                return False
+        return True
+
+    def kept(self, after: hg.cep.AfterMatch) -> list[tuple]:
+        """The matches that a strategy leaves, in the order in which they begin."""
+        order = sorted(self.matches, key=lambda taken: (taken[0][1], self.matches[taken]))
+        kept, least = [], 0
+        for taken in order:
+            if taken[0][1] < least:
+                continue
+            kept.append(taken)
+            numbers: dict[str, list[int]] = {}
+            for name, number in taken:
+                numbers.setdefault(name, []).append(number)
+            least = max(least, kept_from(after, numbers))
+        return kept
+
+
+def kept_from(after: hg.cep.AfterMatch, numbers: dict[str, list[int]]) -> int:
+    every = [n for several in numbers.values() for n in several]
+    named = numbers.get(after.stage, [0])
+    return {
+        "none": 0,
+        "next": min(every) + 1,
+        "past_last": max(every) + 1,
+        "first": named[0],
+        "last": named[-1],
+    }[after.kind]
+
+
+def flats(specs: list[Spec], length: int) -> Iterator[tuple[Step, ...]]:
+    """All flat patterns, cut off behind one step more than there are records."""
+    yield from _flats(specs, 0, (), Step(how=""), length + 1)
+
+
+def _flats(
+    specs: list[Spec], index: int, before: tuple[Step, ...], bans: Step, length: int
+) -> Iterator[tuple[Step, ...]]:
+    """`bans`: what must not come on the way to the next step, whatever that is."""
+    if len(before) > length:
+        yield before
+        return
+    if index == len(specs):
+        kind = bans.how or "done"
+        yield (*before, replace(bans, how=kind))
+        return
+    spec = specs[index]
+    if spec.negated:
+        if spec.how == "strict":
+            changed = replace(bans, never_first=bans.never_first + spec.letters, how="absent")
+        else:
+            changed = replace(bans, never=bans.never + spec.letters, how="end")
+        yield from _flats(specs, index + 1, before, changed, length)
+        return
+    greedy = spec.letters if spec.greedy and spec.low != spec.high else ""
+    if spec.optional:
+        skipped = replace(bans, never=bans.never + greedy)
+        yield from _flats(specs, index + 1, before, skipped, length)
+    behind = specs[index + 1 : index + 2]
+    forbidden = "".join(s.letters for s in behind if s.negated and s.how == "relaxed")
+    steps = before
+    for count in range(1, (spec.high or length) + 1):
+        step = Step(spec.name, spec.letters, spec.how, spec.until, bans.never, bans.never_first)
+        if count > 1:
+            step = Step(spec.name, spec.letters, spec.inner, spec.until, forbidden + spec.until)
+        steps = (*steps, step)
+        if len(steps) > length:
+            yield steps
+            return
+        if count >= spec.low:
+            yield from _flats(specs, index + 1, steps, Step(how="", never=greedy), length)
+
+
+def pattern_of(specs: list[Spec], within: int | None, gap: int | None, after: object) -> object:
+    """The same as users write it; conditions look at the first letter of a record's word."""
+    built = None
+    for spec in specs:
+        if built is None:
+            built = hg.cep.begin(spec.name, after_match=after)
+        elif spec.negated:
+            built = (built.not_next if spec.how == "strict" else built.not_followed_by)(spec.name)
+        else:
+            verb = {"strict": "next", "relaxed": "followed_by", "any": "followed_by_any"}[spec.how]
+            built = getattr(built, verb)(spec.name)
+        built = quantified(
+            built.where(lambda record, wanted=spec.letters: record[1] in wanted), spec
+        )
+    if within is not None:
+        built = built.within(f"{within}ms")
+    return built if gap is None else built.within(f"{gap}ms", between="neighbours")
+
+
+def quantified(built: object, spec: Spec) -> object:
+    if spec.high is None:
+        built = built.times_or_more(spec.low)
+    elif spec.high > 1:
+        built = built.times(spec.low, spec.high)
+    if spec.high != 1 and spec.inner != "relaxed":
+        built = built.consecutive() if spec.inner == "strict" else built.allow_combinations()
+    if spec.greedy:
+        built = built.greedy()
+    if spec.until:
+        built = built.until(lambda record, stop=spec.until: record[1] in stop)
+    return built.optional() if spec.optional else built
+
+
+# --- random patterns ---------------------------------------------------------------------------
+
+NAMES = "pqrs"
+letters = st.sampled_from(["a", "b", "c", "ab", "bc", "abc"])
+hows = st.sampled_from(["strict", "relaxed", "any"])
+
+
+@st.composite
+def spec_lists(draw):
+    specs = []
+    for name in NAMES[: draw(st.integers(1, 4))]:
+        last = specs[-1] if specs else None
+        if last and not last.negated and not last.optional and draw(st.integers(0, 3)) == 0:
+            how = draw(st.sampled_from(["strict", "relaxed"]))
+            specs.append(Spec(name, draw(letters), how, negated=True))
+            continue
+        low = draw(st.sampled_from([1, 1, 1, 1, 2]))
+        high = draw(st.sampled_from([low, low, None, None, low + 1]))
+        loops = high != 1
+        greedy = loops and draw(st.integers(0, 3)) == 0
+        inner = draw(
+            st.sampled_from(["strict", "relaxed"] if greedy else ["strict", "relaxed", "any"])
+        )
+        until = high is None and not greedy and draw(st.integers(0, 3)) == 0
+        specs.append(
+            Spec(
+                name,
+                draw(letters),
+                draw(hows),
+                low=low,
+                high=high,
+                optional=draw(st.integers(0, 3)) == 0,
+                greedy=greedy,
+                inner=inner,
+                until=draw(st.sampled_from("abc")) if until else "",
+            )
+        )
+    return specs
+
+
+@st.composite
+def setups(draw):
+    specs = draw(spec_lists())
+    within = draw(st.none() | st.integers(1, 12))
+    gap = draw(st.none() | st.none() | st.integers(1, 6))
+    if within is None and gap is None and specs[-1].negated and specs[-1].how == "relaxed":
+        within = 5
+    if within is None and gap is None and _may_end_with_absence(specs):
+        within = 5
+    named = draw(st.sampled_from([spec.name for spec in specs if not spec.negated]))
+    after = draw(
+        st.sampled_from(
+            [
+                hg.cep.no_skip(),
+                hg.cep.no_skip(),
+                hg.cep.skip_to_next(),
+                hg.cep.skip_past_last_event(),
+                hg.cep.skip_to_first(named),
+                hg.cep.skip_to_last(named),
+            ]
+        )
+    )
+    return specs, within, gap, after
+
+
+def _may_end_with_absence(specs):
+    behind = [spec for spec in specs if spec.negated and spec.how == "relaxed"]
+    return bool(behind) and all(spec.optional for spec in specs[specs.index(behind[-1]) + 1 :])
