@@ -21,7 +21,7 @@ def main() -> None:
         print_table(f"source `{name}`", fields)
     print_table("eventTime", sources["properties"]["eventTime"])
     print_table("An operator", operators)
-    for name in ("window", "join", "joinAsOf", "coGroup", "connect", "retry", "iterate"):
+    for name in ("window", "join", "joinAsOf", "coGroup", "connect", "match", "retry", "iterate"):
         print_table(name, operators["properties"][name])
     print_table("onError", operators["properties"]["onError"]["anyOf"][0])
     print_table("A sink", sinks)

@@ -13,7 +13,8 @@ from ..stream import Stream
 from ..windowing.functions import WindowProcess
 from .fields import Table
 from .pair_steps import check_connect, connected
-from .step import Builder, Step, check_keys, function_of, instance_of, keyed, sound
+from .references import resolve
+from .step import Builder, Step, check_keys, function_of, instance_of, keyed, sound, timed
 from .window_steps import WindowSpec
 
 _NOT_FOR_COLUMNS: Final = {"name", "into"}
@@ -179,6 +180,29 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
         if both is None or function is None or not sound(table, into=into):
             return None
         return builder.attempt(line, lambda: both.process(function, into=into, name=name))
+
+    return step
+
+
+def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
+    """`match`: a pattern of `hg.cep`."""
+    line, section = table.line_of("match"), table.get("match")
+    if section is None or not check_keys("match", name, table, line, builder):
+        return None
+    written = section.get("pattern")
+    pattern = written and builder.attempt(section.line_of("pattern"), lambda: resolve(written))
+    select = function_of(section, "select", builder)
+    into = builder.schema_of(table, "into")
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        groups = keyed(flows[0], table, builder)
+        if not timed(flows[0], "match", line, builder) or groups is None or pattern is None:
+            return None
+        if not sound(section, select=select) or not sound(table, into=into):
+            return None
+        return builder.attempt(
+            line, lambda: groups.match(pattern, select=select, into=into, name=name)
+        )
 
     return step
 

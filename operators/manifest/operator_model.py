@@ -164,6 +164,13 @@ ITERATE = Section(
         ),
     },
 )
+MATCH = Section(
+    "match",
+    {
+        "pattern": Field(REFERENCE, "what `hg.cep.begin` began, `module:name`", required=True),
+        "select": Field(REFERENCE, "a function match -> record, `module:function`"),
+    },
+)
 VERBS = (
     "filter",
     "select",
@@ -177,6 +184,7 @@ VERBS = (
     "join",
     "joinAsOf",
     "coGroup",
+    "match",
     "iterate",
     "union",
 )
@@ -213,6 +221,7 @@ OPERATOR = Section(
         "coGroup": Field(
             CO_GROUP, "a function of all records of a key in a window, of two streams"
         ),
+        "match": Field(MATCH, "a pattern in the records of each key"),
         "iterate": Field(ITERATE, "a loop"),
         "maxInFlight": Field(
             Integer(1, 100_000), "calls under way at once, of coroutine functions"

@@ -9,17 +9,26 @@ from ..stream import Stream
 from .call_steps import on_error, plan_map_async, plan_per_record, plan_python
 from .document import Problems
 from .fields import Table
-from .keyed_steps import plan_aggregate, plan_process, plan_reduce
+from .keyed_steps import plan_aggregate, plan_match, plan_process, plan_reduce
 from .operator_model import VERBS
 from .pair_steps import plan_co_group, plan_iterate, plan_join, plan_join_as_of
 from .references import is_reference, resolve_function
 from .step import Builder, Planner, Step, each
 
-_KEYED: Final = ("aggregate", "reduce", "process", "join", "joinAsOf", "coGroup", "mapAsync")
+_KEYED: Final = (
+    "aggregate",
+    "reduce",
+    "process",
+    "match",
+    "join",
+    "joinAsOf",
+    "coGroup",
+    "mapAsync",
+)
 _WINDOWED: Final = ("aggregate", "reduce", "process", "join", "coGroup")
 _CALLS: Final = ("python", "map", "flatMap", "mapAsync")
 _BELONGS_TO: Final = {
-    "into": (*_CALLS, "aggregate", "reduce", "process", "coGroup"),
+    "into": (*_CALLS, "aggregate", "reduce", "process", "coGroup", "match"),
     "maxInFlight": _CALLS,
     "adds": ("python",),
     "keyBy": _KEYED,
@@ -158,6 +167,7 @@ _PLANNERS: Final[dict[str, Planner]] = {
     "reduce": plan_reduce,
     "aggregate": plan_aggregate,
     "process": plan_process,
+    "match": plan_match,
     "join": plan_join,
     "joinAsOf": plan_join_as_of,
     "coGroup": plan_co_group,

@@ -284,6 +284,11 @@ OPERATORS = [
         "within= says how long rows wa",
     ),
     ("x: {from: orders, python: 'twin_steps:plus_one', rows: 0}", "rows must be a number in 1.."),
+    (JOIN + "match: {select: 'twin_steps:highest'}}", "match has no pattern | pattern: what"),
+    (JOIN + "match: {pattern: 'twin_steps:rison'}}", "module has no such name name=`rison`"),
+    (JOIN + "match: {pattern: 'twin_steps:START'}}", "match needs a pattern, got `datetime`"),
+    (JOIN + "match: {pattern: 'twin_steps:risen'}}", "unknown column `amount`"),
+    ("x: {from: orders, match: {pattern: 'twin_steps:risen'}}", "match has no keyBy operator=`x`"),
     ("x: {from: orders, iterate: {wait: 1s}}", "iterate has no body | body: a function"),
     (
         "x: {from: orders, iterate: {body: 'twin_steps:ad_of'}}",

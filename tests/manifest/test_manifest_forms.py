@@ -330,6 +330,15 @@ CALLS = {
         lambda steps, orders, rates: orders.filter(steps.is_odd, on_error="drop", name="x"),
     ),
 }
+PATTERNS = {
+    "pattern": Form(
+        "x: {from: orders, keyBy: ad, "
+        f'match: {{pattern: "twin_steps:risen", select: "twin_steps:highest"}}, {INTO}}}',
+        lambda steps, orders, rates: orders.key_by("ad").match(
+            steps.risen, select=steps.highest, into=steps.Result, name="x"
+        ),
+    ),
+}
 LOOPS = {
     "loop": Form(
         'x: {from: orders, iterate: {body: "twin_steps:countdown", wait: 10ms}}',
@@ -343,7 +352,7 @@ LOOPS = {
         ),
     ),
 }
-FORMS = EVENT_TIMES | WINDOWS | JOINS | PROCESSES | CALLS | LOOPS
+FORMS = EVENT_TIMES | WINDOWS | JOINS | PROCESSES | CALLS | PATTERNS | LOOPS
 
 
 def settings(job: JobGraph) -> list[Any]:

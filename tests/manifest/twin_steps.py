@@ -241,3 +241,11 @@ def shrink(stream: Any) -> tuple[Any, Any]:
         "id", "price", "rest AS qty", "at"
     )
     return less.filter("qty > 0"), less.filter("qty <= 0", name="gone")
+
+
+risen = hg.cep.begin("low").where("amount < 4").followed_by("high").where("amount > 6").within("2h")
+
+
+def highest(match: Any) -> Result:
+    """Of a match, its key and its last record."""
+    return Result(match.key, match["high"][0].id, str(match["low"][0].id))
