@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ from headgate.connectors import collect, numbers
 ROWS = 240
 HOPS = 6
 KEYS = 11
-ROUNDS = 30
 
 
 class Hop(hg.KeyedProcess[int, Any, Any]):
@@ -103,7 +103,7 @@ def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, paced: Any, tr
     async def script(running: Any) -> None:
         for seed in range(3):
             await running.checkpoint()
-            trouble.fail["write_file"] = 5
+            trouble.fail["write_file"] = 2
             await running.until("checkpoint", status="FAILED")
             await running.checkpoint()
             running.kill(random.Random(seed))
@@ -150,16 +150,18 @@ def test_it_drains(lab: Any, paced: Any) -> None:
 
 
 @pytest.mark.parametrize("after", [2, 3])
-def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any, after: int) -> None:
+def test_behind_the_savepoint_of_a_stop_nothing_goes_round(
+    lab: Any, paced: Any, after: int
+) -> None:
     """What went round then would be in the output of the last checkpoint, and again in that of whoever
     goes on from the savepoint."""
     sink, taken = collect(guarantee="exactly_once"), []
 
-    def make(storage: str, parallelism: int) -> hg.Job:
+    def make(storage: str, parallelism: int, every: str) -> hg.Job:
         job = hg.Job("long", parallelism=parallelism, max_parallelism=12)
-        job.checkpoint(every="1h", storage=storage)
+        job.checkpoint(every=every, storage=storage)
         (
-            job.read(numbers(20, batch_rows=4, splits=2), name="numbers")
+            job.read(paced(numbers(20, batch_rows=4, splits=2), 1), name="numbers")
             .map(lambda n: (n, 200))
             .iterate(long_way, name="loop")
             .write(sink, name="out", parallelism=1)
@@ -180,9 +182,9 @@ def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any, after: int)
         driver._write_savepoint = slowly
         taken.append((await running.request("stop", savepoint=str(lab.path)))["savepoint"])
 
-    assert lab.run(make(lab.storage, 2), script).outcome.status == "SUSPENDED"
+    assert lab.run(make(lab.storage, 2, "1h"), script).outcome.status == "SUSPENDED"
     assert len(sink.rows) < 20 * 200
-    ran = lab.run(make(f"{lab.storage}-again", after), restore_from=taken[0])
+    ran = lab.run(make(f"{lab.storage}-again", after, "20ms"), restore_from=taken[0])
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(sink.rows) == [(n, left) for n in range(20) for left in range(200)]
 
@@ -194,7 +196,6 @@ def long_way(stream: Any) -> tuple[Any, Any]:
 
 class Less(hg.KeyedProcess[int, Any, Any]):
     def on_record(self, record: Any, ctx: hg.Context[int]) -> Iterator[Any]:
-        time.sleep(0.0002)  # so that the job lasts until it is stopped
         yield (record[0], record[1] - 1)
 
 
@@ -269,7 +270,6 @@ class Round(hg.KeyedProcess[int, Any, Any]):
     def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> Iterator[Any]:
         total = self.sums.get(timer.tag)
         self.sums.remove(timer.tag)
-        time.sleep(0.001)  # so that checkpoints fall between rounds, and workers die there
         yield (ctx.key, total, int(timer.tag))
 
 
@@ -279,10 +279,11 @@ def spread(record: Any) -> list[Any]:
     return [((key + 1) % KEYS, half), ((key * 2) % KEYS, total - half)]
 
 
-def rounds_of(rows: int) -> list[Any]:
+def rounds_of(rows: int, count: int) -> list[Any]:
+    """What the first `count` rounds give."""
     found: list[Any] = []
     records = [(n % KEYS, n) for n in range(rows)]
-    for number in range(ROUNDS):
+    for number in range(count):
         sums: dict[int, int] = {}
         for key, amount in records:
             sums[key] = sums.get(key, 0) + amount
@@ -292,19 +293,24 @@ def rounds_of(rows: int) -> list[Any]:
     return sorted(found)
 
 
-def rounds_job(lab: Any, paced: Any, sink: Any, parallelism: int) -> hg.Job:
+def rounds_job(lab: Any, sink: Any, parallelism: int, ended: Path) -> hg.Job:
+    """It goes on until there is a file `ended`."""
     job = hg.Job("rounds", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="10ms", storage=lab.storage, max_concurrent=2)
     job.restart(attempts=20, delay="10ms")
+
+    where = str(ended)
 
     def body(stream: Any) -> tuple[Any, Any]:
         sums = stream.key_with(lambda r: r[0]).process(Round(), name="round")
         return sums.flat_map(spread), sums
 
     (
-        job.read(paced(numbers(ROWS, batch_rows=8, splits=2), 50), name="numbers")
+        job.read(numbers(ROWS, batch_rows=8, splits=2), name="numbers")
         .map(lambda n: (n % KEYS, n))
-        .iterate_rounds(body, name="loop", max_rounds=ROUNDS)
+        .iterate_rounds(
+            body, name="loop", max_rounds=10**9, while_any=lambda _: not os.path.exists(where)
+        )
         .write(sink, name="out", parallelism=1)
     )
     return job
@@ -312,9 +318,16 @@ def rounds_job(lab: Any, paced: Any, sink: Any, parallelism: int) -> hg.Job:
 
 @pytest.mark.parametrize(("parallelism", "seed"), [(2, 2), (3, 3)])
 def test_rounds_while_workers_die(
-    lab: Any, faults: Any, paced: Any, parallelism: int, seed: int
+    lab: Any, faults: Any, tmp_path: Path, parallelism: int, seed: int
 ) -> None:
     sink = collect(guarantee="exactly_once")
-    ran = lab.run(rounds_job(lab, paced, sink, parallelism), faults.kills(seed, 3))
+
+    async def script(running: Any) -> None:
+        await faults.kills(seed, 3)(running)
+        (tmp_path / "ended").touch()
+
+    ran = lab.run(rounds_job(lab, sink, parallelism, tmp_path / "ended"), script)
     assert ran.outcome.status == "FINISHED", ran.failures
-    assert sorted(sink.rows) == rounds_of(ROWS)
+    assert len(ran.failures) == 3
+    last = max(number for _, _, number in sink.rows)
+    assert sorted(sink.rows) == rounds_of(ROWS, last + 1)
