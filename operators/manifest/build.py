@@ -79,6 +79,8 @@ class Builder:
         self._roots: dict[str, Flow] = {}
         """Streams before their event time: these have the side outputs."""
         self._read: set[str] = set()
+        self._misread: set[str] = set()
+        """Of these a side output is named that they do not have: perhaps the one nobody seems to read."""
 
     def _section(self, table: Table, name: str) -> Table:
         section = table.get(name)
@@ -131,7 +133,7 @@ class Builder:
     def _check_unread(self) -> None:
         """Rejected records nobody reads would be lost in silence; results nobody reads are odd."""
         for name, source in self._sources.values.items():
-            unread = f"{name}.{REJECTED}" not in self._read
+            unread = f"{name}.{REJECTED}" not in self._read and name not in self._misread
             if source.get("onBadRecord") == "side_output" and unread:
                 self.problems.add(
                     source.line_of("onBadRecord"),
@@ -140,7 +142,8 @@ class Builder:
                 )
         for name, operator in self._operators.values.items():
             for field, side in (("onError", FAILED), ("onTimeout", TIMED_OUT)):
-                if _asks_for_side(operator.get(field)) and f"{name}.{side}" not in self._read:
+                read = f"{name}.{side}" in self._read or name in self._misread
+                if _asks_for_side(operator.get(field)) and not read:
                     self.problems.add(
                         operator.line_of(field),
                         f"nobody reads `{name}.{side}`",
@@ -321,7 +324,10 @@ class Builder:
         if root is None or not self._comes_out(name, side, line):
             return None
         self._read.add(at)
-        return self.attempt(line, lambda: root.side(side))
+        found = self.attempt(line, lambda: root.side(side))
+        if found is None:
+            self._misread.add(name)
+        return found
 
     def _comes_out(self, name: str, side: str, line: int) -> bool:
         """False, and a problem, if a source is told not to put its rejected records out."""

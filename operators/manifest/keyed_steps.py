@@ -14,7 +14,17 @@ from ..windowing.functions import WindowProcess
 from .fields import Table
 from .pair_steps import check_connect, connected
 from .references import resolve
-from .step import Builder, Step, check_keys, function_of, instance_of, keyed, sound, timed
+from .step import (
+    Builder,
+    Step,
+    check_keys,
+    function_of,
+    instance_of,
+    key_has_columns,
+    keyed,
+    sound,
+    timed,
+)
 from .window_steps import WindowSpec
 
 _NOT_FOR_COLUMNS: Final = {"name", "into"}
@@ -48,10 +58,10 @@ class _Groups:
         self.windowed = table.tried("window")
         self.good = not self._keyed or check_keys(verb, name, table, table.line, builder)
         self._spec = WindowSpec(name, table, builder) if self.windowed else None
-        if self._spec is not None and self._spec.options and not self._keyed:
+        if self._spec is not None and self._spec.of_records and not self._keyed:
             builder.problems.add(
                 table.line_of("window"),
-                f"a trigger or an evictor needs a key operator=`{name}`",
+                f"a window with {self._spec.of_records} needs a key operator=`{name}`",
                 "keyBy: [column]",
             )
             self.good = False
@@ -79,6 +89,7 @@ def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
     groups = _Groups("aggregate", name, table, builder)
     if isinstance(written, Table):
         _refuse_window_process("columns", name, table, builder)
+        groups.good = key_has_columns("aggregate", name, table, builder) and groups.good
         return _plan_columns(name, table, written, groups, builder)
     if not groups.windowed:
         builder.problems.add(

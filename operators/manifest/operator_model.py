@@ -24,6 +24,9 @@ from .fields import (
 PARALLELISM_MAX = 32768
 PARALLELISM = Integer(1, PARALLELISM_MAX)
 PARTITIONINGS = ("rebalance", "rescale", "shuffle", "broadcast", "global")
+_AGGREGATE_FUNCTION = Text(
+    REFERENCE.pattern, "a mapping such as `{n: count()}`, or `module:AggregateFunction`"
+)
 _ROWS = Integer(1, 2**31 - 1)
 
 NAME = Text(
@@ -207,7 +210,7 @@ OPERATOR = Section(
         **_KEYS,
         "window": Field(WINDOW, "how the records are cut into windows"),
         "aggregate": Field(
-            OneOf(Items(Text(), may_be_empty=False), REFERENCE),
+            OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
             'results and how they are made, `total: "sum(amount)"`; or a `module:AggregateFunction`',
         ),
         "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),

@@ -10,7 +10,17 @@ from ...errors import HeadgateError, PlanError
 from ..stream import Stream
 from .fields import Table
 from .references import is_reference, resolve_function
-from .step import Builder, Step, check_keys, function_of, given, keyed, sound, timed
+from .step import (
+    Builder,
+    Step,
+    check_keys,
+    function_of,
+    given,
+    key_has_columns,
+    keyed,
+    sound,
+    timed,
+)
 from .window_steps import WindowSpec
 
 _JOIN: Final = {"how": "how", "suffix": "suffix"}
@@ -197,8 +207,14 @@ def _built(body: Any) -> Any:
 
 
 def _check_both_keys(verb: str, name: str, table: Table, section: Table, builder: Builder) -> bool:
-    own = check_keys(verb, name, table, table.line_of(verb), builder)
-    return check_keys(f"{verb}.with", name, section, section.line, builder) and own
+    fits = True
+    for what, keys, line in (
+        (verb, table, table.line_of(verb)),
+        (f"{verb}.with", section, section.line),
+    ):
+        fits = check_keys(what, name, keys, line, builder) and fits
+        fits = key_has_columns(what, name, keys, builder) and fits
+    return fits
 
 
 def _both(

@@ -76,6 +76,18 @@ def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) 
     return bool(tried)
 
 
+def key_has_columns(what: str, name: str, table: Table, builder: Builder) -> bool:
+    """False, and a problem, if the key is a function, for steps that work on whole columns."""
+    if table.tried("keyWith"):
+        builder.problems.add(
+            table.line_of("keyWith"),
+            f"{what} needs a key made of columns, and keyWith is a function operator=`{name}`",
+            'make the key a column in a step before, select: ["*", "lower(url) AS key"], '
+            "and say keyBy: key",
+        )
+    return not table.tried("keyWith")
+
+
 def keyed(stream: Stream[Any], table: Table, builder: Builder) -> Any:
     """The stream by the keys of a table; None if they are wrong."""
     if table.tried("keyWith"):

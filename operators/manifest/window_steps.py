@@ -45,6 +45,7 @@ class WindowSpec:
     Attributes:
         window: for `.window(...)`; None if something is wrong.
         options: a trigger and an evictor, by their argument.
+        of_records: which field makes it a window that only functions of records know; or empty.
     """
 
     def __init__(self, name: str, table: Table, builder: Builder) -> None:
@@ -53,6 +54,7 @@ class WindowSpec:
         self._needs_time = False
         self.window: Any = None
         self.options: dict[str, Any] = {}
+        self.of_records = ""
         section = table.get("window")
         if section is None:
             return
@@ -63,6 +65,9 @@ class WindowSpec:
             if (made := instance_of(section, option, builder)) is not None:
                 self.options[option] = made
         self._needs_time = kind not in _UNTIMED and section.get("time") != "processing"
+        processing = "time" if section.get("time") == "processing" else ""
+        own = "python" if kind == "python" else ""
+        self.of_records = own or processing or next(iter(self.options), "")
         fits = _check_fields(kind, section, builder)
         if fits and not section.bad and sound(section, **(dict.fromkeys(_ALL) | self.options)):
             self.window = _window(kind, section, builder)

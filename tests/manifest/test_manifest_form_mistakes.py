@@ -235,7 +235,23 @@ OPERATORS = [
     (
         "x: {from: orders, window: {tumbling: 1m, trigger: 'twin_steps:every_second'}, "
         "reduce: 'twin_steps:larger'}",
-        "a trigger or an evictor needs a key operator=`x` | keyBy: [column]",
+        "a window with trigger needs a key operator=`x` | keyBy: [column]",
+    ),
+    (
+        "x: {from: orders, window: {python: 'twin_steps:Hours'}, reduce: 'twin_steps:larger'}",
+        "a window with python needs a key operator=`x` | keyBy: [column]",
+    ),
+    (
+        "x: {from: orders, keyWith: 'twin_steps:ad_of', aggregate: {n: count()}}",
+        "aggregate needs a key made of columns, and keyWith is a function operator=`x` | make the key",
+    ),
+    (
+        JOIN + "join: {with: orders, keyWith: 'twin_steps:ad_of', within: [0s, 1s]}}",
+        "join.with needs a key made of columns, and keyWith is a function operator=`x` | make the key",
+    ),
+    (
+        JOIN + "aggregate: 5}",
+        "aggregate must be a mapping such as `{n: count()}`, or `module:Aggrega",
     ),
     ("x: {from: orders, mapAsync: 'twin_steps:half'}", "map_async needs an `async def` function"),
     (
@@ -339,6 +355,15 @@ def test_fields_of_a_form_have_lines_of_their_own(
         "24: no such stream name=`oders",
         "26: module has no such name na",
     ]
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_side_output_that_is_misspelled_is_one_problem(
+    manifest: Manifest, problems_of: ProblemsOf
+) -> None:
+    operators = "x: {from: orders, map: 'twin_steps:same', onError: side_output}"
+    (found,) = problems_of(manifest(operators, "x.faild"))
+    assert found.startswith("18: `x` has no side output `faild` | did you mean `failed`?")
 
 
 @pytest.mark.usefixtures("steps")
