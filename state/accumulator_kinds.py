@@ -21,8 +21,10 @@ from .accumulators import (
 )
 from .accumulators_approx_distinct import ApproxDistinctAccumulator
 from .accumulators_chosen import ChosenAccumulator
+from .accumulators_collected import CollectAccumulator
 from .accumulators_distinct import DistinctAccumulator
 from .accumulators_moments import MomentsAccumulator
+from .accumulators_quantile import QuantileAccumulator
 from .interned import is_internable
 from .orders import has_order
 from .values import is_text, storage_dtype
@@ -38,7 +40,7 @@ MOMENTS: Final = {
 """By kind: of a sample, and the root."""
 COUNTS: Final = frozenset({"count", "count_distinct", "approx_count_distinct"})
 """Kinds whose result is never null."""
-BY_TIME: Final = frozenset({"first", "last"})
+BY_TIME: Final = frozenset({"first", "last", "collect"})
 """Kinds in which the times of the records decide."""
 BY_COLUMN: Final = frozenset({"min_by", "max_by"})
 """Kinds in which another column decides."""
@@ -56,7 +58,12 @@ class Parameter:
     fix: str
 
 
-PARAMETERS: Final[dict[str, Parameter]] = {}
+PARAMETERS: Final = {
+    "quantile": Parameter("q", float, 0, 1, None, "write quantile(x, 0.99): a number from 0 to 1"),
+    "collect": Parameter(
+        "limit", int, 1, 2**31, 10_000, "write collect(x, 100): how many values a list may have"
+    ),
+}
 """By kind."""
 
 
@@ -85,6 +92,14 @@ def accumulator_for(
         _check_number(kind, name, type_)
         sample, root = MOMENTS[kind]
         return MomentsAccumulator(name, sample=sample, root=root)
+    if kind == "quantile":
+        assert number is not None
+        _check_number(kind, name, type_)
+        return QuantileAccumulator(name, number)
+    if kind == "collect":
+        assert number is not None
+        _check_equality(kind, name, type_)
+        return CollectAccumulator(name, type_, int(number))
     if kind in BY_TIME:
         return ChosenAccumulator(name, type_, None, largest=kind == "last")
     if kind in BY_COLUMN:
@@ -92,14 +107,18 @@ def accumulator_for(
         by_type = _checked_order(kind, name, by_type)
         return ChosenAccumulator(name, type_, by_type, largest=kind == "max_by")
     if kind in COUNTS:
-        if not is_internable(type_):
-            raise PlanError(
-                f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
-                fix="numbers, dates, timestamps, decimals, strings and bytes can be told apart",
-            )
+        _check_equality(kind, name, type_)
         distinct = DistinctAccumulator if kind == "count_distinct" else ApproxDistinctAccumulator
         return distinct(name, type_)
     return _total(kind, name, type_)
+
+
+def _check_equality(kind: str, name: str, type_: pa.DataType) -> None:
+    if not is_internable(type_):
+        raise PlanError(
+            f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+            fix="numbers, dates, timestamps, decimals, strings and bytes can be told apart",
+        )
 
 
 def _checked_order(kind: str, name: str, type_: pa.DataType) -> pa.DataType:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,16 @@ def spread(rows):
     return statistics.variance(values) if len(values) > 1 else None
 
 
+class Near(NamedTuple):
+    """What an estimate has to be near."""
+
+    value: float
+
+
+def median(values):
+    return Near(sorted(values)[(len(values) - 1) // 2]) if values else None
+
+
 AGGREGATES = {
     "variance": (hg.variance("f"), spread),
     "first": (hg.first("word"), lambda rows: chosen(rows, "word", "ms", last=False)),
@@ -44,6 +56,8 @@ AGGREGATES = {
     "words": (hg.count_distinct("word"), lambda rows: len(set(present(rows, "word")))),
     "numbers": (hg.count_distinct("x"), lambda rows: len(set(present(rows, "x")))),
     "about": (hg.approx_count_distinct("x"), lambda rows: len(set(present(rows, "x")))),
+    "median": (hg.quantile("f", 0.5), lambda rows: median(present(rows, "f"))),
+    "all": (hg.collect("word"), lambda rows: present(sorted(rows, key=itemgetter("ms")), "word")),
     "stddev": (hg.stddev("x", population=True), lambda rows: deviation(present(rows, "x"))),
 }
 
@@ -142,6 +156,8 @@ def run(job, rows, rng):
 
 
 def same(found, expected):
+    if isinstance(expected, Near):
+        return found is not None and abs(found - expected.value) <= 0.01001 * abs(expected.value)
     if isinstance(expected, float) and found is not None:
         return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
     return found == expected
