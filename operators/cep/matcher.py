@@ -187,12 +187,11 @@ class Matcher:
             at = rules.deadline(run)
             (active if at is None or at > time else over).append(run)
         runs.active = active
-        matched = {run.node for run in over if self._states[run.state].pending}
         timed_out: dict[NodeId, None] = {}
         for run in over:
             if self._states[run.state].pending:
                 self._complete(run)
-            elif not self._states[run.state].told and run.node not in matched:
+            elif not self._states[run.state].told:
                 timed_out[run.node] = None
         for node in timed_out:
             self._buffer.need(node)

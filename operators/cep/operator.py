@@ -42,7 +42,7 @@ from .store import EVENTS, NODES, RUNS, WAITING, Waiting, load_runs
 TIMED_OUT_COUNTER: Final = "numPartialMatchesTimedOut"
 RECORDS_PER_TIMER: Final = 256
 """Records of one key that are handled at a time; then its timer is set again."""
-_WATERMARK: Final = "match.watermark"
+_WATERMARK: Final = "match_watermark"
 _WATERMARK_SCHEMA: Final = pa.schema(
     [
         pa.field(KEY_GROUP_COLUMN, pa.int32(), False),

@@ -15,10 +15,10 @@ from ...state.keyed.key_shape import entry_codec
 from ..process.declared import Declared
 from .matcher import Runs
 
-WAITING: Final = "match.waiting"
-RUNS: Final = "match.runs"
-EVENTS: Final = "match.events"
-NODES: Final = "match.nodes"
+WAITING: Final = "match_waiting"
+RUNS: Final = "match_runs"
+EVENTS: Final = "match_events"
+NODES: Final = "match_nodes"
 
 
 @dataclass(frozen=True)

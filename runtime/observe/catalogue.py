@@ -119,7 +119,14 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "numLateRecordsDropped",
         "records",
         "Came behind the watermark and the allowed lateness; they go to the side output `late`. "
-        "Of joins also to `late_other`. Windows and joins only.",
+        "Of joins also to `late_other`. Windows, joins and patterns only.",
+        COUNTER,
+    ),
+    _operator(
+        "numPartialMatchesTimedOut",
+        "matches",
+        "Were begun and not complete within the time of their pattern; they go to the side output "
+        "`timed_out`. Patterns only.",
         COUNTER,
     ),
     _operator(

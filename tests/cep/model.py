@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from hypothesis import strategies as st
 
@@ -205,8 +206,8 @@ def _flats(
     if spec.optional:
         skipped = replace(bans, never=bans.never + greedy)
         yield from _flats(specs, index + 1, before, skipped, length)
-    behind = specs[index + 1 : index + 2]
-    forbidden = "".join(s.letters for s in behind if s.negated and s.how == "relaxed")
+    behind = takewhile(lambda s: s.negated, specs[index + 1 :])
+    forbidden = "".join(s.letters for s in behind if s.how == "relaxed")
     steps = before
     for count in range(1, (spec.high or length) + 1):
         step = Step(spec.name, spec.letters, spec.how, spec.until, bans.never, bans.never_first)
@@ -265,7 +266,7 @@ def spec_lists(draw):
     specs = []
     for name in NAMES[: draw(st.integers(1, 4))]:
         last = specs[-1] if specs else None
-        if last and not last.negated and not last.optional and draw(st.integers(0, 3)) == 0:
+        if last and not last.optional and draw(st.integers(0, 3)) == 0:
             how = draw(st.sampled_from(["strict", "relaxed"]))
             specs.append(Spec(name, draw(letters), how, negated=True))
             continue

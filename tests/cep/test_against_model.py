@@ -148,4 +148,4 @@ def test_records_out_of_order_and_restarts_change_nothing(world, setup, history)
 
 def rows(operator):
     tables = operator.snapshot(9).tables
-    return sum(cut.make(None).num_rows for name, cut in tables.items() if name != "match.watermark")
+    return sum(cut.make(None).num_rows for name, cut in tables.items() if name != "match_watermark")

@@ -64,6 +64,7 @@ def make_job(path: Path, **options: str) -> hg.Job:
     timed = read.event_time("id", name="id time").key_by("id")
     pairs = timed.join(timed, within=("0s", "0s"), suffix="_other", name="pairs")
     pairs.write(blackhole(), name="pairs out")
+    timed.match(hg.cep.begin("a"), name="matches").write(blackhole(), name="matches out")
     return job
 
 
