@@ -346,7 +346,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
 
     @property
     def late(self) -> Stream[Any]:
-        """The records that came too late for their window."""
+        """The records that came too late for their window, join or pattern."""
         return self.side(LATE)
 
     @property

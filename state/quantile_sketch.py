@@ -2,8 +2,8 @@
 
 Masson, Rim, Lee: DDSketch (2019), with a fixed number of buckets as in Epicoco et al.: UDDSketch (2020):
 where the values of a sketch span more buckets than there are, pairs of buckets become one, which squares
-the factor. How often follows from the smallest and the largest magnitude alone, and counts are integers: so a
-sketch does not depend on the order of values, nor on how they were cut into batches or merged.
+the factor. How often follows from the smallest and the largest magnitude alone, and counts are integers:
+so a sketch does not depend on the order of values, nor on how they were cut into batches or merged.
 """
 
 from __future__ import annotations

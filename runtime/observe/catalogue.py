@@ -139,7 +139,9 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "records",
         "Of the second stream, the same; of a temporal join: versions kept. Joins only.",
     ),
-    _operator("numFiredTimers", "timers", "Were due, and handled. Process functions only.", COUNTER),
+    _operator(
+        "numFiredTimers", "timers", "Were due, and handled. Process functions only.", COUNTER
+    ),
     _operator(
         "numTimersDropped",
         "timers",

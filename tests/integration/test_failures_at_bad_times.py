@@ -139,7 +139,9 @@ def test_a_state_file_that_cannot_be_written(
         assert "too many checkpoints failed" in ran.failures[0]
         assert "(0): StorageError: injected" in ran.failures[0]
     said = ran.job.texts("checkpoint")
-    assert any("refused or broke: count -> " in text and "(0): StorageError" in text for text in said)
+    assert any(
+        "refused or broke: count -> " in text and "(0): StorageError" in text for text in said
+    )
     finished_exactly(ran, sink, 2000)
     assert not lab.state_files("job")
 
