@@ -104,6 +104,9 @@ WINDOWS = {
 }
 
 
+BACKENDS = {"hashmap": {}, "rocksdb": {"taskmanager.memory.managed.size": "1mb"}}
+
+
 def random_rows(seed, count=240):
     rng = np.random.default_rng(seed)
     rows = []
@@ -123,7 +126,7 @@ def random_rows(seed, count=240):
 
 
 def job_of(window, backend):
-    job = hg.Job("aggregates", options={"state.backend.type": backend})
+    job = hg.Job("aggregates", options={"state.backend.type": backend, **BACKENDS[backend]})
     job.checkpoint(every="1h", storage="s3://lake/checkpoints")
     read = job.read(csv_source("in/*.csv", SCHEMA), name="in")
     keyed = read.event_time("at", max_out_of_order="20s").key_by("user")
@@ -144,11 +147,10 @@ def run(job, rows, rng):
             for cut in np.array_split(np.arange(len(part)), int(rng.integers(1, 5))):
                 if len(cut):
                     h.push("in", [part[at] for at in cut.tolist()])
-            if number == 1:
+            if number in (1, 2):
                 h.checkpoint()
-            if number == 2:
-                h.crash()
             if number == 3:
+                h.crash()
                 h.rescale(2)
         h.end()
         found += h.drain("out")
