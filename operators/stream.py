@@ -351,7 +351,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
 
     @property
     def timed_out(self) -> Stream[Any]:
-        """The records of a `map_async` whose calls did not end in time, as they came to it."""
+        """The records of a `map_async` whose calls did not end in time; of a pattern, what timed out."""
         return self.side(TIMED_OUT)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import PlanError
 from .automaton import Automaton, Option, OptionKind, State
-from .conditions import Condition, Leaf
+from .conditions import ALWAYS, Condition, Leaf
 from .pattern import Pattern, Stage, all_stages
 
 
@@ -36,10 +36,14 @@ class _Way:
 
 @dataclass(frozen=True, eq=False)
 class _Next:
-    """What may come next; `final`: or nothing, the match is complete."""
+    """What may come next; `final`: or nothing, the match is complete.
+
+    `final_unless` counts only where something must not come meanwhile, so that it is not complete at once.
+    """
 
     ways: tuple[_Way, ...]
     final: bool
+    final_unless: tuple[Condition, ...] = ()
 
 
 class _Point:
@@ -79,15 +83,16 @@ class _Sequence:
         if not stage.optional:
             return first
         exits = self._exits(index)
-        return _Next((*first.ways, *exits.ways), exits.final)
+        return replace(exits, ways=(*first.ways, *exits.ways))
 
     def _exits(self, index: int) -> _Next:
         """What may come once the stage has enough; behind a greedy one nothing it would take itself."""
         stage, behind = self._stages[index], self.at(index + 1)
         if not stage.greedy or stage.low == stage.high:
             return behind
-        guard = [stage.condition]
-        return _Next(tuple(way.also_unless(guard) for way in behind.ways), behind.final)
+        guard = (stage.condition,)
+        ways = tuple(way.also_unless(guard) for way in behind.ways)
+        return _Next(ways, behind.final, (*behind.final_unless, *guard))
 
     def _forbidden_behind(self, index: int) -> list[Condition]:
         """What must not come behind the stage: neither between its own records."""
@@ -105,11 +110,14 @@ class _Sequence:
         if stage.how == "strict":
             ways = [replace(w, unless_first=(*w.unless_first, *forbidden)) for w in behind.ways]
             if behind.final:
-                ways.append(_Way("absent", False, -1, Condition(), None, (), forbidden, None))
+                ways.append(
+                    _Way("absent", False, -1, ALWAYS, None, behind.final_unless, forbidden, None)
+                )
         else:
             ways = [way.also_unless(forbidden) for way in behind.ways]
             if behind.final:
-                ways.append(_Way("end", False, -1, Condition(), None, forbidden, (), None))
+                unless = (*behind.final_unless, *forbidden)
+                ways.append(_Way("end", False, -1, ALWAYS, None, unless, (), None))
         return _Next(tuple(ways), False)
 
 
@@ -170,7 +178,7 @@ class _Loop:
         if number < stage.low:
             return _Next(again, False)
         exits = self._exits()
-        return _Next((*again, *exits.ways), exits.final)
+        return replace(exits, ways=(*again, *exits.ways))
 
 
 def compiled(pattern: Pattern[Any]) -> Automaton:

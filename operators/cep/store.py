@@ -11,7 +11,6 @@ from ...state.codecs import codec_of
 from ...state.keyed.base import ABSENT, KeyedBackend, TableSpec
 from ...state.keyed.canonical import Layout
 from ...state.keyed.identity import token
-from ...state.keyed.key_shape import entry_codec
 from ..process.declared import Declared
 from .matcher import Runs
 
@@ -29,9 +28,8 @@ class MatchStates(Declared):
 
     def specs(self) -> dict[str, TableSpec]:
         anything, number, keys = codec_of(Any), codec_of(int), self.keys
-        waiting = Layout(keys, "map", anything, entry_codec(tuple[int, int]))
         specs = (
-            TableSpec(WAITING, waiting),
+            TableSpec(WAITING, Layout(keys, "map", anything, number)),
             TableSpec(RUNS, Layout(keys, "value", anything), version=self.shape),
             TableSpec(EVENTS, Layout(keys, "map", anything, number)),
             TableSpec(NODES, Layout(keys, "map", anything, number)),
@@ -47,7 +45,8 @@ def match_states(declared: Declared, shape: int) -> MatchStates:
 class Waiting:
     """Records that the watermark has not reached, per key in the order of time, ties as they came.
 
-    The order is in memory and not part of the state; after a restore it is made again from the records.
+    The state has them by a number that grows as records come. The order is in memory and not part of the
+    state; after a restore it is made again from the records.
     """
 
     def __init__(self, backend: KeyedBackend) -> None:
@@ -57,10 +56,10 @@ class Waiting:
 
     def add(self, key: Any, time: int, record: Any, answers: int) -> None:
         """Add a record of the current key."""
-        place = (time, self._arrived)
+        number = self._arrived
         self._arrived += 1
-        self._table.put(place, (record, answers))
-        heappush(self._orders.setdefault(token(key), []), place)
+        self._table.put(number, (time, record, answers))
+        heappush(self._orders.setdefault(token(key), []), (time, number))
 
     def next_time(self, key: Any) -> int | None:
         """The event time of the key's next record, ms; None if there is none."""
@@ -70,17 +69,17 @@ class Waiting:
     def pop(self, key: Any) -> tuple[int, Any, int]:
         """Remove the next record of the current key: its time, itself, the answers for it."""
         order = self._orders[token(key)]
-        place = heappop(order)
+        _, number = heappop(order)
         if not order:
             del self._orders[token(key)]
-        record, answers = self._table.get(place)
-        self._table.delete(place)
-        return place[0], record, answers
+        waited: tuple[int, Any, int] = self._table.get(number)
+        self._table.delete(number)
+        return waited
 
     def restored(self, keys: Iterator[Any]) -> None:
         """Make the order again; the caller sets the current key before it gives the next of `keys`."""
         for key in keys:
-            order = [place for place, _ in self._table.entries()]
+            order = [(waited[0], number) for number, waited in self._table.entries()]
             heapify(order)
             self._orders[token(key)] = order
             self._arrived = max(self._arrived, *(number + 1 for _, number in order))

@@ -110,13 +110,14 @@ NEGATIONS = [
     (with_c(a().not_next("no").where(is_("b"))), "a1 b c1 a2 x b c2", ["a2 c2"]),
     (a().not_next("no").where(is_("b")), "a1 b a2 x a3", ["a2"]),
     (with_c(not_b(a().one_or_more())), "a1 b a2 c", ["a2 c"]),
+    (b_plus(a().not_next("no").where(is_("a")).next("b")).greedy().optional(), "a b", ["a b"]),
     (with_c(not_b(a().one_or_more())), "a1 x a2 c", ["a1 a2 c", "a1 c", "a2 c"]),
     (
         not_b(a()).followed_by("c").where(is_("c")).optional().followed_by("d").where(is_("d")),
         "a1 c b d1 a2 x d2",
         ["a1 c d1", "a2 d2"],
     ),
-]
+]  # fmt: skip
 
 
 def b_plus_c(after_match):
