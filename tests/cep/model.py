@@ -221,20 +221,31 @@ def _flats(
             yield from _flats(specs, index + 1, steps, Step(how="", never=greedy), length)
 
 
-def pattern_of(specs: list[Spec], within: int | None, gap: int | None, after: object) -> object:
-    """The same as users write it; conditions look at the first letter of a record's word."""
+def pattern_of(
+    specs: list[Spec], within: int | None, gap: int | None, after: object, *, grouped: bool = False
+) -> object:
+    """The same as users write it; conditions look at the letter of a record.
+
+    Args:
+        grouped: each stage that can be is a group of one, and all of them are a group.
+    """
     built = None
     for spec in specs:
+        stage = spec.name
+        wanted = lambda record, letters=spec.letters: record[1] in letters  # noqa: E731
+        alone = grouped and not (spec.negated or spec.greedy or spec.until)
+        if alone:
+            stage = hg.cep.begin(stage).where(wanted)
         if built is None:
-            built = hg.cep.begin(spec.name, after_match=after)
+            built = hg.cep.begin(stage) if grouped else hg.cep.begin(stage, after_match=after)
         elif spec.negated:
-            built = (built.not_next if spec.how == "strict" else built.not_followed_by)(spec.name)
+            built = (built.not_next if spec.how == "strict" else built.not_followed_by)(stage)
         else:
             verb = {"strict": "next", "relaxed": "followed_by", "any": "followed_by_any"}[spec.how]
-            built = getattr(built, verb)(spec.name)
-        built = quantified(
-            built.where(lambda record, wanted=spec.letters: record[1] in wanted), spec
-        )
+            built = getattr(built, verb)(stage)
+        built = quantified(built if alone else built.where(wanted), spec)
+    if grouped:
+        built = hg.cep.begin(built, after_match=after)
     if within is not None:
         built = built.within(f"{within}ms")
     return built if gap is None else built.within(f"{gap}ms", between="neighbours")

@@ -77,13 +77,24 @@ class Matching:
 @settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(setup=setups(), stream=streams)
 def test_the_matcher_finds_what_a_model_finds_that_tries_everything(setup, stream):
+    compare(setup, stream, grouped=False)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(setup=setups(), stream=streams)
+def test_stages_in_groups_find_the_same(setup, stream):
+    assume(not all(spec.optional or spec.negated for spec in setup[0]))
+    compare(setup, stream, grouped=True)
+
+
+def compare(setup, stream, *, grouped):
     specs, within, gap, after = setup
     records, time = [], 0
     for letter, later in stream:
         time += later
         records.append((letter, time))
     model = Model(specs, within, gap, records).run()
-    matching = Matching(pattern_of(specs, within, gap, after)).run(records)
+    matching = Matching(pattern_of(specs, within, gap, after, grouped=grouped)).run(records)
     check(model, after, matching.found, matching.timed_out)
     assert not matching.events.rows, "records are kept that nobody needs"
     assert not matching.nodes.rows

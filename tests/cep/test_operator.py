@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cloudpickle
 import pyarrow as pa
 import pytest
 
@@ -225,6 +226,17 @@ def test_an_expression_without_columns_holds_for_all_records(world):
     step = world.Step(columns(hg.cep.begin("a").where("1 = 1").next("b").where("amount IS NULL")))
     step.push_columns(batch([("ann", 5, 1), ("ann", None, 2)]), [1, 2]).end()
     assert len(step.take()) == 1
+
+
+def test_a_step_that_has_travelled_to_a_worker_works(world):
+    pattern = hg.cep.begin("a").where("amount < 10").one_or_more().until("amount IS NULL")
+    result = columns(pattern.next("b").where(lambda r: r.amount == 50))
+    result._node.factory = cloudpickle.loads(cloudpickle.dumps(result._node.factory))
+    step = world.Step(result)
+    rows = [("ann", 5, 1), ("ann", 50, 2), ("ann", 5, 3), ("ann", None, 4), ("ann", 50, 5)]
+    step.push_columns(batch(rows), [row[2] for row in rows])
+    step.watermark(5)
+    assert [(match.start, match.end) for match, _ in step.take()] == [(1, 2)]
 
 
 # --- mistakes ----------------------------------------------------------------------------------
