@@ -156,7 +156,8 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    """`value list map reducing aggregating timers window running reduce split union broadcast`."""
+    """`value list map reducing aggregating timers window running reduce join in-flight split union
+    broadcast`."""
     schema: bytes | None = None
     keys: tuple[str, ...] = ()
     version: int = 1
