@@ -140,12 +140,15 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "Of the second stream, the same; of a temporal join: versions kept. Joins only.",
     ),
     _operator(
-        "numFiredTimers", "timers", "Were due, and handled. Process functions only.", COUNTER
+        "numFiredTimers",
+        "timers",
+        "Were due, and handled. Process functions, windows of records and patterns only.",
+        COUNTER,
     ),
     _operator(
         "numTimersDropped",
         "timers",
-        "By the machine's clock, not due when the input ended. Process functions only.",
+        "By the machine's clock, not due when the input ended. As `numFiredTimers`.",
         COUNTER,
     ),
     _operator(

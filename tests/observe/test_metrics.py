@@ -108,7 +108,7 @@ def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
         def done(scraped: Any) -> bool:
             late = scraped.value(f"{OPERATOR}_numLateRecordsDropped_total", operator_name="windows")
             lines = scraped.value(f"{OPERATOR}_numRecordsIn_total", operator_name="lines out")
-            timers = scraped.values(f"{OPERATOR}_numTimersDropped_total")
+            timers = scraped.values(f"{OPERATOR}_numTimersDropped_total", operator_name="timed")
             return late == 1 and lines == 2 and sum(timers) == 2
 
         scraped = await job.until(done)
@@ -122,7 +122,8 @@ def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
         assert operator("numRecordsInErrors_total", "lines") == 1
         assert scraped.values(f"{OPERATOR}_numRecordsSend_total", operator_name="windows") == []
         for counted in ("numFiredTimers", "numTimersDropped"):
-            assert sum(scraped.values(f"{OPERATOR}_{counted}_total")) == 2
+            found = scraped.values(f"{OPERATOR}_{counted}_total", operator_name="timed")
+            assert sum(found) == 2
         windows = {"task_name": "windows -> out"}
         assert scraped.value(f"{TASK}_numRecordsIn_total", **windows) == len(TIMES)
         assert scraped.value(f"{TASK}_numRecordsOut_total", **windows) == 0
