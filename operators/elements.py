@@ -7,7 +7,7 @@ behaves as if its records were processed one by one, in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -116,12 +116,22 @@ class CheckpointOptions:
         base: the completed checkpoint on whose files this one may build; 0: none, it is written in full.
         savepoint: address of the directory that a savepoint is written to; empty: a checkpoint.
         native: of a savepoint: the backend's own files, instead of canonical tables.
+        unaligned: the barrier overtakes records in queues; those become part of the checkpoint.
+        aligned_timeout_ms: the barrier stays in line until the checkpoint is this old, counted from its
+            trigger, and overtakes from then on; None: it does what `unaligned` says.
     """
 
     stop: bool = False
     base: int = 0
     savepoint: str = ""
     native: bool = False
+    unaligned: bool = False
+    aligned_timeout_ms: int | None = None
+
+    @property
+    def may_overtake(self) -> bool:
+        """The barrier overtakes records, or will once it has waited for too long."""
+        return self.unaligned or self.aligned_timeout_ms is not None
 
 
 @final
@@ -132,6 +142,10 @@ class CheckpointBarrier:
     checkpoint_id: int
     trigger_ms: int
     options: CheckpointOptions = field(default=CheckpointOptions())
+
+    def overtaking(self) -> CheckpointBarrier:
+        """The same barrier, on its way past the records in front of it."""
+        return replace(self, options=replace(self.options, unaligned=True))
 
 
 @final
