@@ -100,8 +100,20 @@ class EventTimeOperator(Operator):
         self._behind_clock = context.metrics.counter(BEHIND_CLOCK)
         context.splits.listen(self)
         self._arm()
-        if self._settings.alignment is not None:
-            self._align(self._settings.alignment)
+        if self._settings.wait_for_queued:
+            self._check_source("it cannot wait for queued splits")
+        if (alignment := self._settings.alignment) is not None:
+            self._check_source(f"it cannot be aligned group=`{alignment.group}`")
+            self._report(alignment)
+
+    def _check_source(self, what_fails: str) -> None:
+        if not self.context.splits.behind_source:
+            raise PlanError(
+                f"`{self.context.operator_name}` does not run with a source: {what_fails}",
+                where=str(self._origin),
+                fix="put event_time behind the source, at its parallelism, without key_by or "
+                "rebalance between them, and leave chaining enabled",
+            )
 
     # -- splits -------------------------------------------------------------------------------------
 
@@ -249,17 +261,6 @@ class EventTimeOperator(Operator):
         self._cancels.clear()
 
     # -- alignment ----------------------------------------------------------------------------------
-
-    def _align(self, alignment: Alignment) -> None:
-        if not self.context.splits.behind_source:
-            raise PlanError(
-                f"`{self.context.operator_name}` does not run with a source: it cannot be aligned "
-                f"group=`{alignment.group}`",
-                where=str(self._origin),
-                fix="put event_time behind the source, at its parallelism, without key_by or "
-                "rebalance between them, and leave chaining enabled",
-            )
-        self._report(alignment)
 
     def _report(self, alignment: Alignment) -> None:
         """Say how far this subtask is. Splits that the reader has not come to are no reason to wait."""

@@ -59,7 +59,8 @@ def add_event_time(
         raise PlanError(
             "event_time can wait for queued splits only where it knows the splits of a source",
             where=str(origin),
-            fix="call it right behind job.read, without per_split=False",
+            fix="call it behind job.read, with nothing but map, filter, select or flat_map between "
+            "them, none of them async, and without per_split=False",
         )
     if settings.close_after_ms is not None and not name:
         raise PlanError(
@@ -153,7 +154,7 @@ def _check_alignment(
             fix="or one split without records holds up all sources of the group; "
             'add idle_after="1m"',
         )
-    if not _runs_with_source(stream):
+    if _up_to_source(stream) is None:
         raise PlanError(
             f"alignment stops sources, and there is none right before group=`{alignment.group}`",
             where=str(origin),
@@ -168,13 +169,6 @@ def _check_alignment(
                 where=str(origin),
                 fix=f"all members agree; the other is at {node.origin.location}",
             )
-
-
-def _runs_with_source(stream: Stream[Any]) -> bool:
-    """True if a step behind `stream` will share a subtask with its source."""
-    return (nodes := _up_to_source(stream)) is not None and not any(
-        node.chaining is Chaining.HEAD for node in nodes
-    )
 
 
 def _knows_splits(stream: Stream[Any]) -> bool:
@@ -197,13 +191,13 @@ def _passes_batches(node: Node) -> bool:
 
 
 def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
-    """The steps between `stream` and the source it comes from; None if something is shuffled or united."""
+    """The steps between `stream` and the source whose subtask they share; None: there is no such source."""
     input_ = stream._input()
     nodes: list[Node] = []
     while isinstance(input_.partitioning, Forward) and input_.node.chaining is not Chaining.NEVER:
         if input_.node.source is not None:
             return nodes
-        if len(input_.node.inputs) != 1:
+        if input_.node.chaining is Chaining.HEAD or len(input_.node.inputs) != 1:
             return None
         nodes.append(input_.node)
         (input_,) = input_.node.inputs

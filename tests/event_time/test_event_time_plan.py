@@ -11,9 +11,11 @@ from headgate.errors import PlanError, UsageError
 from headgate.operators.base import Operator
 from headgate.operators.origin import capture_origin
 
+SCHEMA = {"k": "string", "at": "int64"}
+
 
 def stream(**options):
-    source = from_list([], schema={"k": "string", "at": "int64"})
+    source = from_list([], schema=SCHEMA)
     return hg.Job("plan", **options).read(source, name="in")
 
 
@@ -82,12 +84,41 @@ def test_members_of_a_group_agree():
         rows.event_time("at", **{**ALIGNED, "max_drift": "2s"})
 
 
-def test_without_chaining_an_aligned_job_fails_with_the_line():
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (ALIGNED, "it cannot be aligned group=`g`"),
+        ({"wait_for_queued": True}, "it cannot wait for queued splits"),
+    ],
+)
+def test_without_chaining_what_needs_the_source_fails_with_the_line(arguments, what):
     rows = stream(options={"pipeline.operator-chaining.enabled": "false"})
-    timed = rows.event_time("at", **ALIGNED, name="times")
+    timed = rows.event_time("at", **arguments, name="times")
     timed.write(hg.connectors.blackhole(), name="out")
-    with pytest.raises(PlanError, match="`times` does not run with a source") as caught:
+    with pytest.raises(PlanError, match=f"`times` does not run with a source: {what}") as caught:
         rows._job.run()
+    assert "test_event_time_plan.py" in caught.value.where
+
+
+async def later(row):
+    return row
+
+
+@pytest.mark.parametrize(
+    ("behind", "arguments"),
+    [
+        (lambda rows: rows, {"per_split": False}),
+        (lambda rows: rows.rebalance(), {}),
+        (lambda rows: rows.map(later, into=SCHEMA), {}),
+        (lambda rows: rows.filter("at > 0").disable_chaining(), {}),
+        (lambda rows: rows.filter("at > 0").start_new_chain(), {}),
+    ],
+)
+def test_queued_splits_are_waited_for_where_they_are_known(behind, arguments):
+    with pytest.raises(
+        PlanError, match="event_time can wait for queued splits only where"
+    ) as caught:
+        behind(stream()).event_time("at", wait_for_queued=True, **arguments)
     assert "test_event_time_plan.py" in caught.value.where
 
 
