@@ -23,7 +23,8 @@ class WatermarkGenerator:
         return None
 
     def on_interval(self) -> int | None:
-        """Called every `pipeline.auto-watermark-interval`, and after so many records at full speed.
+        """Called every `pipeline.auto-watermark-interval`, after so many records at full speed, and when
+        its split has ended.
 
         Returns the watermark reached by now, or None: no other than before.
         """

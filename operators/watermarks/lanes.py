@@ -55,6 +55,8 @@ class Lanes:
         self._queued: dict[str, None] = {}
         """Splits that the reader has not come to, in order: they are never idle."""
         self._told = False
+        self._ended = WATERMARK_MIN
+        """The furthest that a split has come which has ended."""
 
     def open(self, split: str, queued: bool, now_s: float) -> None:
         """A split to wait for."""
@@ -69,7 +71,10 @@ class Lanes:
     def end(self, split: str) -> None:
         """Nobody has to wait for the split any more."""
         self._queued.pop(split, None)
-        self._lanes.pop(split, None)
+        lane = self._lanes.pop(split, None)
+        if lane is not None:
+            lane.rise(lane.generator.on_interval())
+            self._ended = max(self._ended, lane.watermark)
 
     def see(self, split: str, times: Timestamps, latest: int) -> bool:
         """Records of a split, `latest` the greatest of their times; True if its watermark is to go out
@@ -109,8 +114,10 @@ class Lanes:
         slowest = self.slowest
         if slowest is not None:
             return slowest.watermark
-        # None is waited for: as far as any has come, as the valve does when all channels are idle.
-        return max((lane.watermark for lane in self._lanes.values()), default=WATERMARK_MIN)
+        # None is waited for: as far as any has come, as the valve does when all channels are idle or have
+        # ended. With a queue it is only a moment until the reader is at the next.
+        ended = WATERMARK_MIN if self._queued else self._ended
+        return max([ended, *(lane.watermark for lane in self._lanes.values())])
 
     @property
     def slowest(self) -> Slowest | None:
@@ -121,9 +128,12 @@ class Lanes:
 
     @property
     def being_read(self) -> int | None:
-        """The least watermark of splits that are being read and not idle; None: there is none."""
+        """The least watermark of splits that are being read and not idle; WATERMARK_MIN: the reader is
+        on its way to the next in the queue; None: there is none."""
         slowest = self._slowest_being_read
-        return None if slowest is None else slowest.watermark
+        if slowest is not None:
+            return slowest.watermark
+        return WATERMARK_MIN if self._queued else None
 
     @property
     def _slowest_being_read(self) -> Slowest | None:

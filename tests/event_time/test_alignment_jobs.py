@@ -36,6 +36,15 @@ def arrived(h, source):
     return [row["at"] for row in h.pending(f"{source}-out")]
 
 
+def fast_waits(h):
+    """Get the fast source to where its second record must wait for the slow one."""
+    push(h, "slow", 1_000)
+    push(h, "fast", 9_000)
+    h.advance_time("2s")
+    push(h, "fast", 9_100)
+    assert arrived(h, "fast") == [9_000]
+
+
 @pytest.mark.parametrize("per_split", [True, False])
 def test_who_is_ahead_waits_for_the_other(per_split):
     with harness(two_sources(per_split=per_split)) as h:
@@ -53,10 +62,7 @@ def test_who_is_ahead_waits_for_the_other(per_split):
 
 def test_who_waits_takes_barriers_and_its_records_are_not_lost():
     with harness(two_sources()) as h:
-        push(h, "slow", 1_000)
-        push(h, "fast", 9_000)
-        h.advance_time("2s")
-        push(h, "fast", 9_100)
+        fast_waits(h)
         h.checkpoint()
         assert [row["at"] for row in h.drain("fast-out")] == [9_000]
         h.crash()
@@ -68,22 +74,14 @@ def test_who_waits_takes_barriers_and_its_records_are_not_lost():
 
 def test_nobody_waits_for_who_is_idle():
     with harness(two_sources()) as h:
-        push(h, "slow", 1_000)
-        push(h, "fast", 9_000)
-        h.advance_time("2s")
-        push(h, "fast", 9_100)
-        assert arrived(h, "fast") == [9_000]
+        fast_waits(h)
         h.advance_time("11s")
         assert arrived(h, "fast") == [9_000, 9_100]
 
 
 def test_nobody_waits_for_who_has_ended():
     with harness(two_sources()) as h:
-        push(h, "slow", 1_000)
-        push(h, "fast", 9_000)
-        h.advance_time("2s")
-        push(h, "fast", 9_100)
-        assert arrived(h, "fast") == [9_000]
+        fast_waits(h)
         h.end("slow")
         h.advance_time("2s")
         assert arrived(h, "fast") == [9_000, 9_100]
@@ -91,10 +89,7 @@ def test_nobody_waits_for_who_has_ended():
 
 def test_a_job_that_waits_can_be_drained_to_its_end():
     with harness(two_sources()) as h:
-        push(h, "slow", 1_000)
-        push(h, "fast", 9_000)
-        h.advance_time("2s")
-        push(h, "fast", 9_100)
+        fast_waits(h)
         h.end("fast")
         assert arrived(h, "fast") == [9_000]
         h.end()

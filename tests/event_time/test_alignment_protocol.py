@@ -129,6 +129,21 @@ def test_reports_say_how_far_the_splits_being_read_are(aligned):
     assert run.reports[-1] == 5_999
 
 
+@pytest.mark.parametrize("wait_for_queued", [False, True])
+def test_between_two_splits_of_a_queue_the_others_still_wait(aligned, wait_for_queued):
+    run = aligned(wait_for_queued=wait_for_queued)
+    run.splits.opened("a", queued=True)
+    run.splits.opened("b", queued=True)
+    run.read("a", 5_000).wait(1_000)
+    run.read("a", 5_100, last=True).wait(1_000)
+    assert run.reports[0] == 4_999
+    assert None not in run.reports
+    run.read("b", 6_000).wait(1_000)
+    assert run.reports[-1] == 5_999
+    run.read("b", 7_000, last=True).wait(1_000)
+    assert run.reports[-1] is None
+
+
 def test_who_waits_is_neither_idle_nor_driven_by_the_clock(aligned):
     run = aligned(close_after_ms=1_000)
     run.read(WHOLE, 2_000).wait(TICK_MS)

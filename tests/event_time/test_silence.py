@@ -48,6 +48,13 @@ def test_a_split_without_records_is_waited_for_unless_it_is_idle(step):
     assert patient.watermarks == [4_999, 4_999 + 2_000]
 
 
+def test_a_reader_that_has_read_all_its_splits_is_driven_by_the_clock(step):
+    run = step(close_after_ms=1_000)
+    run.splits.opened("a")
+    run.read("a", 5_000, last=True).wait(2_000)
+    assert run.watermarks[-1] == 4_999 + 2_000
+
+
 def test_records_behind_the_clock_are_counted(step):
     run = step(close_after_ms=1_000)
     run.read(WHOLE, 5_000).wait(1_200)
