@@ -65,6 +65,24 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
 
     # one record at a time
 
+    @overload
+    def filter(
+        self,
+        condition: ExpressionLike | Callable[[T], bool],
+        *,
+        name: str = "",
+        max_in_flight: int = ...,
+        on_error: OnErrorLike = ...,
+    ) -> Stream[T]: ...
+    @overload
+    def filter(
+        self,
+        condition: Callable[[T], Awaitable[bool]],
+        *,
+        name: str = "",
+        max_in_flight: int = ...,
+        on_error: OnErrorLike = ...,
+    ) -> Stream[T]: ...
     def filter(
         self,
         condition: ExpressionLike | Callable[[T], bool] | Callable[[T], Awaitable[bool]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, overload
 
 import polars as pl
 
@@ -20,9 +20,8 @@ T = TypeVar("T")
 
 How: TypeAlias = Literal["begin", "strict", "relaxed", "any"]
 """How near a record must be to the one taken before it: see `Pattern.next` and its siblings."""
-RecordCondition: TypeAlias = (
-    Callable[[T], object] | Callable[[T, Earlier[T]], object] | str | pl.Expr
-)
+OneRecord: TypeAlias = Callable[[T], object] | str | pl.Expr
+WithEarlier: TypeAlias = Callable[[T, Earlier[T]], object]
 TIMES_MAX: Final = 10_000
 """Counted repetitions of one stage: each is a state of the automaton."""
 _VERBS: Final = {"strict": "next", "relaxed": "followed_by", "any": "followed_by_any"}
@@ -129,7 +128,11 @@ class Pattern(Generic[T]):
 
     # --- which records -------------------------------------------------------------------------
 
-    def where(self, condition: RecordCondition[T]) -> Pattern[T]:
+    @overload
+    def where(self, condition: OneRecord[T]) -> Pattern[T]: ...
+    @overload
+    def where(self, condition: WithEarlier[T]) -> Pattern[T]: ...
+    def where(self, condition: OneRecord[T] | WithEarlier[T]) -> Pattern[T]:
         """The stage takes records that meet a condition, and all given before. Without any: all records.
 
         Args:
@@ -139,14 +142,22 @@ class Pattern(Generic[T]):
         """
         return self._with_condition(condition, by_or=False)
 
-    def or_where(self, condition: RecordCondition[T]) -> Pattern[T]:
+    @overload
+    def or_where(self, condition: OneRecord[T]) -> Pattern[T]: ...
+    @overload
+    def or_where(self, condition: WithEarlier[T]) -> Pattern[T]: ...
+    def or_where(self, condition: OneRecord[T] | WithEarlier[T]) -> Pattern[T]:
         """The stage takes records that meet this condition or what was given before it."""
         origin = capture_origin()
         if not self._last.condition.terms:
             _refuse("or_where needs a where before it", origin, "write where(...).or_where(...)")
         return self._with_condition(condition, by_or=True)
 
-    def until(self, condition: RecordCondition[T]) -> Pattern[T]:
+    @overload
+    def until(self, condition: OneRecord[T]) -> Pattern[T]: ...
+    @overload
+    def until(self, condition: WithEarlier[T]) -> Pattern[T]: ...
+    def until(self, condition: OneRecord[T] | WithEarlier[T]) -> Pattern[T]:
         """The stage takes no more records from one on that meets this condition."""
         origin = capture_origin()
         last = self._atom("until", origin)

@@ -117,17 +117,19 @@ class RecordWindowedStream(RecordWindows[T]):
     def _windows(self, origin: Origin) -> Windows:
         return self._made
 
-    def agg(self, **arguments: Any) -> NoReturn:
-        """Not here: aggregates of columns know no triggers, evictors and assigners of your own."""
-        raise self._refused("agg")
+    if not TYPE_CHECKING:  # a checker is to say that there are none
 
-    def join(self, *arguments: Any, **named: Any) -> NoReturn:
-        """Not here, see `agg`."""
-        raise self._refused("join")
+        def agg(self, **arguments: Any) -> NoReturn:
+            """Not here: aggregates of columns know no triggers, evictors and assigners of your own."""
+            raise self._refused("agg")
 
-    def co_group(self, *arguments: Any, **named: Any) -> NoReturn:
-        """Not here, see `agg`."""
-        raise self._refused("co_group")
+        def join(self, *arguments: Any, **named: Any) -> NoReturn:
+            """Not here, see `agg`."""
+            raise self._refused("join")
+
+        def co_group(self, *arguments: Any, **named: Any) -> NoReturn:
+            """Not here, see `agg`."""
+            raise self._refused("co_group")
 
     def _refused(self, what: str) -> PlanError:
         return PlanError(
