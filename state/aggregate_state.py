@@ -63,6 +63,7 @@ class AggregateState:
         # Not a method: in a circle of references, the arrays would wait for the garbage collector.
         self._fields = partial(_fields_of, accumulators)
         self._changed = ChangedSlots(table or TableEpoch(), self._fields)
+        self._readers: list[None] = []
         self.size = 0
 
     def add(self, slots: Index, columns: Mapping[str, Values], size: int) -> None:
@@ -111,8 +112,12 @@ class AggregateState:
 
     @property
     def busy(self) -> bool:
-        """True while a cut is open: then memory must not be used for other keys."""
-        return bool(self._changed.cuts)
+        """True until a cut has been read: until then memory must not be used for other keys.
+
+        What lists and texts consist of is read behind the values of the slots, when the cut itself is
+        closed already. In this order: a cut is among the readers before it is closed.
+        """
+        return bool(self._changed.cuts) or bool(self._readers)
 
     @property
     def nbytes(self) -> int:
@@ -141,7 +146,7 @@ class AggregateState:
         """Open cut number `epoch`, which the table has just counted."""
         counts = [len(accumulator.fields()) for accumulator, _ in self._accumulators]
         accumulators = [accumulator for accumulator, _ in self._accumulators]
-        return StateCut(self._changed.cut(epoch, self.size), accumulators, counts)
+        return StateCut(self._changed.cut(epoch, self.size), accumulators, counts, self._readers)
 
     def columns(self, slots: Index) -> list[pa.Array]:
         """The state columns of these slots as they are now."""
@@ -167,6 +172,8 @@ class StateCut:
     _cut: SlotCut
     _accumulators: list[Accumulator]
     _counts: list[int]
+    _readers: list[None]
+    """An entry for each thread that makes columns."""
 
     @property
     def size(self) -> int:
@@ -179,12 +186,16 @@ class StateCut:
 
     def columns(self, which: Index | slice) -> list[pa.Array]:
         """The state columns of these slots. Closes the cut, so call it once."""
-        values = self._cut.values(which)
-        columns: list[pa.Array] = []
-        for accumulator, count in zip(self._accumulators, self._counts, strict=True):
-            columns += accumulator.columns(values[:count])
-            values = values[count:]
-        return columns
+        self._readers.append(None)
+        try:
+            values = self._cut.values(which)
+            columns: list[pa.Array] = []
+            for accumulator, count in zip(self._accumulators, self._counts, strict=True):
+                columns += accumulator.columns(values[:count])
+                values = values[count:]
+            return columns
+        finally:
+            self._readers.pop()
 
     def close(self) -> None:
         """Nothing will be read any more."""
