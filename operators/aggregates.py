@@ -43,7 +43,7 @@ _CALL = re.compile(
     r"(?:,\s*(\d[\d.]*(?:e-?\d+)?|\.\d+)\s*)?"
     rf"(?:,\s*by\s*=\s*{_NAME}\s*)?)?\)\s*"
 )
-_FIX_BY = "min_by(x, by=y), max_by(x, by=y) and top_n(x, 3, by=y) have a `by`, others have none"
+_FIX_BY = "min_by(x, by=y) and max_by(x, by=y) have a `by`, others have none"
 _FIX = (
     'write count(), count(x), sum(x), min(x), max(x) or avg(x); quote odd names: sum("my column")'
 )
@@ -54,7 +54,7 @@ class Aggregate:
     """One aggregate: `kind` of `column`, or of whole rows (`count()`).
 
     Attributes:
-        number: the parameter of kinds that have one, such as the `n` of `top_n`.
+        number: the parameter of kinds that have one, such as the `q` of `quantile`.
         by: the column that decides, of kinds that have one.
     """
 
@@ -133,7 +133,7 @@ def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggr
     parameter = PARAMETERS.get(kind)
     if (by is None) == (kind in BY_COLUMN):
         what = "needs a column that decides" if by is None else "has no such parameter"
-        raise PlanError(f"{kind} {what} parameter=`by`", fix=_FIX_BY.format(kind=kind))
+        raise PlanError(f"{kind} {what} parameter=`by`", fix=_FIX_BY)
     if parameter is None:
         if number is not None:
             raise PlanError(f"{kind} has no parameter number=`{number}`", fix="leave it out")
@@ -144,7 +144,7 @@ def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggr
         raise PlanError(f"{kind} needs a number column=`{column}`", fix=parameter.fix)
     try:
         value = parameter.type(number)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last one: infinity as a whole number
         value = None
     if value is None or not parameter.low <= value <= parameter.high:
         raise PlanError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 import pyarrow as pa
@@ -48,7 +49,7 @@ def test_too_many_values_fail_the_job():
         state.add([(1, 0, 1), (0, 0, 4)], 2)
 
 
-@pytest.mark.parametrize("limit", [0, -1, 2**31 + 1])
+@pytest.mark.parametrize("limit", [0, -1, 2**31 + 1, math.inf])
 def test_limits_that_make_no_sense_are_refused(limit):
     with pytest.raises(PlanError, match="limit"):
         collect("x", limit=limit)
