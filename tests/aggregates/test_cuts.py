@@ -1,15 +1,19 @@
-"""What a thread reads of a cut stays as it is until it has read all of it."""
+"""What a thread reads of a cut stays as it is until it has read all of it; what it wrote, others read."""
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.aggregates import collect, count_distinct
+from headgate.errors import StateError
+from headgate.operators.aggregate_tables import aggregate_info, restored_rows
+from headgate.operators.aggregates import collect, count_distinct, first, last, quantile
 
 from .conftest import Aggregated
 
 WORDS = pa.schema([("x", pa.string())])
+NUMBERS = pa.schema([("x", pa.int64())])
 
 
 @pytest.mark.parametrize("aggregate", [collect("x"), count_distinct("x")], ids=str)
@@ -31,3 +35,20 @@ def test_memory_is_not_reused_while_columns_are_made(monkeypatch, aggregate):
     monkeypatch.setattr(type(accumulator), "columns", meanwhile)
     assert cut.columns(cut.slots(None))[0].to_pylist() == [["a", "b"], ["c"]]
     assert not state.busy
+
+
+def carried_over(old, new):
+    """The result of `new` over the numbers 1 to 3, saved as state of `old`."""
+    before, after = Aggregated(old, NUMBERS), Aggregated(new, NUMBERS)
+    before.add([(0, 0, 1), (0, 0, 2), (0, 0, 3)], 1)
+    slots = np.zeros(1, np.intp)
+    info = aggregate_info(before.plan, "running", "aggregate")
+    after.state.load(slots, restored_rows(after.plan, before.table(slots), info, "step"), 1)
+    return after.results(1)[0]
+
+
+def test_the_numbers_of_aggregates_may_change_and_their_kind_may_not():
+    assert carried_over(quantile("x", 0.0), quantile("x", 1.0)) == pytest.approx(3, rel=0.01)
+    assert carried_over(collect("x", limit=3), collect("x", limit=9)) == [1, 2, 3]
+    with pytest.raises(StateError, match="another aggregate"):
+        carried_over(first("x"), last("x"))
