@@ -287,8 +287,9 @@ class Builder:
 
     def _ordered(self, inputs: Mapping[str, list[tuple[str, int]]]) -> list[str]:
         """Operators, each behind those it reads. Those of a cycle are reported and left out."""
+        # Lists, not sets: whose turn it is must not depend on the hash seed.
         graph = {
-            name: {at.partition(".")[0] for at, _ in reads} & inputs.keys()
+            name: [read for at, _ in reads if (read := at.partition(".")[0]) in inputs]
             for name, reads in inputs.items()
         }
         while True:
@@ -307,7 +308,9 @@ class Builder:
                 for name in cycle:
                     graph.pop(name, None)
                     self._flows[name] = None
-                graph = {name: reads & graph.keys() for name, reads in graph.items()}
+                graph = {
+                    name: [read for read in reads if read in graph] for name, reads in graph.items()
+                }
 
     def _flow(self, at: str, line: int) -> Flow:
         """The stream that `from` names: of a source or operator, or its side output."""

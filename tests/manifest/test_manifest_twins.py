@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +172,39 @@ def test_nodes_originate_from_their_lines() -> None:
     lines = WIDE.splitlines()
     line = next(n for n, text in enumerate(lines, 1) if "orders_only:" in text)
     assert origins["orders_only"] == f"manifest:{line}  {lines[line - 1].strip()}"
+
+
+UNSORTED = """\
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {name: unsorted}
+spec:
+  sources:
+    numbers: {generator: {fields: {n: sequence}, rows: 10}}
+  operators:
+    all: {union: [delta, beta, gamma, alpha]}
+    alpha: {from: numbers, filter: n > 0}
+    beta: {from: numbers, filter: n > 0}
+    gamma: {from: numbers, filter: n > 0}
+    delta: {from: numbers, filter: n > 0}
+  sinks:
+    out: {from: all, blackhole: }
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "2"])
+def test_the_order_of_nodes_does_not_depend_on_the_process(hash_seed: str) -> None:
+    script = (
+        "import sys\nfrom headgate.runtime.manifest import load_job\n"
+        "print(*(node.name for node in load_job(sys.argv[1]).graph.nodes))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, UNSORTED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )
+    assert done.stdout == "numbers delta beta gamma alpha all out\n", done.stderr
 
 
 def test_the_flights_example_equals_its_python_twin(
