@@ -413,6 +413,15 @@ ITERATION_MEMORY = Option[int](
     "input from outside waits.",
 )
 
+MATCH_PARTIAL_MAX = Option[int](
+    "headgate.match.partial-max",
+    Integer(at_least=1),
+    100_000,
+    "partial matches",
+    "What may be under way for one key of a pattern: partial matches, and records that they have taken "
+    "(a record once for each beginning behind which it was taken). More fails the job.",
+)
+
 OPTIONS: tuple[Option[Any], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

@@ -51,20 +51,23 @@ class SharedBuffer:
     Args:
         events: of the records: number -> (time, record, answers).
         nodes: number of the record -> (number of node, stage, node before, needed) of each of its nodes.
+
+    Attributes:
+        held: how many nodes the key has.
     """
 
     def __init__(self, events: EntryTable, nodes: EntryTable) -> None:
+        self.held = 0
         self._event_table, self._node_table = events, nodes
         self._events: dict[int, Event] = {}
         self._nodes: dict[int, dict[int, _Node]] = {}
         self._changed: dict[int, bool] = {}
         """The records whose nodes were changed, and whether they were stored before."""
 
-    def begin(self) -> None:
-        """Forget what is cached of another key."""
-        self._events.clear()
-        self._nodes.clear()
-        self._changed.clear()
+    def begin(self, held: int) -> None:
+        """Go on with a key that has so many nodes."""
+        self.held = held
+        self._forget()
 
     def take(self, stage: int, event: Event, before: NodeId) -> NodeId:
         """A node that nobody needs so far: a stage took a record behind another node."""
@@ -73,8 +76,9 @@ class SharedBuffer:
             nodes = self._nodes[event.number] = {}
             self._events[event.number] = event
         self._changed.setdefault(event.number, False)
-        number = max(nodes, default=-1) + 1
+        number = next(reversed(nodes), -1) + 1  # they are in order
         nodes[number] = _Node(stage, before, 0)
+        self.held += 1
         self.need(before)
         return event.number, number
 
@@ -94,6 +98,7 @@ class SharedBuffer:
             if found.needed:
                 return
             del nodes[node[1]]
+            self.held -= 1
             node = found.before
 
     def path(self, node: NodeId) -> list[tuple[int, int]]:
@@ -126,7 +131,13 @@ class SharedBuffer:
             elif stored:
                 self._node_table.delete(number)
                 self._event_table.delete(number)
-        self.begin()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is cached of the key."""
+        self._events.clear()
+        self._nodes.clear()
+        self._changed.clear()
 
     def _of(self, number: int) -> dict[int, _Node]:
         nodes = self._nodes.get(number)

@@ -43,11 +43,13 @@ class Runs:
         number: of the next record.
         active: the runs, those that began earlier first.
         complete: matches that wait: a run that began earlier may drop them yet.
+        held: the nodes of the shared buffer that they need, while they are stored.
     """
 
     number: int = 0
     active: list[Run] = field(default_factory=list)
     complete: list[Run] = field(default_factory=list)
+    held: int = 0
 
     @property
     def idle(self) -> bool:
@@ -56,13 +58,14 @@ class Runs:
 
     def plain(self) -> tuple[Any, ...]:
         """As tuples, to be stored."""
-        return self.number, [tuple(r) for r in self.active], [tuple(r) for r in self.complete]
+        active, complete = ([tuple(r) for r in runs] for runs in (self.active, self.complete))
+        return self.number, active, complete, self.held
 
     @classmethod
     def of_plain(cls, plain: tuple[Any, ...]) -> Runs:
         """From what `plain` made."""
-        number, active, complete = plain
-        return cls(number, [Run(*r) for r in active], [Run(*r) for r in complete])
+        number, active, complete, held = plain
+        return cls(number, [Run(*r) for r in active], [Run(*r) for r in complete], held)
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,14 @@ class Matcher:
         for run in before:
             self._buffer.release(run.node)
         return self._certain()
+
+    @property
+    def size(self) -> int:
+        """What grows with what is under way: the number of runs, or of records that they have taken.
+
+        A record that runs of different beginnings have taken counts once for each.
+        """
+        return max(len(self.runs.active) + len(self.runs.complete), self._buffer.held)
 
     def next_deadline(self) -> int | None:
         """When the time of the next run is over, ms; None: never."""

@@ -8,6 +8,7 @@ that a watermark makes due is cut into slices between which barriers go (`proces
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,8 @@ from .matcher import Matcher, Rules
 from .store import EVENTS, NODES, RUNS, WAITING, Waiting, load_runs
 
 TIMED_OUT_COUNTER: Final = "numPartialMatchesTimedOut"
+PARTIAL_OPTION: Final = "headgate.match.partial-max"
+PARTIAL_MAX: Final = 100_000
 RECORDS_PER_TIMER: Final = 256
 """Records of one key that are handled at a time; then its timer is set again."""
 _WATERMARK: Final = "match_watermark"
@@ -47,6 +50,8 @@ _WATERMARK_SCHEMA: Final = pa.schema(
     [
         pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
         pa.field("watermark", pa.int64(), False),
+        pa.field("within", pa.int64()),
+        pa.field("gap", pa.int64()),
     ]
 )
 _TIMED_OUT: Final[SideOutput[Any]] = SideOutput()
@@ -91,6 +96,7 @@ class MatchOperator(ProcessOperator):
         self._matcher = Matcher(self._rules, self._buffer)
         self._late_records = context.metrics.counter(LATE_COUNTER)
         self._timed_out = context.metrics.counter(TIMED_OUT_COUNTER)
+        self._partial_max = int(context.options.get(PARTIAL_OPTION, PARTIAL_MAX))
 
     # --- records -------------------------------------------------------------------------------
 
@@ -142,13 +148,16 @@ class MatchOperator(ProcessOperator):
     def _call_on_timer(self, key: Any, timer: Timer) -> None:
         """Handle what is due of a key; if that is much, only some of it."""
         matcher = self._matcher
-        self._buffer.begin()
         matcher.runs = load_runs(self._runs)
+        self._buffer.begin(matcher.runs.held)
         for _ in range(RECORDS_PER_TIMER):
             if not self._handle_next(key):
                 break
+            if matcher.size > self._partial_max:
+                raise self._too_much(key)
         self._buffer.flush()
         if not matcher.runs.idle:
+            matcher.runs.held = self._buffer.held
             self._runs.put(matcher.runs.plain())
         else:
             self._runs.delete()
@@ -162,28 +171,38 @@ class MatchOperator(ProcessOperator):
     def _handle_next(self, key: Any) -> bool:
         """Handle the next record, or the next end of a time, of a key; false if none is due."""
         matcher, emitter = self._matcher, self._emitter
-        deadline, time = matcher.next_deadline(), self._waiting.next_time(key)
-        if deadline is not None and (time is None or deadline <= time):
-            if deadline > self._watermark:
+        at, time = matcher.next_deadline(), self._waiting.next_time(key)
+        if at is not None and (time is None or at <= time):
+            if at > self._watermark:
                 return False
-            emitter.time = deadline
-            matched, timed_out = matcher.on_deadline(deadline)
+            emitter.time = at
+            matched, timed_out = matcher.on_deadline(at)
             for node in timed_out:
                 emitter.emit(_TIMED_OUT, self._match(key, node))
             self._timed_out.inc(len(timed_out))
         elif time is not None:
             if time > self._watermark:
                 return False
-            emitter.time = time
+            at = time
             matched = matcher.on_record(*self._waiting.pop(key))
         elif self._watermark == WATERMARK_MAX and matcher.runs.complete:
-            emitter.time = None
             matched = matcher.on_end()
         else:
             return False
         for node in matched:
-            self._emit(self._match(key, node))
+            match = self._match(key, node)
+            emitter.time = match.end if at is None else at
+            self._emit(match)
         return True
+
+    def _too_much(self, key: Any) -> StateError:
+        return StateError(
+            f"too much is under way for one key of a pattern step=`{self._user.step}` key=`{key!r}` "
+            f"partial=`{self._matcher.size}`",
+            where=str(self._user.origin),
+            fix='say within("1h"), or until(...) of a stage that repeats, or a strategy after a match; '
+            f"or raise {PARTIAL_OPTION}",
+        )
 
     # --- results -------------------------------------------------------------------------------
 
@@ -194,8 +213,6 @@ class MatchOperator(ProcessOperator):
         return match
 
     def _emit(self, match: Match[Any]) -> None:
-        if self._emitter.time is None:
-            self._emitter.time = match.end
         result: Any = match
         if self._select is not None:
             try:
@@ -211,12 +228,13 @@ class MatchOperator(ProcessOperator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Tables of what waits, of runs, and of what they took; the watermark, once per key group."""
         snapshot = super().snapshot(checkpoint_id)
-        own, watermark = self.context.key_groups, self._watermark
+        own, rules = self.context.key_groups, self._rules
+        values = (self._watermark, rules.within_ms, rules.gap_ms)
 
         def make(_: int | None) -> pa.Table:
-            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            times = np.full(len(groups), watermark)
-            return pa.Table.from_arrays([pa.array(groups), times], schema=_WATERMARK_SCHEMA)
+            groups = pa.array(range(own.first, own.last + 1), pa.int32())
+            columns = [pa.array([value] * len(groups), pa.int64()) for value in values]
+            return pa.Table.from_arrays([groups, *columns], schema=_WATERMARK_SCHEMA)
 
         snapshot.tables[_WATERMARK] = TableCut(make, keys=(KEY_GROUP_COLUMN,))
         return snapshot
@@ -228,18 +246,33 @@ class MatchOperator(ProcessOperator):
             StateError: it is of a pattern of another form.
         """
         self._check_shape(state)
-        table = state.tables.get(_WATERMARK)
+        table, other_times = state.tables.get(_WATERMARK), False
         if table is not None and table.num_rows:
             self._watermark = int(table.column("watermark").to_numpy().min())
-        return self._restored(super().restore(state))
+            now = [self._rules.within_ms, self._rules.gap_ms]
+            other_times = any(
+                set(table.column(name).to_pylist()) != {value}
+                for name, value in zip(("within", "gap"), now, strict=True)
+            )
+        return self._restored(super().restore(state), other_times)
 
-    async def _restored(self, waiting: Awaitable[None]) -> None:
+    async def _restored(self, waiting: Awaitable[None], other_times: bool) -> None:
         await waiting
-        self._waiting.restored(self._keys_that_wait())
+        await self.context.run_in_thread(partial(self._take_over, other_times))
+
+    def _take_over(self, other_times: bool) -> None:
+        """Make what is not state itself; timers anew if the pattern's time is not what it was."""
+        self._waiting.restored(self._keys_in(WAITING))
+        for key in self._keys_in(RUNS) if other_times else ():
+            self._matcher.runs = load_runs(self._runs)
+            deadline, due = self._matcher.next_deadline(), self._due.get(key, "")
+            if deadline is not None and (due is None or deadline < due):
+                self._due.set(key, "", deadline)
         self._backend.clear_key()
 
-    def _keys_that_wait(self) -> Iterator[Any]:
-        keys = {token(key): key for key, _ in self._backend.addresses(WAITING)}
+    def _keys_in(self, table: str) -> Iterator[Any]:
+        """The keys that have something in a table, each made the current one."""
+        keys = {token(key): key for key, _ in self._backend.addresses(table)}
         for key in keys.values():
             self._set_key(key)
             yield key

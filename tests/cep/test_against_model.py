@@ -71,6 +71,7 @@ class Matching:
                 kept.append((tuple(sorted(pairs, key=lambda pair: pair[1])), time))
                 self.buffer.release(node)
         self.buffer.flush()
+        assert self.buffer.held == sum(map(len, self.nodes.rows.values()))
         self.matcher.runs = Runs.of_plain(self.matcher.runs.plain())
 
 

@@ -9,9 +9,15 @@ import pytest
 import headgate as hg
 from headgate.connectors import from_list
 from headgate.errors import PlanError, StateError, UserCodeError
-from headgate.operators.cep.operator import RECORDS_PER_TIMER, TIMED_OUT_COUNTER
+from headgate.operators.cep.operator import (
+    PARTIAL_MAX,
+    PARTIAL_OPTION,
+    RECORDS_PER_TIMER,
+    TIMED_OUT_COUNTER,
+)
 from headgate.operators.job_graph import JobGraph
 from headgate.operators.window_aggregate import LATE, LATE_COUNTER
+from headgate.runtime.options import MATCH_PARTIAL_MAX
 
 SCHEMA = {"user": "string", "amount": "int64", "at": "int64"}
 
@@ -130,6 +136,73 @@ def test_late_records_are_counted_and_not_lost(world, steps):
     assert step.take(LATE) == [(("k", "b"), 9), (("k", "b"), 10)]
     assert step.metrics.counts[LATE_COUNTER] == 2
     assert [match.end for match, _ in step.take()] == [11]
+
+
+def test_what_waited_to_the_end_has_the_time_of_its_own_last_record(world, steps):
+    """The first one is never complete, and what began behind it waits for it."""
+    pattern = (
+        hg.cep.begin("open", after_match=hg.cep.skip_to_next())
+        .where(lambda r: r[1] == "open")
+        .followed_by("shut")
+        .where(lambda r, earlier: r[1] == "shut" and r[2] == earlier["open"][0][2])
+    )
+    step = steps(world.stream().key_with(key_of).match(pattern, name="m"))
+    rows = [("open", 1), ("open", 2), ("open", 3), ("shut", 3), ("shut", 2)]
+    step.push([("k", *row) for row in rows], [1, 2, 3, 4, 5]).watermark(5)
+    assert step.take() == []
+    step.end()
+    assert [(m.start, m.end, time) for m, time in step.take()] == [(2, 5, 5), (3, 4, 4)]
+
+
+def greedy_without_end():
+    """One match under way that takes more and more."""
+    begun = hg.cep.begin("a").where(letter("a")).followed_by("b").where(letter("b"))
+    return begun.one_or_more().greedy().followed_by("c").where(letter("c"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "letters"), [(ab(), "aaaa"), (greedy_without_end(), "abbb")], ids=repr
+)
+def test_what_is_under_way_for_one_key_has_a_bound(world, pattern, letters):
+    stream = world.stream().key_with(key_of).match(pattern, name="m")
+    step = world.Step(stream, options={PARTIAL_OPTION: "3"})
+    step.push([(key, x) for key in "jk" for x in letters[:3]], [1, 2, 3] * 2).watermark(3)
+    with pytest.raises(StateError, match="too much is under way for one key") as raised:
+        step.restart().push([("k", letters[3])], [4]).watermark(4)
+    assert "step=`m` key=`'k'` partial=`4`" in raised.value.message
+    assert PARTIAL_OPTION in raised.value.fix
+    assert "test_operator.py" in raised.value.where
+
+
+def test_the_bound_is_an_option_of_jobs():
+    assert (MATCH_PARTIAL_MAX.key, MATCH_PARTIAL_MAX.default) == (PARTIAL_OPTION, PARTIAL_MAX)
+
+
+def test_a_match_that_ends_makes_room(world):
+    stream = world.stream().key_with(key_of).match(ab(), name="m")
+    step = world.Step(stream, options={PARTIAL_OPTION: "2"})
+    for at in range(0, 40, 4):
+        step.push([("k", x) for x in "aab"], [at + 1, at + 2, at + 3]).watermark(at + 3).restart()
+    assert len(step.take()) == 20
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "ended"),
+    [(None, "10ms", 11), ("1h", "10ms", 11), ("10ms", "20ms", 21), ("10ms", None, None)],
+)
+def test_another_time_counts_for_what_is_under_way(world, before, behind, ended):
+    """Also for keys of which nothing comes any more."""
+
+    def pattern(within):
+        return ab() if within is None else ab().within(within)
+
+    step = world.step(pattern(before), key_of)
+    step.push([("k", "a")], [1]).watermark(5)
+    step.node = world.step(pattern(behind), key_of).node
+    step.restart().watermark(10)
+    assert step.take("timed_out") == []
+    step.watermark(100)
+    assert [at for _, at in step.take("timed_out")] == ([] if ended is None else [ended])
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
