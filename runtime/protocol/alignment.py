@@ -11,64 +11,30 @@ without data still delivers barriers. `EndOfPartition` closes a channel; nobody 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 from ...errors import check
 from ...operators.elements import CheckpointBarrier
+from .alignment_decisions import (
+    AbortCheckpoint,
+    AlignmentDecision,
+    Block,
+    ForwardCancel,
+    TriggerSnapshot,
+    UnblockAll,
+)
 from .failures import CheckpointFailure
 from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Read nothing more from this channel."""
-
-    position: ChannelPosition
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class UnblockAll:
-    """Read from all channels again: what was queued first comes first."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TriggerSnapshot:
-    """All barriers are here: pass the barrier on, and snapshot.
-
-    Attributes:
-        alignment_ms: time from the first barrier to the last.
-        start_delay_ms: time from the trigger to the first barrier.
-    """
-
-    barrier: CheckpointBarrier
-    alignment_ms: int
-    start_delay_ms: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class AbortCheckpoint:
-    """This subtask will not take part in the checkpoint: decline it."""
-
-    checkpoint_id: CheckpointId
-    reason: CheckpointFailure
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ForwardCancel:
-    """Send a cancel marker to all outputs, or they would wait for our barrier for ever."""
-
-    checkpoint_id: CheckpointId
-
-
-AlignmentDecision: TypeAlias = (
-    Block | UnblockAll | TriggerSnapshot | AbortCheckpoint | ForwardCancel
-)
+__all__ = [
+    "AbortCheckpoint",
+    "AlignedBarrierHandler",
+    "AlignmentDecision",
+    "Block",
+    "ForwardCancel",
+    "TriggerSnapshot",
+    "UnblockAll",
+]
 
 
 @final
@@ -93,6 +59,12 @@ class AlignedBarrierHandler:
         """True while the barrier of some channels is here, and that of others is not."""
         return self._pending is not None
 
+    def on_announced(
+        self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
+    ) -> list[AlignmentDecision]:
+        """Nothing is overtaken here: the barrier is waited for in line."""
+        return []
+
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
@@ -113,6 +85,10 @@ class AlignedBarrierHandler:
             self._blocked.add(position)
             decisions.append(Block(position))
         return decisions + self._complete_if_aligned(now_ms)
+
+    def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
+        """No timer is ever wanted."""
+        return []
 
     def on_cancel(
         self, position: ChannelPosition, checkpoint_id: CheckpointId
@@ -140,6 +116,10 @@ class AlignedBarrierHandler:
         self._open.discard(position)
         self._waiting.discard(position)
         return self._complete_if_aligned(now_ms)
+
+    def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
+        """The alignment goes on; `SnapshotGuard` turns what comes of it into a cancel marker."""
+        return []
 
     def _complete_if_aligned(self, now_ms: int) -> list[AlignmentDecision]:
         if self._pending is None or self._waiting:

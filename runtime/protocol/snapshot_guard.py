@@ -8,10 +8,8 @@ from __future__ import annotations
 from enum import Enum, unique
 from typing import final
 
+from .abort_notices import AbortNotices
 from .ids import NO_CHECKPOINT, CheckpointId
-
-ABORTED_IDS_MAX = 128
-"""Abort notices remembered ahead of their barrier; the oldest is forgotten first."""
 
 
 @unique
@@ -31,7 +29,7 @@ class SnapshotGuard:
 
     def __init__(self) -> None:
         self._last = NO_CHECKPOINT
-        self._aborted: set[CheckpointId] = set()
+        self._aborted = AbortNotices()
 
     def on_trigger(self, checkpoint_id: CheckpointId) -> SnapshotVerdict:
         """All barriers are here (at a source: the coordinator's trigger)."""
@@ -49,9 +47,7 @@ class SnapshotGuard:
         """The coordinator aborted a checkpoint."""
         if checkpoint_id > self._last:
             self._aborted.add(checkpoint_id)
-            if len(self._aborted) > ABORTED_IDS_MAX:
-                self._aborted.remove(min(self._aborted))
 
     def _advance(self, checkpoint_id: CheckpointId) -> None:
         self._last = checkpoint_id
-        self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint_id}
+        self._aborted.forget_to(checkpoint_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.runtime.protocol import snapshot_guard
+from headgate.runtime.protocol.abort_notices import ABORTED_IDS_MAX
 from headgate.runtime.protocol.snapshot_guard import SnapshotGuard, SnapshotVerdict
 
 TAKE, CANCEL, IGNORE = SnapshotVerdict.TAKE, SnapshotVerdict.CANCEL, SnapshotVerdict.IGNORE
@@ -35,7 +35,6 @@ def test_what_was_declined_is_never_taken_nor_anything_older() -> None:
 
 def test_notices_are_bounded_and_the_oldest_is_forgotten() -> None:
     guard = SnapshotGuard()
-    limit = snapshot_guard.ABORTED_IDS_MAX
-    for id_ in range(1, limit + 2):
+    for id_ in range(1, ABORTED_IDS_MAX + 2):
         guard.on_abort_notice(id_)
     assert [guard.on_trigger(id_) for id_ in (1, 2)] == [TAKE, CANCEL]

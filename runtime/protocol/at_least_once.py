@@ -1,0 +1,173 @@
+"""Barriers without exactly-once (features.md 3.5): they are counted, and no channel is ever blocked.
+
+A snapshot is taken at the last barrier. By then records from behind the other barriers were processed:
+they are in the snapshot, and a restore reads them again.
+
+Several checkpoints may be under way at once, so there is an entry for each: which channels still owe its
+barrier, and whether it was cancelled. A cancelled one goes on being counted, so that its late barriers
+start nothing. In this table *drop* means `AbortCheckpoint` and `ForwardCancel`, but nothing for what was
+cancelled before.
+
+| event | no entry, newer than all | no entry, older | an entry |
+|---|---|---|---|
+| barrier | an entry; if it is one too many, drop the oldest | | count it |
+| last barrier | `TriggerSnapshot` | | drop all older ones; `TriggerSnapshot` |
+| last barrier of a cancelled one | | | drop all older ones |
+| cancel marker | drop all and this one; a cancelled entry | | drop all older and this one; count it |
+| end of a partition | | | it owes no barrier any more, to any entry |
+| announcement, timer, abort notice | | | |
+
+`SnapshotGuard` turns the snapshot of what the coordinator gave up into a cancel marker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from ...errors import check
+from ...operators.elements import CheckpointBarrier
+from .alignment_decisions import (
+    AbortCheckpoint,
+    AlignmentDecision,
+    ForwardCancel,
+    TriggerSnapshot,
+)
+from .failures import CheckpointFailure
+from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+
+PENDING_MAX = 50
+"""Checkpoints whose barriers are counted at once; the oldest is dropped first, and declined."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    waiting: set[ChannelPosition]
+    barrier: CheckpointBarrier | None
+    """The first one; None: the checkpoint was cancelled."""
+    first_barrier_ms: int
+
+
+@final
+class AtLeastOnceTracker:
+    """Counts the barriers of one subtask's input channels."""
+
+    def __init__(self, channels: int) -> None:
+        check(channels > 0, "a barrier handler without channels", channels=channels)
+        self._open = {ChannelPosition(position) for position in range(channels)}
+        self._newest = NO_CHECKPOINT
+        self._entries: dict[CheckpointId, _Entry] = {}
+        """In order of their ids."""
+
+    @property
+    def pending(self) -> bool:
+        """True while the barrier of some channels is here, and that of others is not."""
+        return any(entry.barrier is not None for entry in self._entries.values())
+
+    def on_announced(
+        self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
+    ) -> list[AlignmentDecision]:
+        """Nothing is overtaken here: the barrier is waited for in line."""
+        return []
+
+    def on_barrier(
+        self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
+    ) -> list[AlignmentDecision]:
+        """A barrier was read from a channel."""
+        self._check_readable(position)
+        checkpoint_id = CheckpointId(barrier.checkpoint_id)
+        decisions: list[AlignmentDecision] = []
+        if checkpoint_id > self._newest:
+            self._newest = checkpoint_id
+            self._entries[checkpoint_id] = _Entry(set(self._open), barrier, now_ms)
+        entry = self._entries.get(checkpoint_id)
+        if entry is not None:
+            entry.waiting.discard(position)
+            decisions += self._complete(now_ms)
+        if len(self._entries) > PENDING_MAX:
+            decisions += self._drop(next(iter(self._entries)), CheckpointFailure.SUBSUMED)
+        return decisions
+
+    def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
+        """No timer is ever wanted."""
+        return []
+
+    def on_cancel(
+        self, position: ChannelPosition, checkpoint_id: CheckpointId
+    ) -> list[AlignmentDecision]:
+        """A cancel marker was read from a channel: whoever sent it will send no such barrier."""
+        self._check_readable(position)
+        if checkpoint_id <= self._newest and checkpoint_id not in self._entries:
+            return []
+        decisions = self._drop_older_than(checkpoint_id)
+        entry = self._entries.get(checkpoint_id)
+        if entry is None:
+            self._newest = checkpoint_id
+            entry = self._entries[checkpoint_id] = _Entry(set(self._open), None, 0)
+            decisions += _given_up(checkpoint_id, CheckpointFailure.CANCEL_MARKER)
+        elif entry.barrier is not None:
+            entry.barrier = None
+            decisions += _given_up(checkpoint_id, CheckpointFailure.CANCEL_MARKER)
+        entry.waiting.discard(position)
+        if not entry.waiting:
+            del self._entries[checkpoint_id]
+        return decisions
+
+    def on_end_of_partition(
+        self, position: ChannelPosition, now_ms: int
+    ) -> list[AlignmentDecision]:
+        """A channel closed in good order: it owes no barrier any more."""
+        self._check_readable(position)
+        self._open.discard(position)
+        for entry in self._entries.values():
+            entry.waiting.discard(position)
+        return self._complete(now_ms)
+
+    def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
+        """The counting goes on; nothing waits for it."""
+        return []
+
+    def _complete(self, now_ms: int) -> list[AlignmentDecision]:
+        """Take the snapshots of all checkpoints whose barriers are all here, in order of their ids."""
+        decisions: list[AlignmentDecision] = []
+        for checkpoint_id in [id_ for id_, entry in self._entries.items() if not entry.waiting]:
+            decisions += self._drop_older_than(checkpoint_id)
+            entry = self._entries.pop(checkpoint_id)
+            if entry.barrier is not None:
+                decisions.append(
+                    TriggerSnapshot(
+                        entry.barrier,
+                        alignment_ms=max(0, now_ms - entry.first_barrier_ms),
+                        start_delay_ms=max(0, entry.first_barrier_ms - entry.barrier.trigger_ms),
+                    )
+                )
+        return decisions
+
+    def _drop_older_than(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
+        """Give up what was never completed, and cannot be taken behind a newer one."""
+        older = [id_ for id_ in self._entries if id_ < checkpoint_id]
+        return [item for id_ in older for item in self._drop(id_, CheckpointFailure.SUBSUMED)]
+
+    def _drop(
+        self, checkpoint_id: CheckpointId, reason: CheckpointFailure
+    ) -> list[AlignmentDecision]:
+        entry = self._entries.pop(checkpoint_id)
+        return [] if entry.barrier is None else _given_up(checkpoint_id, reason)
+
+    def _check_readable(self, position: ChannelPosition) -> None:
+        check(
+            position in self._open, "an element was read from a closed channel", position=position
+        )
+
+    def validate(self) -> None:
+        """Check all invariants; for tests."""
+        check(len(self._entries) <= PENDING_MAX, "too many entries", entries=len(self._entries))
+        check(list(self._entries) == sorted(self._entries), "entries out of order")
+        check(max(self._entries, default=NO_CHECKPOINT) <= self._newest, "an entry is too new")
+        for checkpoint_id, entry in self._entries.items():
+            check(entry.waiting, "an entry that nobody owes a barrier", checkpoint_id=checkpoint_id)
+            check(entry.waiting <= self._open, "a closed channel is waited for")
+
+
+def _given_up(checkpoint_id: CheckpointId, reason: CheckpointFailure) -> list[AlignmentDecision]:
+    return [AbortCheckpoint(checkpoint_id, reason), ForwardCancel(checkpoint_id)]
