@@ -1,8 +1,9 @@
 """Temporal join: each row with the version of its key that is valid at the row's event time.
 
-A version is valid from its own event time until that of the next one of its key. As in Flink's event-time
+A version is valid from its own event time until that of the next one of its key, or for as long as the user
+says, if that is shorter. As in Flink's event-time
 temporal join, left rows wait for the watermark, since until then a version for them may come. Behind the
-watermark only the newest version of each key is kept: it is valid until somebody says otherwise.
+watermark only the newest version of each key is kept, while it is valid: for ever, if nothing was said.
 
 A version behind the watermark counts from now on if it is the newest one there, and is late otherwise: the
 rows it was valid for have gone out. Of versions with equal times the one that came last counts.
@@ -11,18 +12,17 @@ rows it was valid for have gone out. Of versions with equal times the one that c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ...state.accumulators import Mask
-from ...state.key_index import KeyHasher
 from ...state.reserved import SlotArray
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
-from ..keyed_aggregate import identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
@@ -41,6 +41,8 @@ from .tables import (
 )
 
 _UNMARKED = (False, False)
+SWEEPS: Final = 8
+"""Times that versions are looked through while one is valid."""
 
 
 class AsOfJoin(JoinOperator):
@@ -49,8 +51,13 @@ class AsOfJoin(JoinOperator):
     kind = "as-of join"
     """Of the state."""
 
-    def __init__(self, step: JoinStep) -> None:
+    def __init__(self, step: JoinStep, valid_for_ms: int | None = None) -> None:
+        """`valid_for_ms`: how long a version is valid at most; None: until the next one of its key."""
         super().__init__(step)
+        self._valid_for_ms = valid_for_ms
+        self._gone_before = WATERMARK_MIN
+        """Versions before this time are valid no more, neither for rows that wait nor for those to come."""
+        self._swept_before = WATERMARK_MIN
         self._waits, self._versions = self._sides = [
             Side(step.columns.sides[side], marks=False) for side in (LEFT, RIGHT)
         ]
@@ -59,9 +66,7 @@ class AsOfJoin(JoinOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
-        types = [schema.field(key).type for key in keys]
-        self._keys = SharedKeys(KeyHasher(types, identity_seed(context.job_name)), self._sides)
+        self._keys = SharedKeys(self._hasher(), self._sides)
 
     def _waiting(self, side: int) -> int:
         return self._sides[side].live
@@ -90,7 +95,8 @@ class AsOfJoin(JoinOperator):
         self._current.reserve(self._keys.size)
         late = np.flatnonzero(times < self._behind)
         if late.size:
-            late = late[~self._counts_yet(slots[late], times[late])]
+            counts = self._counts_yet(slots[late], times[late])
+            late = late[~counts | (times[late] < self._gone_before)]
         if late.size:
             self._late_rows.inc(len(late))
             self.output.emit_side(LATE_OTHER, batch.take(late))
@@ -123,6 +129,22 @@ class AsOfJoin(JoinOperator):
         replaced = due[self._current.data[slots] != due]
         versions.release(np.append(replaced, before[before >= 0]))
 
+    def _sweep(self) -> None:
+        """Let go of versions that are valid no more; not at each watermark, as all keys are looked at."""
+        if self._valid_for_ms is None:
+            return
+        before = clamped(self._behind - self._valid_for_ms + 1)
+        self._gone_before = max(self._gone_before, before)
+        if self._gone_before - self._swept_before < self._valid_for_ms // SWEEPS:
+            return
+        self._swept_before = self._gone_before
+        self._current.reserve(self._keys.size)
+        current = self._current.data[: self._keys.size]
+        times = self._versions.chains.times_at(current)
+        old = np.flatnonzero((current >= 0) & (times < self._gone_before))
+        self._versions.release(current[old])
+        current[old] = -1
+
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
@@ -134,6 +156,7 @@ class AsOfJoin(JoinOperator):
                 self._join(due[low : low + EMIT_ROWS_MAX])
             self._waits.release(due)
             self._settle()
+            self._sweep()
             if self._keys.tidy():
                 self._find_current()
         self.output.emit_watermark(timestamp)
@@ -142,6 +165,9 @@ class AsOfJoin(JoinOperator):
         waits, versions = self._waits, self._versions
         slots, times = waits.chains.slots[rows].astype(np.int64), waits.chains.times[rows]
         valid = versions.chains.latest(slots, times, self._keys.size)
+        if self._valid_for_ms is not None:
+            # Also of versions that were let go: the rest of their key is older still.
+            valid[versions.chains.times_at(valid) <= times - self._valid_for_ms] = -1
         if not self._step.outer[LEFT]:
             found = np.flatnonzero(valid >= 0)
             rows, times, valid = rows[found], times[found], valid[found]
@@ -161,7 +187,7 @@ class AsOfJoin(JoinOperator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Table `left`: rows that wait. `right`: versions. `time`: how far event time is."""
-        gone_before = (self._behind, WATERMARK_MIN)
+        gone_before = (self._behind, self._gone_before)
         tables = {TIME: time_cut(self.context.key_groups, self._watermark, gone_before)}
         alive = (not_before(self._behind), _not_dead(self._versions.dead()))
         for side, name in enumerate(SIDES):
@@ -178,6 +204,7 @@ class AsOfJoin(JoinOperator):
         """Take over rows and versions; how far time is, is the least of all own key groups."""
         restored = RestoredTimes(state)
         self._watermark = restored.watermark
+        self._gone_before = restored.gone_before[RIGHT]
         for side, own in enumerate(self._sides):
             own.epoch.restored()
             found = restored_rows(state, side, own.schema, self._step.name, marks=False)

@@ -109,7 +109,7 @@ class Chains:
             if gathered is not None:
                 counts = counts.copy()
                 counts[long] = gathered.counts(slots[long], low[long], high[long])
-            stretches = portions(counts)
+            stretches = portions(counts, PAIRS_MAX)
         for first, last in stretches:
             short = np.flatnonzero(~long[first:last]) + first
             found = self._walked(short, slots, low, high)

@@ -17,7 +17,7 @@ from ..process.emitter import Emitter
 from ..rows import PER_RECORD_ROWS, to_list, to_rows
 from ..user_code import FAILURES, user_error
 from .columns import LEFT, RIGHT
-from .ranges import Runs, expanded
+from .ranges import Runs, expanded, portions
 from .step import JoinStep
 from .windowed import WindowedPair
 
@@ -82,13 +82,9 @@ class CoGroup(WindowedPair):
         wanted = np.arange(index.size) if only is None else np.unique(self._look_up(index, only))
         counts = np.sum([run.ends[wanted] - run.starts[wanted] for run in runs], axis=0)
         self._emitter.time = time
-        low = 0
-        while low < len(wanted):
-            # Some keys at a time: as Python objects rows are many times as large.
-            upto = np.searchsorted(np.cumsum(counts[low:]), PER_RECORD_ROWS, side="right")
-            high = low + max(1, int(upto))
+        # Some keys at a time: as Python objects rows are many times as large.
+        for low, high in portions(counts, PER_RECORD_ROWS):
             self._call_some(both, runs, wanted[low:high])
-            low = high
         self._emitter.flush()
 
     def _call_some(

@@ -19,12 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from ...state.accumulators import Mask
-from ...state.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from ..keyed_aggregate import identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
@@ -82,11 +80,7 @@ class IntervalJoin(JoinOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
-        hasher = KeyHasher(
-            [schema.field(key).type for key in keys], identity_seed(context.job_name)
-        )
-        self._keys = SharedKeys(hasher, self._sides)
+        self._keys = SharedKeys(self._hasher(), self._sides)
 
     def _waiting(self, side: int) -> int:
         return self._sides[side].live

@@ -63,24 +63,27 @@ class KeyedJoins(Generic[T]):
         versions: KeyedJoins[Any],
         *,
         how: Literal["inner", "left"] = "inner",
+        valid_for: Duration | None = None,
         suffix: str | None = None,
         name: str,
     ) -> Stream[Any]:
         """Each record with the version of its key that is valid at the record's event time.
 
         A version is valid from its event time until that of the next one. Records wait for the watermark;
-        of each key the newest version behind it is kept. Records that come behind the watermark are in
-        `.late`, versions that can change nothing any more in `.side("late_other")`.
+        of each key the newest version behind it is kept while it is valid. Records that come behind the
+        watermark are in `.late`, versions that can change nothing any more in `.side("late_other")`.
 
         Args:
             versions: the keyed stream of versions, of the same job.
             how: `inner`, or `left`: also records without a version, with nulls for it.
+            valid_for: how long a version is valid at most, in event time; then it is forgotten. Without it
+                the newest version of each key is kept for ever.
             suffix: appended to columns of the versions whose names are taken.
             name: the address of the state.
         """
         origin = capture_origin()
         left, right = self._as_input(), other_input(versions, "join_as_of", origin)
-        return add_as_of_join(left, right, how, name, suffix, origin)
+        return add_as_of_join(left, right, how, valid_for, name, suffix, origin)
 
     def _as_input(self) -> Keyed:
         return self._stream, self._keyed_by

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ...state.epochs import RESTORED_EPOCH, TableEpoch
 from ...state.values import Index
+from .row_store import PIECE_BYTES_MAX
+
+PIECE_ROWS_MAX: Final = 4_096
+"""Pieces are joined up to this size: a stream of small batches would hold a batch for every few rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,23 @@ class Piece:
     times: Index
     ids: Index
     epoch: int
+
+    def joined(self, later: Piece) -> Piece | None:
+        """This piece and a later one in one; None if they had better stay apart.
+
+        Those of different epochs must: deltas tell them apart. Of like size: rows are copied a few times.
+        """
+        own, others = self.rows.num_rows, later.rows.num_rows
+        if self.epoch != later.epoch or own > 2 * others or own + others > PIECE_ROWS_MAX:
+            return None
+        if self.rows.nbytes + later.rows.nbytes > PIECE_BYTES_MAX:
+            return None
+        return Piece(
+            pa.concat_batches([self.rows, later.rows]),
+            np.concatenate([self.times, later.times]),
+            np.concatenate([self.ids, later.ids]),
+            self.epoch,
+        )
 
 
 class PaneRows:
@@ -55,8 +77,12 @@ class PaneRows:
         self._add(pane, Piece(rows, times, ids, RESTORED_EPOCH))
 
     def _add(self, pane: int, piece: Piece) -> None:
-        self._panes.setdefault(pane, []).append(piece)
+        pieces = self._panes.setdefault(pane, [])
         self.size += len(piece.times)
+        while pieces and (both := pieces[-1].joined(piece)) is not None:
+            pieces.pop()
+            piece = both
+        pieces.append(piece)
 
     def rows(self, first: int, last: int) -> pa.RecordBatch:
         """The rows of the panes `first` to `last`, by pane, then in the order they came."""

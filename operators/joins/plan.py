@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ...errors import PlanError
 from ..base import OperatorFactory
+from ..durations import Duration, format_duration, parse_duration
 from ..functions import check_plain, function_name
 from ..graph import Node, Origin
 from ..partitioning import HashColumns, HashFunction
@@ -54,14 +55,21 @@ def add_as_of_join(
     left: Keyed,
     versions: Keyed,
     how: How,
+    valid_for: Duration | None,
     name: str,
     suffix: str | None,
     origin: Origin,
 ) -> Stream[Any]:
     """The step of `keyed.join_as_of(versions)`."""
     columns = checked_columns(left, versions, how, AS_OF_HOWS, suffix, origin)
-    factory = partial(AsOfJoin, JoinStep(name, columns, outer_sides(how)))
-    return add_join(left, versions, "as_of_join", name, factory, columns.result, how, origin)
+    valid_for_ms, detail = None, str(how)
+    if valid_for is not None:
+        valid_for_ms = parse_duration(valid_for, "valid_for", str(origin))
+        if valid_for_ms < 1:
+            raise PlanError(f"valid_for must be positive value=`{valid_for}`", where=str(origin))
+        detail = f"{how}, versions valid for {format_duration(valid_for_ms)}"
+    factory = partial(AsOfJoin, JoinStep(name, columns, outer_sides(how)), valid_for_ms)
+    return add_join(left, versions, "as_of_join", name, factory, columns.result, detail, origin)
 
 
 def add_window_join(

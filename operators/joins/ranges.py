@@ -45,12 +45,12 @@ def sorted_order(slots: npt.NDArray[np.integer]) -> Index:
     return numbers & ((1 << _ROW_BITS) - 1)
 
 
-def portions(counts: Index) -> Iterator[tuple[int, int]]:
-    """Cut rows with so many pairs each into stretches of about `PAIRS_MAX` pairs, at least a row each."""
+def portions(counts: Index, most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows with so many pairs each into stretches of up to `most` pairs, but at least a row each."""
     ends = np.cumsum(counts)
     first, before = 0, 0
     while first < len(counts):
-        last = int(np.searchsorted(ends, before + PAIRS_MAX, side="right"))
+        last = int(np.searchsorted(ends, before + most, side="right"))
         last = max(last, first + 1)
         yield first, last
         first, before = last, int(ends[last - 1])
@@ -100,6 +100,6 @@ class Runs:
         known = slots >= 0
         low = np.where(known, self.starts[slots], 0)
         high = np.where(known, self.ends[slots], 0)
-        for first, last in portions(high - low):
+        for first, last in portions(high - low, PAIRS_MAX):
             which, places = expanded(low[first:last], high[first:last])
             yield Pairs(which + first, self.order[places], first, last)

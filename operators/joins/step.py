@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
+from ...state.key_index import KeyHasher
 from ...state.values import Index
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
-from ..keyed_aggregate import columns_of
+from ..keyed_aggregate import columns_of, identity_seed
 from ..window_aggregate import LATE, LATE_COUNTER
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 
@@ -60,6 +61,12 @@ class JoinOperator(Operator):
         self._late_rows = context.metrics.counter(LATE_COUNTER)
         for side, name in enumerate(WAITING_GAUGES):
             context.metrics.gauge(name, lambda side=side: float(self._waiting(side)))  # type: ignore[misc]
+
+    def _hasher(self) -> KeyHasher:
+        """Of the keys; those of both sides have the same types."""
+        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
+        types = [schema.field(key).type for key in keys]
+        return KeyHasher(types, identity_seed(self.context.job_name))
 
     def _waiting(self, side: int) -> int:
         """How many rows of a side wait."""

@@ -149,10 +149,6 @@ class RestoredTimes:
         """The rows that were not gone where, and when, the cut was taken."""
         return np.flatnonzero(times >= self._by_group(_GONE[side], groups))
 
-    def watermarks(self, groups: Index) -> Index:
-        """The watermark of each key group."""
-        return self._by_group("watermark", groups)
-
 
 class RestoredRows:
     """The rows of one side of a restored snapshot.

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
+from ...state.key_index import BatchKeys, KeyIndex
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
-from ..keyed_aggregate import identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .panes import PaneCut, PaneRows, by_pane
@@ -61,9 +60,7 @@ class WindowedPair(JoinOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
-        types = [schema.field(key).type for key in keys]
-        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._of_keys = self._hasher()
 
     def _waiting(self, side: int) -> int:
         return self._rows[side].size
@@ -85,7 +82,7 @@ class WindowedPair(JoinOperator):
         self, left: pa.RecordBatch, right: pa.RecordBatch
     ) -> tuple[Index, Index, KeyIndex]:
         """The keys of both sides as numbers, and the index that gave them."""
-        index = KeyIndex(self._hasher)
+        index = KeyIndex(self._of_keys)
         return (
             self._look_up(index, self._columns.key_columns(LEFT, left)),
             self._look_up(index, self._columns.key_columns(RIGHT, right)),
@@ -93,7 +90,7 @@ class WindowedPair(JoinOperator):
         )
 
     def _look_up(self, index: KeyIndex, keys: list[pa.Array]) -> Index:
-        return index.lookup(BatchKeys(self._hasher, keys)).astype(np.int64)
+        return index.lookup(BatchKeys(self._of_keys, keys)).astype(np.int64)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -116,6 +113,8 @@ class WindowedPair(JoinOperator):
             first, last = self._grid.windows_of(pane)
             assert self._gone is not None
             for window in range(max(first, self._gone + 1), min(last, self._fired) + 1):
+                if not self._grid.is_real(window):
+                    continue
                 self._add_late(side, part, window, self._grid.bounds(window)[1] - 1)
 
     # --- time ----------------------------------------------------------------------------------
@@ -138,8 +137,10 @@ class WindowedPair(JoinOperator):
         ended = timestamp + 1 - self._lateness_ms
         self._fired, self._gone = self._grid.ended(timestamp + 1), self._grid.ended(ended)
         kept = self._grid.kept_from(ended)
-        # what is gone does not come back: a restored state may have had less allowed lateness
+        # What is gone does not come back, and no window that has lost panes: a restored state may have had
+        # less allowed lateness.
         self._first_kept = kept if self._first_kept is None else max(kept, self._first_kept)
+        self._gone = max(self._gone, self._grid.windows_of(self._first_kept - 1)[1])
 
     def _due(self, before: int | None) -> list[int]:
         """Windows with rows that have not fired up to window `before`, and now do."""
@@ -152,7 +153,7 @@ class WindowedPair(JoinOperator):
             if before is not None:
                 first = max(first, before + 1)
             due.update(range(first, min(last, self._fired) + 1))
-        return sorted(due)
+        return [window for window in sorted(due) if self._grid.is_real(window)]
 
     def _bound(self) -> int:
         """The time before which rows are late."""

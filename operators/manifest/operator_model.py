@@ -113,6 +113,7 @@ JOIN_AS_OF = Section(
     {
         **_OTHER,
         "how": Field(Choice(_HOWS[:2]), "`inner`, or `left`: also records without a version"),
+        "validFor": Field(duration(), "how long a version is valid at most, in event time"),
         "suffix": _SUFFIX,
     },
 )

@@ -75,7 +75,7 @@ def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
     line, section = table.line_of("joinAsOf"), table.get("joinAsOf")
     if section is None or not _check_both_keys("joinAsOf", name, table, section, builder):
         return None
-    options = given(section, **_JOIN)
+    options = given(section, **_JOIN, valid_for="validFor")
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
         if len(flows) < 2:  # what `with` says is no name

@@ -13,7 +13,7 @@ import pytest
 
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.clock import SystemClock
-from headgate.operators.elements import ColumnBatch
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.runtime.task.table_merge import merge_chain
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
@@ -205,9 +205,78 @@ class Fleet:
         return sum(recorder.gauges[name]() for recorder in self.recorders)
 
 
+@dataclass
+class Replayed:
+    """What came of a history: all results, the late rows of both sides, and the fleet at the end."""
+
+    fleet: Fleet
+    out: list[tuple[Any, ...]] = field(default_factory=list)
+    late: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
+    dropped: int = 0
+
+
+def replay(running: Fleet, model: Any, history: list[Any], batch: Any, most: int = 99) -> Replayed:
+    """Rows, watermarks, cuts made late or dropped, restores from base and deltas at any parallelism.
+
+    Args:
+        running: before anything came.
+        model: goes along; `process` takes a row (key, time, number), `advance` a watermark.
+        history: its events; those of rows say how many come in a batch, but for `most`.
+        batch: makes one of a side's rows.
+        most: rows of a batch.
+    """
+    found, pending, number, now = Replayed(running), None, 0, 0
+    for kind, *what in [*history, ("restore", 2), ("end",)]:
+        if kind == "rows":
+            side, rows, size = what
+            size = min(size, most)
+            numbered = [(key, now + t, number + i) for i, (key, t) in enumerate(rows)]
+            number += len(rows)
+            for row in numbered:
+                model.process(side, row)
+            for low in range(0, len(rows), size):
+                found.fleet.process(side, batch(side, numbered[low : low + size]))
+        elif kind == "watermark":
+            now += what[0]
+            model.advance(now)
+            found.fleet.watermark(now)
+        elif kind == "cut":
+            if pending is not None:
+                if what[0]:
+                    found.fleet.complete(pending)
+                else:
+                    for each in pending:
+                        each.discard()
+            pending = found.fleet.cut()
+        elif kind == "restore":
+            # A failure right behind the barrier: what was emitted before it stays.
+            _collect(found)
+            if pending is not None:
+                found.fleet.complete(pending)
+                pending = None
+            found.fleet = found.fleet.restored(found.fleet.complete(found.fleet.cut()), what[0])
+        else:
+            model.advance(WATERMARK_MAX)
+            found.fleet.watermark(WATERMARK_MAX)
+            _collect(found)
+    return found
+
+
+def _collect(found: Replayed) -> None:
+    found.out += found.fleet.take()
+    found.dropped += found.fleet.counter("numLateRecordsDropped")
+    for side, tag in enumerate(("late", "late_other")):
+        found.late[side].extend(found.fleet.take(tag))
+
+
 @pytest.fixture(scope="session")
 def fleet() -> type[Fleet]:
     return Fleet
+
+
+@pytest.fixture(scope="session", name="replay")
+def _replay() -> Callable[..., Replayed]:
+    return replay
 
 
 @pytest.fixture(params=["usual", "tight"])
@@ -218,6 +287,7 @@ def bounds(request: pytest.FixtureRequest) -> Any:
         chains,
         interval,
         keys,
+        panes,
         ranges,
         row_store,
         side,
@@ -232,6 +302,7 @@ def bounds(request: pytest.FixtureRequest) -> Any:
             patch.setattr(chains, "PAIRS_MAX", 3)
             patch.setattr(ranges, "PAIRS_MAX", 3)
             patch.setattr(row_store, "PIECE_BYTES_MAX", 128)
+            patch.setattr(panes, "PIECE_ROWS_MAX", 3)
             patch.setattr(side, "DEAD_MIN", 1)
             patch.setattr(keys, "FORGET_MIN", 1)
             patch.setattr(time_order, "TAIL_MIN", 2)

@@ -24,11 +24,11 @@ SCHEMAS = (
 )
 
 
-def operator(how):
+def operator(how, valid_for=None):
     columns = join_columns(
         SCHEMAS, KEYS, (False, how == "left"), None, ("rows", "versions"), Origin("here")
     )
-    return AsOfJoin(JoinStep("join", columns, outer_sides(how)))
+    return AsOfJoin(JoinStep("join", columns, outer_sides(how)), valid_for)
 
 
 def batch(side, rows):
@@ -45,8 +45,9 @@ def batch(side, rows):
 class Model:
     """Rows and versions (key, time, number); all versions that ever counted are kept."""
 
-    def __init__(self, how):
+    def __init__(self, how, valid_for=None):
         self.outer, self.watermark = how == "left", -(2**62)
+        self.valid_for = 2**62 if valid_for is None else valid_for
         self.waiting, self.versions = [], defaultdict(list)
         self.out, self.late = [], ([], [])
 
@@ -55,7 +56,8 @@ class Model:
             (self.late[0] if row[1] <= self.watermark else self.waiting).append(row)
             return
         passed = [v[1] for v in self.versions[row[0]] if v[1] <= self.watermark]
-        if row[1] <= self.watermark and passed and max(passed) > row[1]:
+        old = row[1] + self.valid_for <= self.watermark + 1
+        if old or (row[1] <= self.watermark and passed and max(passed) > row[1]):
             self.late[1].append(row)
         else:
             self.versions[row[0]].append(row)
@@ -67,7 +69,7 @@ class Model:
         for key, time, number in sorted(due, key=lambda row: row[1]):
             valid = [v for v in self.versions[key] if v[1] <= time]
             text = None if key is None else f"c{key}"
-            if valid:
+            if valid and time - max(v[1] for v in valid) < self.valid_for:
                 version = max(valid, key=lambda v: (v[1], v[2]))
                 self.out.append((key, text, number, f"v{version[2]}", text, time))
             elif self.outer:
@@ -96,44 +98,23 @@ event = st.one_of(
 @settings(
     max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(history=st.lists(event, max_size=16), parallelism=st.integers(1, 3))
-def test_any_history(fleet, bounds, how, history, parallelism):
-    model, running, pending = Model(how), fleet(partial(operator, how), KEYS, parallelism), None
-    out, late, number, now = [], ([], []), 0, 0
-    for kind, *what in [*history, ("restore", 2), ("end",)]:
-        if kind == "rows":
-            side, rows, size = what
-            numbered = [(key, now + t, number + i) for i, (key, t) in enumerate(rows)]
-            number += len(rows)
-            for row in numbered:
-                model.process(side, row)
-            for low in range(0, len(rows), size):
-                running.process(side, batch(side, numbered[low : low + size]))
-        elif kind == "watermark":
-            now += what[0]
-            model.advance(now)
-            running.watermark(now)
-        elif kind == "cut":
-            if pending is not None and what[0]:
-                running.complete(pending)
-            pending = running.cut()
-        elif kind == "restore":
-            out += running.take()
-            for side, tag in enumerate(("late", "late_other")):
-                late[side].extend(running.take(tag))
-            if pending is not None:
-                running.complete(pending)
-                pending = None
-            running = running.restored(running.complete(running.cut()), what[0])
-        else:
-            model.advance(WATERMARK_MAX)
-            running.watermark(WATERMARK_MAX)
-    assert by_key(out + running.take()) == by_key(model.out)
-    assert sorted(row[2] for row in late[0]) == sorted(row[2] for row in model.late[0])
-    assert sorted(row[0] for row in late[1]) == sorted(f"v{row[2]}" for row in model.late[1])
-    assert running.gauge("numLeftRowsWaiting") == 0
+@given(
+    history=st.lists(event, max_size=16),
+    parallelism=st.integers(1, 3),
+    valid_for=st.sampled_from([None, None, 1, 5, 20]),
+)
+def test_any_history(fleet, replay, bounds, how, history, parallelism, valid_for):
+    model = Model(how, valid_for)
+    running = fleet(partial(operator, how, valid_for), KEYS, parallelism)
+    found = replay(running, model, history, batch)
+    assert by_key(found.out) == by_key(model.out)
+    assert found.dropped == len(model.late[0]) + len(model.late[1])
+    assert sorted(row[2] for row in found.late[0]) == sorted(row[2] for row in model.late[0])
+    assert sorted(row[0] for row in found.late[1]) == sorted(f"v{row[2]}" for row in model.late[1])
+    assert found.fleet.gauge("numLeftRowsWaiting") == 0
     keys = [key for key, versions in model.versions.items() if versions]
-    assert running.gauge("numRightRowsWaiting") == len(keys)
+    waiting = len(keys) if valid_for is None else 0
+    assert found.fleet.gauge("numRightRowsWaiting") == waiting
 
 
 def test_of_each_key_one_version_is_kept_behind_the_watermark(fleet):
@@ -190,3 +171,40 @@ def test_of_versions_of_equal_times_the_last_one_counts(fleet, others):
     joined.process(0, batch(0, [(1, 31, 3)]))
     joined.watermark(WATERMARK_MAX)
     assert [row[3] for row in joined.take()] == ["v2"]
+
+
+def test_keys_that_never_come_back_are_forgotten(fleet):
+    """With a bound on how long versions are valid, also of keys without another version."""
+    joined, sizes = fleet(partial(operator, "inner", 4_000), KEYS), []
+    for number in range(100):
+        times = range(number * 2_000, (number + 1) * 2_000)
+        joined.process(1, batch(1, [(time, time, time) for time in times]))
+        joined.process(0, batch(0, [(time - 3_999, time, time) for time in times[::100]]))
+        joined.process(0, batch(0, [(time - 4_000, time, -time) for time in times[::100]]))
+        joined.watermark(times[-1])
+        # as long as they are valid, and the eighth of that between two sweeps
+        assert joined.gauge("numRightRowsWaiting") <= 4_500
+        (only,) = joined.operators
+        sizes.append(only._keys.nbytes + sum(side.nbytes for side in only._sides))
+    assert max(sizes[60:]) <= 1.1 * max(sizes[:60])
+    out = joined.take()
+    assert [(row[2], row[3]) for row in out] == [
+        (n, f"v{n - 3_999}") for n in range(4_000, 200_000, 100)
+    ]
+
+
+def test_what_is_valid_no_more_does_not_come_back(fleet):
+    """Neither from an older base, nor with another bound."""
+    joined = fleet(partial(operator, "left", 10), KEYS)
+    joined.process(1, batch(1, [(1, 0, 1), (2, 5, 2)]))
+    joined.watermark(8)
+    joined.complete(joined.cut())
+    joined.watermark(12)
+    chains = joined.complete(joined.cut())
+    again = fleet(partial(operator, "left", 1_000), KEYS, 1, chains)
+    assert again.gauge("numRightRowsWaiting") == 1
+    again.process(1, batch(1, [(1, 3, 3), (1, 4, 4)]))
+    assert [row[0] for row in again.take("late_other")] == ["v3"]
+    again.process(0, batch(0, [(1, 20, 1), (2, 20, 2)]))
+    again.watermark(WATERMARK_MAX)
+    assert [(row[2], row[3]) for row in again.take()] == [(1, "v4"), (2, "v2")]

@@ -142,53 +142,18 @@ event = st.one_of(
     key_type=st.sampled_from(KEY_TYPES),
     parallelism=st.integers(1, 3),
 )
-def test_any_history(fleet, bounds, how, history, bounds_, key_type, parallelism):
-    """Rows, watermarks, cuts made late or dropped, restores from base and deltas at any parallelism."""
+def test_any_history(fleet, replay, bounds, how, history, bounds_, key_type, parallelism):
     lower, upper = bounds_[0], bounds_[0] + bounds_[1]
     model = Model(how, lower, upper)
     running = fleet(partial(operator, how, lower, upper, key_type), KEYS, parallelism)
-    out, late, number, now, lates = [], ([], []), 0, 0, 0
-    pending = None
-    for kind, *what in [*history, ("restore", 2), ("end",)]:
-        if kind == "rows":
-            side, rows, size = what
-            numbered = [(key, now + t, number + i) for i, (key, t) in enumerate(rows)]
-            number += len(rows)
-            for row in numbered:
-                model.process(side, row)
-            for low in range(0, len(rows), size):
-                running.process(side, batch(side, numbered[low : low + size], key_type))
-        elif kind == "watermark":
-            now += what[0]
-            model.advance(now)
-            running.watermark(now)
-        elif kind == "cut":
-            if pending is not None:
-                if what[0]:
-                    running.complete(pending)
-                else:
-                    for each in pending:
-                        each.discard()
-            pending = running.cut()
-        elif kind == "restore":
-            # A failure right behind the barrier: what was emitted before it stays.
-            out += running.take()
-            for side, tag in enumerate(("late", "late_other")):
-                late[side].extend(running.take(tag))
-            lates += running.counter("numLateRecordsDropped")
-            if pending is not None:
-                running.complete(pending)
-                pending = None
-            running = running.restored(running.complete(running.cut()), what[0])
-        else:
-            model.advance(WATERMARK_MAX)
-            running.watermark(WATERMARK_MAX)
-    out += running.take()
-    assert by_key(out, key_type) == by_key(expected(model, key_type), key_type)
-    assert lates == len(model.late[0]) + len(model.late[1])
-    assert sorted(row[1] for row in late[0]) == sorted(row[2] for row in model.late[0])
-    assert sorted(row[0] for row in late[1]) == sorted(float(row[2]) for row in model.late[1])
-    assert running.gauge("numLeftRowsWaiting") == running.gauge("numRightRowsWaiting") == 0
+    found = replay(running, model, history, partial(batch, key_type=key_type))
+    assert by_key(found.out, key_type) == by_key(expected(model, key_type), key_type)
+    assert found.dropped == len(model.late[0]) + len(model.late[1])
+    assert sorted(row[1] for row in found.late[0]) == sorted(row[2] for row in model.late[0])
+    numbers = sorted(float(row[2]) for row in model.late[1])
+    assert sorted(row[0] for row in found.late[1]) == numbers
+    for name in ("numLeftRowsWaiting", "numRightRowsWaiting"):
+        assert found.fleet.gauge(name) == 0
 
 
 # --- what histories do not show -----------------------------------------------------------------

@@ -93,7 +93,7 @@ def made(sink: Any) -> list[Any]:
     return [tuple(row.values()) for row in sink.rows]
 
 
-def job_of(kind: Any, storage: str, parallelism: int, rate: float | None, sink: Any) -> Any:
+def job_of(kind: Any, storage: str, parallelism: int, sink: Any) -> Any:
     options = {"pipeline.auto-watermark-interval": "5ms"}
     job = hg.Job("joins", parallelism=parallelism, max_parallelism=12, options=options)
     job.checkpoint(every="50ms", storage=storage)
@@ -101,7 +101,8 @@ def job_of(kind: Any, storage: str, parallelism: int, rate: float | None, sink: 
     sides = []
     for name, schema, step in (("left", LEFT, 3), ("right", RIGHT, 2)):
         column = list(schema)[1]
-        read = job.read(numbers(ROWS, rate=rate, batch_rows=10, splits=1), name=name, parallelism=1)
+        source = _incremental.Paced(numbers(ROWS, batch_rows=10, splits=1), 8)
+        read = job.read(source, name=name, parallelism=1)
         sides.append(
             read.filter(lambda n, step=step: n % step == 0)
             .map(lambda n, column=column: {"k": n % KEYS, column: n}, into=schema)
@@ -119,7 +120,7 @@ KINDS = [interval, window, co_group, as_of]
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_job_whose_workers_die(lab: Any, faults: Any, kind: Any, parallelism: int) -> None:
     sink = collect(guarantee="exactly_once")
-    job = job_of(kind, lab.storage, parallelism, 1_500, sink)
+    job = job_of(kind, lab.storage, parallelism, sink)
     ran = lab.run(job, faults.kills(parallelism, 2))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert len(ran.failures) == 2
@@ -130,7 +131,7 @@ def test_a_job_whose_workers_die(lab: Any, faults: Any, kind: Any, parallelism: 
 def test_a_job_that_goes_on_at_another_parallelism(lab: Any, kind: Any) -> None:
     # One sink for both runs: what the last checkpoint holds is committed again, which must not show.
     storage, sink = lab.storage, collect(guarantee="exactly_once")
-    job = job_of(kind, storage, 2, 1_500, sink)
+    job = job_of(kind, storage, 2, sink)
 
     async def script(running: Any) -> None:
         await running.checkpoint()
@@ -138,7 +139,7 @@ def test_a_job_that_goes_on_at_another_parallelism(lab: Any, kind: Any) -> None:
         await running.request("stop")
 
     assert lab.run(job, script).outcome.status == "SUSPENDED"
-    again = job_of(kind, storage, 3, None, sink)
+    again = job_of(kind, storage, 3, sink)
     ran = lab.run(again)
     assert ran.outcome.status == "FINISHED", ran.failures
     assert ran.restores[0] > 0

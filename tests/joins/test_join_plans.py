@@ -111,6 +111,16 @@ def test_names_that_clash(sides: Any) -> None:
     assert "column `v` of `select` becomes `vv`, which is there already" in text_of(error)
 
 
+def test_versions_are_valid_for_some_time(sides: Any) -> None:
+    left, right = (stream.key_by("k") for stream in sides)
+    with pytest.raises(PlanError) as error:
+        left.join_as_of(right, suffix="2", valid_for="0s", name="joined")
+    assert "valid_for must be positive value=`0s`" in error.value.message
+    assert "test_join_plans.py:" in error.value.where
+    joined = left.join_as_of(right, suffix="2", valid_for="90s", name="joined")
+    assert joined._node.detail == "inner, versions valid for 1m 30s"
+
+
 @pytest.mark.parametrize(
     ("within", "problem"),
     [

@@ -20,7 +20,7 @@ from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.per_record import UserFunction
 from headgate.operators.rows import RowReader
-from headgate.operators.windows import sliding, tumbling
+from headgate.operators.windows import cumulative, sliding, tumbling
 
 KEYS = (("k",), ("k",))
 SCHEMAS = tuple(pa.schema([pa.field("k", pa.string()), pa.field(n, pa.int64())]) for n in "ab")
@@ -149,41 +149,10 @@ event = st.one_of(
 histories = st.lists(event, max_size=14)
 
 
-def run(fleet, factory, model, history, parallelism, one_by_one=False):
-    """All results of a history; `model` goes along."""
-    running, pending = fleet(factory, KEYS, parallelism), None
-    out, number, now, lates = [], 0, 0, 0
-    for kind, *what in [*history, ("restore", 2), ("end",)]:
-        if kind == "rows":
-            side, rows, size = what
-            size = 1 if one_by_one else size
-            numbered = [(key, now + t, number + i) for i, (key, t) in enumerate(rows)]
-            number += len(rows)
-            for row in numbered:
-                model.process(side, row)
-            for low in range(0, len(rows), size):
-                running.process(side, batch(side, numbered[low : low + size]))
-        elif kind == "watermark":
-            now += what[0]
-            model.advance(now)
-            running.watermark(now)
-        elif kind == "cut":
-            if pending is not None and what[0]:
-                running.complete(pending)
-            pending = running.cut()
-        elif kind == "restore":
-            out += running.take()
-            lates += running.counter("numLateRecordsDropped")
-            assert lates == model.late
-            if pending is not None:
-                running.complete(pending)
-                pending = None
-            running = running.restored(running.complete(running.cut()), what[0])
-        else:
-            model.advance(WATERMARK_MAX)
-            running.watermark(WATERMARK_MAX)
-    assert running.gauge("numLeftRowsWaiting") == running.gauge("numRightRowsWaiting") == 0
-    return out + running.take()
+def check_end(found, model):
+    assert found.dropped == len(found.late[0]) + len(found.late[1]) == model.late
+    for name in ("numLeftRowsWaiting", "numRightRowsWaiting"):
+        assert found.fleet.gauge(name) == 0
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -196,11 +165,13 @@ def run(fleet, factory, model, history, parallelism, one_by_one=False):
     lateness=st.sampled_from([0, 7]),
     parallelism=st.integers(1, 3),
 )
-def test_joins_of_any_history(fleet, bounds, name, how, history, lateness, parallelism):
+def test_joins_of_any_history(fleet, replay, bounds, name, how, history, lateness, parallelism):
     model = Model(name, lateness, how)
-    factory = lambda: WindowJoin(step(how), window_of(name, lateness))  # noqa: E731
-    found = run(fleet, factory, model, history, parallelism)
+    running = fleet(lambda: WindowJoin(step(how), window_of(name, lateness)), KEYS, parallelism)
+    replayed = replay(running, model, history, batch)
+    found = replayed.out
     assert Counter(found) == Counter(model.out)
+    check_end(replayed, model)
     if not lateness:
         keys = {row[0] for row in found}
         for key in keys:
@@ -213,13 +184,33 @@ def test_joins_of_any_history(fleet, bounds, name, how, history, lateness, paral
     max_examples=35, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=histories, lateness=st.sampled_from([0, 7]), parallelism=st.integers(1, 3))
-def test_co_groups_of_any_history(fleet, bounds, name, history, lateness, parallelism):
+def test_co_groups_of_any_history(fleet, replay, bounds, name, history, lateness, parallelism):
     """Late rows come one by one: how often a key's rows are shown again depends on the batches."""
     model = CoGroupModel(name, lateness, "inner")
-    factory = partial(co_group, window_of(name, lateness))
-    found = run(fleet, factory, model, history, parallelism, one_by_one=bool(lateness))
-    shown = Counter((key, tuple(a), tuple(b), time) for (key, a, b), time in map(unnested, found))
+    running = fleet(partial(co_group, window_of(name, lateness)), KEYS, parallelism)
+    found = replay(running, model, history, batch, most=1 if lateness else 99)
+    rows = map(unnested, found.out)
+    shown = Counter((key, tuple(a), tuple(b), time) for (key, a, b), time in rows)
     assert shown == Counter(model.out)
+    check_end(found, model)
+
+
+HOUR_MS = 3_600_000
+
+
+def test_cumulative_windows_of_local_days(fleet):
+    """A day has as many steps as it has hours: numbers of steps that it does not have are no windows."""
+    window = cumulative("1d", "6h", zone="Europe/Berlin", allowed_lateness="1d")
+    running = fleet(lambda: WindowJoin(step("full"), window), KEYS)
+    midnight = 20_000 * 24 * HOUR_MS - 2 * HOUR_MS  # of 2024-10-04 there
+    seven = midnight + 7 * HOUR_MS
+    running.process(0, batch(0, [(1, seven, 1)]))
+    running.process(1, batch(1, [(1, seven, 2)]))
+    running.watermark(midnight + 30 * HOUR_MS)
+    ends = [midnight + hours * HOUR_MS - 1 for hours in (12, 18, 24)]
+    assert running.take() == [("k1", 1, 2, end) for end in ends]
+    running.process(0, batch(0, [(1, seven, 3)]))
+    assert running.take() == [("k1", 3, 2, end) for end in ends]
 
 
 def unnested(row):
@@ -273,3 +264,44 @@ def test_keys_and_rows_of_a_co_group(fleet):
         (("k2", 2), [], [2]),
     ]
     assert running.take() == []
+
+
+def test_windows_that_were_gone_stay_gone_with_more_lateness(fleet):
+    """A window that has lost some of its rows would be shown with the rest."""
+    shorter = fleet(partial(co_group, sliding("10ms", "5ms")), KEYS)
+    shorter.process(0, batch(0, [(1, 2, 1), (1, 7, 2)]))
+    shorter.watermark(9)
+    assert [unnested(row) for row in shorter.take()] == [
+        (("k1", [1], []), 4),
+        (("k1", [1, 2], []), 9),
+    ]
+    chains = shorter.complete(shorter.cut())
+    longer = fleet(
+        partial(co_group, sliding("10ms", "5ms", allowed_lateness="1m")), KEYS, 1, chains
+    )
+    longer.process(1, batch(1, [(1, 6, 3)]))
+    assert longer.take() == []
+    longer.watermark(14)
+    longer.process(0, batch(0, [(1, 8, 4)]))
+    shown = [unnested(row) for row in longer.take()]
+    assert shown == [(("k1", [2], [3]), 14), (("k1", [2, 4], [3]), 14)]
+
+
+def test_small_batches_wait_in_large_pieces(fleet):
+    """A record a batch: a batch of its own for each would be many times as large as the records."""
+    running = fleet(lambda: WindowJoin(step("inner"), tumbling("1h")), KEYS)
+    pending = None
+    for number in range(600):
+        for side in (0, 1):
+            running.process(side, batch(side, [(number, number, number)]))
+        if number % 200 == 50:
+            if pending is not None:
+                running.complete(pending)
+            pending = running.cut()
+    for rows in running.operators[0]._rows:
+        (pieces,) = rows._panes.values()
+        assert len(pieces) < 50
+    running.complete(pending)
+    running = running.restored(running.complete(running.cut()), 2)
+    running.watermark(WATERMARK_MAX)
+    assert sorted(row[1:3] for row in running.take()) == [(n, n) for n in range(600)]

@@ -227,9 +227,9 @@ JOINS = {
     ),
     "as of": Form(
         "x: {from: orders, keyBy: ad, "
-        "joinAsOf: {with: rates, keyBy: ad, how: left, suffix: _rate}}",
+        "joinAsOf: {with: rates, keyBy: ad, how: left, validFor: 30d, suffix: _rate}}",
         lambda steps, orders, rates: orders.key_by("ad").join_as_of(
-            rates.key_by("ad"), how="left", suffix="_rate", name="x"
+            rates.key_by("ad"), how="left", valid_for="30d", suffix="_rate", name="x"
         ),
     ),
     "co-group": Form(
