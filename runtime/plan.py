@@ -7,13 +7,23 @@ name, so chains may change between restores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..operators.graph import Chaining, Graph, Node
-from ..operators.partitioning import Forward, Partitioning, Rebalance, Rescale
+from ..operators.partitioning import (
+    Broadcast,
+    Custom,
+    Forward,
+    HashColumns,
+    HashFunction,
+    Partitioning,
+    Rebalance,
+    Rescale,
+)
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
+from ..state.snapshot import ChannelAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,11 @@ class ExchangeEdge:
     input_index: int
     partitioning: Partitioning
 
+    @property
+    def by_content(self) -> bool:
+        """A record alone decides which subtask gets it."""
+        return isinstance(self.partitioning, HashColumns | HashFunction | Custom)
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -99,6 +114,43 @@ class PhysicalPlan:
     def loops_through(self, vertex: Vertex) -> frozenset[str]:
         """The names of the loops that `vertex` is part of."""
         return frozenset(loop.name for loop in self.loops if vertex.id in loop.vertices)
+
+    def overtaken_inputs(self, vertex: Vertex, *, forced: bool = False) -> bool:
+        """True if barriers may overtake records on their way into `vertex`.
+
+        All of its inputs must be of a kind whose records can be given to other subtasks after a rescale:
+        not pointwise, not broadcast, and no part of a loop (features.md UNA-06). A user's own partitioner
+        is only if `forced`: it must send a record by its content alone.
+        """
+        unsafe = (Forward, Rescale, Broadcast) if forced else (Forward, Rescale, Broadcast, Custom)
+        inputs = self.inputs_of(vertex)
+        return (
+            bool(inputs)
+            and not any(isinstance(edge.partitioning, unsafe) for edge in inputs)
+            and not self.loops_through(vertex)
+        )
+
+    def sender(self, edge: ExchangeEdge) -> Node:
+        """The step whose records travel over `edge`."""
+        nodes = self.vertices[edge.source].nodes
+        return next(node for node in nodes if node.id == edge.source_node)
+
+    def addresses(self, edge: ExchangeEdge) -> Callable[[int, int], ChannelAddress]:
+        """What the channel from one sender of `edge` to one receiver is called in checkpoints."""
+        source = self.sender(edge)
+        target = self.vertices[edge.target].head
+
+        def address(sender: int, receiver: int) -> ChannelAddress:
+            return ChannelAddress(
+                source=source.name,
+                side=edge.side or "",
+                target=target.name,
+                input_index=edge.input_index,
+                sender=sender,
+                receiver=receiver,
+            )
+
+        return address
 
     def loop_from(self, vertex: Vertex) -> Loop | None:
         """The loop that begins in `vertex`."""

@@ -184,6 +184,26 @@ def state_info(
     )
 
 
+class ChannelAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """A channel between two subtasks, in words that outlive the attempt.
+
+    Attributes:
+        source: the operator that sends.
+        side: its side output that travels here; empty: the main one.
+        target: the operator that receives, the head of its chain.
+        input_index: the number of the receiver's input.
+        sender: index of the sending subtask.
+        receiver: index of the receiving subtask.
+    """
+
+    source: str
+    side: str
+    target: str
+    input_index: int
+    sender: int
+    receiver: int
+
+
 class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where one piece of state of one subtask lies: inline in the manifest, or in a file.
 
@@ -195,7 +215,8 @@ class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     kind: str
     """`table` (Parquet), `delta` (Parquet), `items` (a msgpack list of byte strings), `file` (opaque,
-    one of a FilesCut) or `meta` (of a FilesCut)."""
+    one of a FilesCut), `meta` (of a FilesCut), or `input` and `output`: records that were on their way
+    when a barrier overtook them, at the receiver and at the sender."""
     size_bytes: int
     checksum: str
     rows: int
@@ -212,6 +233,10 @@ class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     footer: tuple[int, str] | None = None
     """Of tables and deltas in files: bytes and checksum of the Parquet footer at the end, with which a
     part of the file can be read, and trusted, alone."""
+    channel: ChannelAddress | None = None
+    """Of records on their way: where to."""
+    offset: int = 0
+    """Where the piece begins in its file; only records on their way share one."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ...operators.elements import CheckpointOptions
-from ...state.snapshot import OperatorSnapshot
+from ...state.snapshot import OperatorSnapshot, StateHandle
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
@@ -81,6 +81,10 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """Fresh splits of the head, if it is a source and the job was not restored."""
     finished: bool = False
     """The subtask had already finished in the restored checkpoint."""
+    in_flight: tuple[StateHandle, ...] = ()
+    """Records that were on their way to it, in the order in which they are to be read."""
+    in_flight_shared: bool = False
+    """Other subtasks get the same ones: each keeps those that its partitioner gives it."""
 
 
 class Start(Message, frozen=True):
@@ -202,8 +206,12 @@ class CheckpointAcked(Message, frozen=True):
     sync_ms: float
     async_ms: float
     alignment_ms: float
+    start_delay_ms: float = 0.0
+    unaligned: bool = False
     written_bytes: int = 0
     """What is new in the store; the rest is shared with older checkpoints."""
+    in_flight_bytes: int = 0
+    """Of it, records that barriers overtook."""
 
 
 class CheckpointDeclined(Message, frozen=True):

@@ -10,12 +10,14 @@ import msgspec
 
 from ...errors import HeadgateError, InternalError, UserCodeError
 from ..control.messages import Deploy, Deployed, RestoreProgress, SubtaskAssignment, SubtaskFailed
-from ..options import RESTORE_FALLBACK
+from ..options import RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
 from ..plan import Vertex
 from ..protocol.failures import FailureKind
+from ..protocol.manifest import Manifest
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .context import ClientWish, Failure, JobContext, Prepared
+from .in_flight import assign_in_flight, check_in_flight
 from .manifests import size_of
 from .placement import place, workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
@@ -57,6 +59,8 @@ class Deploying(State):
             check_restorable(
                 restored.manifest, plan, allow_non_restored=job.spec.allow_non_restored_state
             )
+            if _with_channel_state(job, restored.manifest):
+                check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)
         workers = await job.pool.ensure(workers_needed(plan, job.spec.slots_per_worker))
         job.pool.retire(workers)
@@ -205,6 +209,9 @@ async def _assignments_from(
     for vertex in plan.vertices:
         states = await assign_state(manifest, plan, vertex, read) if manifest else None
         finished = finished_subtasks(manifest, vertex) if manifest else frozenset()
+        in_flight = None
+        if manifest and _with_channel_state(job, manifest):
+            in_flight = assign_in_flight(manifest, plan, vertex)
         splits = None
         if vertex.head.source is not None and vertex.head.name not in known:
             splits = await _fresh_splits(job, vertex)
@@ -216,8 +223,15 @@ async def _assignments_from(
                 state=states[index] if states else (),
                 splits=own,
                 finished=index in finished,
+                in_flight=in_flight.by_subtask[index] if in_flight else (),
+                in_flight_shared=bool(in_flight and in_flight.shared),
             )
     return assignments
+
+
+def _with_channel_state(job: JobContext, manifest: Manifest) -> bool:
+    """False if the user gives up the records that were on their way in this checkpoint."""
+    return job.options.get(WITHOUT_CHANNEL_STATE) != manifest.checkpoint_id
 
 
 async def _fresh_splits(job: JobContext, vertex: Vertex) -> list[bytes]:

@@ -98,6 +98,8 @@ async def _unchanged(operator: ManifestOperator, read: ReadHandle) -> list[list[
     shares: list[list[OperatorSnapshot]] = [[] for _ in range(operator.parallelism)]
     for subtask in operator.subtasks:
         for snapshot in subtask.snapshots:
+            if any(handle.channel is not None for handle in snapshot.handles):
+                continue  # they go to the receivers, see `in_flight.py`
             kept = tuple(handle for handle in snapshot.handles if not _is_union(handle))
             shares[subtask.subtask].append(msgspec.structs.replace(snapshot, handles=kept))
     handles = tuple(_inline(state, _flat(lists), "union") for state, lists in united.items())
@@ -139,6 +141,7 @@ def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[St
         handle
         for handle in handles
         if handle.kind != ITEMS
+        and handle.channel is None
         and KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(own)
     )
 

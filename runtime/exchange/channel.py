@@ -11,8 +11,8 @@ from collections import deque
 from typing import Protocol, TypeAlias
 
 from ...errors import ExchangeError, HeadgateError
-from ...operators.elements import Batch, Control, Element, EndOfPartition
-from .controls import BATCHES, append_control
+from ...operators.elements import Batch, CheckpointBarrier, Control, Element, EndOfPartition
+from .controls import BATCHES, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
 
 ChannelId: TypeAlias = int
@@ -28,6 +28,10 @@ class ChannelListener(Protocol):
 
     def channel_failed(self, error: HeadgateError) -> None:
         """The channel is broken for good."""
+        ...
+
+    def barrier_left(self, channel: OutputChannel, barrier: CheckpointBarrier) -> None:
+        """The barrier is on its way, in line or in front of what it overtook."""
         ...
 
 
@@ -66,6 +70,36 @@ class OutputChannel(ABC):
                 self.fail(error)
             self.pump()
 
+    def overtake(self, barrier: CheckpointBarrier) -> list[Batch]:
+        """Send `barrier` in front of all that waits here, and return the batches among that, in order.
+
+        They stay in the queue. If the barrier waits in line here already, only those in front of it are
+        overtaken; the one in line is replaced.
+        """
+        if self.error is not None:
+            return []
+        queue = self.queue
+        in_line = barrier_index(queue, barrier.checkpoint_id)
+        overtaken = list(batches_before(queue, len(queue) if in_line is None else in_line))
+        if in_line is not None:
+            del queue[in_line]
+        queue.insert(self._overtaking_barriers(), barrier)
+        self.pump()
+        return overtaken
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        """True if the barrier of a checkpoint waits here."""
+        return barrier_index(self.queue, checkpoint_id) is not None
+
+    def _overtaking_barriers(self) -> int:
+        """How many barriers have been put in front, and wait for the transport."""
+        count = 0
+        for element in self.queue:
+            if not (isinstance(element, CheckpointBarrier) and element.options.unaligned):
+                break
+            count += 1
+        return count
+
     def add_credits(self, count: int) -> None:
         """The receiver has `count` more free buffers. The first grant opens the channel."""
         self._is_open = True
@@ -98,6 +132,8 @@ class OutputChannel(ABC):
                     queue.popleft()
                     self.finished = isinstance(element, EndOfPartition)
                     self._transmit_control(element)
+                    if isinstance(element, CheckpointBarrier) and self.listener is not None:
+                        self.listener.barrier_left(self, element)
                 elif self.credits > 0:
                     queue.popleft()
                     self.credits -= 1

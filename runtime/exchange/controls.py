@@ -6,9 +6,13 @@ A watermark or status that nobody has seen yet is worth nothing once a newer one
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 
 from ...errors import ExchangeError
 from ...operators.elements import (
+    Batch,
+    CheckpointBarrier,
     ColumnBatch,
     Control,
     Element,
@@ -72,3 +76,18 @@ def _has_marker_of(queue: deque[Element], marker: LatencyMarker) -> bool:
         and element.subtask_index == marker.subtask_index
         for element in queue
     )
+
+
+def barrier_index(queue: deque[Element], checkpoint_id: int) -> int | None:
+    """Where the barrier of a checkpoint stands in a queue."""
+    for index, element in enumerate(queue):
+        if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+            return index
+    return None
+
+
+def batches_before(queue: deque[Element], index: int) -> Iterator[Batch]:
+    """The batches among the first `index` elements."""
+    for element in islice(queue, index):
+        if isinstance(element, BATCHES):
+            yield element

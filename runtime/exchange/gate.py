@@ -9,15 +9,21 @@ channels × exclusive + floating buffers, whatever the senders do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.elements import Batch, CheckpointBarrier, Control, Element
+from ...state.snapshot import ChannelAddress
+from .capture import GateCapture
 from .channel import ChannelId
-from .controls import BATCHES, append_control
+from .controls import BATCHES, append_control, barrier_index, batches_before
+from .in_flight import InFlightRecords
 from .settings import ExchangeSettings
+
+NOWHERE = ChannelAddress(source="", side="", target="", input_index=0, sender=0, receiver=0)
+"""Address of a channel that no checkpoint will ever hear of."""
 
 
 class CreditReceiver(Protocol):
@@ -34,11 +40,30 @@ class InputChannelSpec:
 
     channel_id: ChannelId
     input_index: int
+    address: ChannelAddress = NOWHERE
+    """What the channel is called in checkpoints; needed where barriers may overtake records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Urgent:
+    """A barrier that does not wait for its turn.
+
+    Attributes:
+        position: of its channel.
+        barrier: the barrier.
+        read: it was taken out of the queue, past the records in front of it; False: it waits in line
+            still, and is only announced.
+    """
+
+    position: int
+    barrier: CheckpointBarrier
+    read: bool
 
 
 class _InputChannel:
     __slots__ = (
-        "backlog", "blocked", "granted", "lent", "queue", "queued", "sender", "spec", "wants_credit",
+        "ahead", "backlog", "blocked", "granted", "lent", "queue", "queued", "sender", "spec",
+        "wants_credit",
     )  # fmt: skip
 
     def __init__(self, spec: InputChannelSpec) -> None:
@@ -51,14 +76,27 @@ class _InputChannel:
         self.blocked = False
         self.wants_credit = False  # stands in the line for floating credits
         self.sender: CreditReceiver | None = None
+        # Of the last barrier taken: its checkpoint, and how many elements were in front of it.
+        self.ahead = (0, 0)
 
 
 class InputGate:
     """Takes what senders send; the subtask polls it. All calls belong in one event loop."""
 
     def __init__(
-        self, channels: Sequence[InputChannelSpec], settings: ExchangeSettings | None = None
+        self,
+        channels: Sequence[InputChannelSpec],
+        settings: ExchangeSettings | None = None,
+        *,
+        overtaking: bool = False,
     ) -> None:
+        """No sender is attached yet.
+
+        Args:
+            channels: all channels, by position.
+            settings: the limits.
+            overtaking: barriers that may overtake records do so here; then all channels have addresses.
+        """
         settings = settings or ExchangeSettings()
         self._channels = [_InputChannel(spec) for spec in channels]
         self._position_of = {spec.channel_id: at for at, spec in enumerate(channels)}
@@ -72,6 +110,9 @@ class InputGate:
         self._ready: deque[int] = deque()
         self._queued = 0
         self._barriers = 0
+        self._overtaking = overtaking
+        self._urgent: deque[Urgent] = deque()
+        self._capture: GateCapture | None = None
         self._buffers_total = len(channels) * self._exclusive + self._floating
         self._error: HeadgateError | None = None
         self._lending = False
@@ -90,6 +131,10 @@ class InputGate:
     def input_index_of(self, position: int) -> int:
         """The number of the operator input that channel `position` belongs to."""
         return self._channels[position].spec.input_index
+
+    def address_of(self, position: int) -> ChannelAddress:
+        """What channel `position` is called in checkpoints."""
+        return self._channels[position].spec.address
 
     def poll(self) -> tuple[int, Element] | None:
         """Take the next element: round robin over the channels that have one and are not blocked.
@@ -123,7 +168,77 @@ class InputGate:
             self._recycle(channel)
         elif isinstance(element, CheckpointBarrier):
             self._barriers -= 1
+            channel.ahead = (element.checkpoint_id, 0)
         return position, element
+
+    # -- barriers that overtake ---------------------------------------------------------------------
+
+    def poll_urgent(self) -> Urgent | None:
+        """Take the next barrier that overtakes, or hear of the next that may; blocks do not hold them.
+
+        Raises:
+            ExchangeError: a channel broke, or the gate is closed.
+        """
+        if self._error is not None:
+            raise self._error
+        while self._urgent:
+            urgent = self._urgent.popleft()
+            queue = self._channels[urgent.position].queue
+            if any(element is urgent.barrier for element in queue):  # else it has had its turn
+                if urgent.read:
+                    self._pull(urgent.position, urgent.barrier)
+                return urgent
+        return None
+
+    def _pull(self, position: int, barrier: CheckpointBarrier) -> None:
+        """Take a barrier out of the middle of a queue."""
+        channel = self._channels[position]
+        index = barrier_index(channel.queue, barrier.checkpoint_id)
+        assert index is not None  # as the caller has seen
+        del channel.queue[index]
+        channel.ahead = (barrier.checkpoint_id, index)
+        self._barriers -= 1
+        if not channel.queue and not channel.blocked:
+            self._ready.remove(position)
+
+    def start_capture(
+        self, checkpoint_id: int, unread: Iterable[tuple[ChannelAddress, Batch]] = ()
+    ) -> InFlightRecords:
+        """Keep all records in front of the barriers of a checkpoint, here and still to come.
+
+        Call it in the same step in which the barrier was polled that is the reason. Barriers of the
+        checkpoint that are here already are polled as urgent next.
+
+        Args:
+            checkpoint_id: the checkpoint.
+            unread: records that were taken out of the gate and are not processed: they come first.
+        """
+        check(self._overtaking, "a gate in which barriers keep their turn")
+        capture = self._capture = GateCapture(checkpoint_id)
+        for address, batch in unread:
+            capture.records.add(address, batch)
+        for position, channel in enumerate(self._channels):
+            taken_id, elements = channel.ahead
+            if taken_id == checkpoint_id:
+                self._keep(capture, channel, elements)
+                continue
+            index = barrier_index(channel.queue, checkpoint_id)
+            self._keep(capture, channel, len(channel.queue) if index is None else index)
+            if index is None:
+                capture.open.add(position)
+            else:
+                barrier = channel.queue[index]
+                assert isinstance(barrier, CheckpointBarrier)
+                self._urgent.append(Urgent(position, barrier, read=True))
+        return capture.records
+
+    def _keep(self, capture: GateCapture, channel: _InputChannel, elements: int) -> None:
+        for batch in batches_before(channel.queue, elements):
+            capture.records.add(channel.spec.address, batch)
+
+    def end_capture(self) -> None:
+        """Keep nothing more."""
+        self._capture = None
 
     def set_listener(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a channel gets its turn, or the gate fails: `poll` has something then."""
@@ -160,6 +275,8 @@ class InputGate:
 
     def _drop(self) -> None:
         self._ready.clear()
+        self._urgent.clear()
+        self._capture = None
         self._credit_line.clear()
         self._queued = self._barriers = 0
         for channel in self._channels:
@@ -210,6 +327,8 @@ class InputGate:
         self._queued += 1
         was_empty = not channel.queue
         channel.queue.append(batch)
+        if self._capture is not None and position in self._capture.open:
+            self._capture.records.add(channel.spec.address, batch)
         if was_empty and not channel.blocked:
             self._give_turn(position)
         self._set_backlog(channel, backlog)
@@ -227,6 +346,8 @@ class InputGate:
         append_control(channel.queue, control, self._controls_max)
         if isinstance(control, CheckpointBarrier):
             self._barriers += 1
+            if self._overtaking and control.options.may_overtake:
+                self._note_urgent(position, control)
             self._wake()  # perhaps the batches in front of it were held back
         if was_empty and not channel.blocked:
             self._give_turn(position)
@@ -239,6 +360,14 @@ class InputGate:
     def _give_turn(self, position: int) -> None:
         self._ready.append(position)
         self._wake()
+
+    def _note_urgent(self, position: int, barrier: CheckpointBarrier) -> None:
+        capture = self._capture
+        captured = capture is not None and capture.checkpoint_id == barrier.checkpoint_id
+        if capture is not None and captured:
+            capture.open.discard(position)
+        read = barrier.options.unaligned or captured
+        self._urgent.append(Urgent(position, barrier, read=read))
 
     # -- credits ------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.clock import Clock
-from ...operators.elements import Batch, Control, ObjectBatch
+from ...operators.elements import Batch, CheckpointBarrier, Control, ObjectBatch
+from ...state.snapshot import ChannelAddress
 from .channel import OutputChannel
+from .outlet import BarrierOutlet
 from .partitioners import Partitioner
 from .settings import ExchangeSettings
 from .slicing import BatchSizer, Coalescer, cut
@@ -37,7 +39,17 @@ class ResultPartition:
         partitioner: Partitioner,
         settings: ExchangeSettings,
         clock: Clock,
+        addresses: Sequence[ChannelAddress] | None = None,
     ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            channels: to the receivers, in the order the partitioner numbers them.
+            partitioner: splits batches.
+            settings: the limits.
+            clock: for the buffer timeout.
+            addresses: of the channels, if barriers may overtake records here.
+        """
         check(channels, "a result partition needs a channel")
         self._channels = list(channels)
         self._partitioner = partitioner
@@ -53,6 +65,8 @@ class ResultPartition:
         self._backlogged_channels = 0
         self._error: HeadgateError | None = None
         self._wake: Callable[[], None] = lambda: None
+        self._addresses = addresses
+        self._outlet: BarrierOutlet | None = None
         for channel in channels:
             channel.listener = self
             if channel.queued_buffers:
@@ -90,9 +104,28 @@ class ResultPartition:
             ExchangeError: a channel broke.
         """
         self.flush()
-        for channel in self._channels:
-            channel.send_control(element)
+        if isinstance(element, CheckpointBarrier):
+            self._send_barrier(element)
+        else:
+            for channel in self._channels:
+                channel.send_control(element)
         self._raise_if_failed()
+
+    def _send_barrier(self, barrier: CheckpointBarrier) -> None:
+        if self._outlet is not None:
+            self._outlet.give_up()
+            self._outlet = None
+        if self._addresses is not None and barrier.options.may_overtake:
+            self._outlet = BarrierOutlet(barrier, self._channels, self._addresses)
+            self._outlet.send()
+        else:
+            for channel in self._channels:
+                channel.send_control(barrier)
+
+    def outlet(self, checkpoint_id: int) -> BarrierOutlet | None:
+        """How the last barrier left, if it is of this checkpoint and may overtake records here."""
+        outlet = self._outlet
+        return outlet if outlet and outlet.barrier.checkpoint_id == checkpoint_id else None
 
     def flush(self) -> None:
         """Send all partly filled buffers now."""
@@ -178,6 +211,12 @@ class ResultPartition:
             self._error = error
             self._wake()
 
+    def barrier_left(self, channel: OutputChannel, barrier: CheckpointBarrier) -> None:
+        """From a channel: the barrier is on its way."""
+        outlet = self.outlet(barrier.checkpoint_id)
+        if outlet is not None:
+            outlet.left(channel)
+
     # -- the rest -----------------------------------------------------------------------------------
 
     def stats(self) -> PartitionStats:
@@ -188,6 +227,8 @@ class ResultPartition:
     def close(self) -> None:
         """Let go of the channels. After the end of the partition they still send what they hold;
         otherwise it is given up. Safe to call twice."""
+        if self._outlet is not None:
+            self._outlet.give_up()
         for channel in self._channels:
             channel.release()
         self._coalescers = [Coalescer() for _ in self._channels]

@@ -86,12 +86,16 @@ class FileProblem:
 
 def verify(manifest: Manifest, present: Mapping[str, int]) -> list[FileProblem]:
     """What is wrong with the files of `manifest`, given the sizes of those in the store; by name."""
-    problems = {
-        handle.file: FileProblem(handle.file, handle.size_bytes, present.get(handle.file))
-        for handle in manifest.handles()
-        if handle.file is not None and present.get(handle.file) != handle.size_bytes
-    }
-    return [problems[name] for name in sorted(problems)]
+    expected: dict[str, int] = {}
+    for handle in manifest.handles():
+        if handle.file is not None:
+            end = handle.offset + handle.size_bytes
+            expected[handle.file] = max(expected.get(handle.file, 0), end)
+    return [
+        FileProblem(file, expected[file], present.get(file))
+        for file in sorted(expected)
+        if present.get(file) != expected[file]
+    ]
 
 
 def orphans(present: Iterable[str], needed: Iterable[str], generation: int) -> list[str]:

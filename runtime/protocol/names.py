@@ -44,6 +44,7 @@ _FILE_SUFFIX = {
     "items": ".msgpack",
     "file": ".bin",
     "meta": ".meta",
+    "channel": ".channel",
 }
 
 

@@ -47,9 +47,8 @@ def states_of(operator: ManifestOperator) -> dict[str, StateInfo | None]:
         for snapshot in subtask.snapshots
         for info in snapshot.states
     }
-    return {
-        name: infos.get(name) for name in sorted({handle.state for handle in handles(operator)})
-    }
+    named = {handle.state for handle in handles(operator) if handle.channel is None}
+    return {name: infos.get(name) for name in sorted(named)}
 
 
 def handles(operator: ManifestOperator) -> Iterator[StateHandle]:
@@ -60,10 +59,13 @@ def handles(operator: ManifestOperator) -> Iterator[StateHandle]:
 
 
 def _operator(operator: ManifestOperator, max_parallelism: int) -> dict[str, Any]:
+    in_flight = [handle for handle in handles(operator) if handle.channel is not None]
     return {
         "operator": operator.name,
         "parallelism": operator.parallelism,
         "finished": sum(subtask.finished for subtask in operator.subtasks),
+        "in_flight_rows": sum(handle.rows for handle in in_flight),
+        "in_flight_bytes": sum(handle.size_bytes for handle in in_flight),
         "states": [
             _state(name, info, [h for h in handles(operator) if h.state == name], max_parallelism)
             for name, info in states_of(operator).items()

@@ -51,14 +51,21 @@ class SubtaskReports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTiming:
-    """How long the parts of one subtask's snapshot took, ms."""
+    """How one subtask's snapshot went. Times in ms."""
 
     sync_ms: float
     async_ms: float
+    """From the cut until all is in the store: also the wait for barriers that overtook records."""
     alignment_ms: float
+    """From the first barrier to the last."""
+    start_delay_ms: float
+    """From the trigger to the first barrier."""
     finished: bool
-    written_bytes: int
+    unaligned: bool = False
+    written_bytes: int = 0
     """What is new in the store; the size of the snapshot includes what it shares with older ones."""
+    in_flight_bytes: int = 0
+    """Of it, records that barriers overtook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class TaskSettings:
     """Smaller state travels in the manifest (`execution.checkpointing.data-inline-threshold`)."""
     delta_chain_max: int = 20
     """Files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
+    exactly_once: bool = True
+    """Barriers are aligned, or overtake; False: nothing waits (`execution.checkpointing.mode`)."""
 
 
 @dataclass(slots=True)
@@ -96,6 +105,8 @@ class TaskEnvironment:
     reports: SubtaskReports
     metrics_of: MetricsFactory
     splits: SourceSplits = field(default_factory=SourceSplits)
+    overtaking: bool = False
+    """Barriers may overtake records on their way into this vertex."""
 
     @property
     def task_name(self) -> str:

@@ -1,10 +1,16 @@
-"""A subtask behind other subtasks: reads its gate, aligns barriers, follows watermarks."""
+"""A subtask behind other subtasks: reads its gate, obeys barriers, follows watermarks."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from ...operators.base import AsyncOperator
 from ...operators.elements import (
+    Batch,
     CancelCheckpointMarker,
     CheckpointBarrier,
     ColumnBatch,
@@ -17,23 +23,41 @@ from ...operators.elements import (
     Watermark,
     WatermarkStatus,
 )
+from ...state.snapshot import ChannelAddress
 from ..exchange.gate import InputGate
-from ..protocol.alignment import (
+from ..protocol.alignment import AlignedBarrierHandler
+from ..protocol.alignment_decisions import (
     AbortCheckpoint,
-    AlignedBarrierHandler,
     AlignmentDecision,
     Block,
+    DropCapture,
+    FinishCapture,
     ForwardCancel,
+    StartCapture,
+    StartTimer,
     TriggerSnapshot,
     UnblockAll,
 )
+from ..protocol.alternating import AlternatingBarrierHandler
+from ..protocol.at_least_once import AtLeastOnceTracker
+from ..protocol.barrier_handler import BarrierHandler
 from ..protocol.ids import ChannelPosition, CheckpointId
 from .accounting import Activity
 from .chain import with_context
 from .environment import TaskEnvironment
+from .in_flight import InputCapture
 from .probe_alignment import ProbeAlignment
 from .subtask import Subtask
 from .valve import ValveOutput, WatermarkValve
+
+
+@dataclass(slots=True)
+class InputBatch:
+    """Records of one channel that are next to be processed: a batch, or what is left of one."""
+
+    channel: ChannelAddress
+    input_index: int
+    batch: Batch
 
 
 class InputSubtask(Subtask):
@@ -49,30 +73,73 @@ class InputSubtask(Subtask):
         self.gate = gate
         gate.set_listener(self.signal.set)
         self._valve = WatermarkValve(len(gate))
-        self._alignment = AlignedBarrierHandler(len(gate))
+        self._barriers_in = _barrier_handler(env, len(gate))
         self._probes = ProbeAlignment(env.plan.loops_through(env.vertex))
         self._with_data = set(range(len(gate)))
+        # First what was on its way when the restored checkpoint was taken, in front of all that comes.
+        self._recovered: deque[InputBatch] = deque()
+        self._current: InputBatch | None = None
+        self._capture: InputCapture | None = None
+        self._barrier_timer: asyncio.TimerHandle | None = None
+
+    def recover(self, batches: Iterable[InputBatch]) -> None:
+        """Process `batches` before anything from the gate. Call it before `start`."""
+        self._recovered.extend(batches)
 
     async def step(self) -> bool:
+        if self._current is None and not self._next_batch():
+            return await self._next_control()
+        await self._process_some()
+        return True
+
+    def _next_batch(self) -> bool:
+        """Take what was recovered, if there is anything left of it."""
+        if self._recovered and not self._holds_back():
+            self._current = self._recovered.popleft()
+        return self._current is not None
+
+    async def _next_control(self) -> bool:
+        """Take the next element of the gate; False if there is none, or none to be read now."""
+        if self._recovered:
+            return False  # nothing may pass it, watermarks included
         polled = self.gate.poll_control() if self._holds_back() else self.gate.poll()
         if polled is None:
             return False
         self.time.switch(Activity.BUSY)
         position, element = polled
         if isinstance(element, ColumnBatch | ObjectBatch):
-            await self.process(element, self.gate.input_index_of(position))
+            self._current = InputBatch(
+                self.gate.address_of(position), self.gate.input_index_of(position), element
+            )
+            await self._process_some()
         elif isinstance(element, EndOfData):
             await self._end_of_data(position)
         else:
             self._control(position, element)
         return True
 
+    async def _process_some(self) -> None:
+        """Process a slice worth about `slice_ms` of the current batch.
+
+        Between slices mails are read, backpressure is obeyed, and a barrier may overtake the rest.
+        """
+        current = self._current
+        assert current is not None  # as the caller has seen
+        batch, rows = current.batch, self._rows_per_slice
+        # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
+        if len(batch) <= rows or isinstance(self.chain.head.operator, AsyncOperator):
+            self._current = None
+        else:
+            current.batch = batch.slice(rows, len(batch) - rows)
+            batch = batch.slice(0, rows)
+        await self._process_slice(batch, current.input_index)
+
     def _holds_back(self) -> bool:
         """True if no records are to be read for now."""
         operator = self.chain.head.operator
         if not operator.full():
             return False
-        waits = self._alignment.pending or self.gate.holds_barrier
+        waits = self._barriers_in.pending or self.gate.holds_barrier
         return not (waits and operator.stores_what_waits)
 
     def _control(self, position: int, element: Element) -> None:
@@ -84,11 +151,11 @@ class InputSubtask(Subtask):
             case WatermarkStatus(idle):
                 self._advance(self._valve.on_status(channel, idle))
             case CheckpointBarrier():
-                self._align(self._alignment.on_barrier(channel, element, now_ms))
+                self._obey(self._barriers_in.on_barrier(channel, element, now_ms))
             case CancelCheckpointMarker(checkpoint_id):
-                self._align(self._alignment.on_cancel(channel, CheckpointId(checkpoint_id)))
+                self._obey(self._barriers_in.on_cancel(channel, CheckpointId(checkpoint_id)))
             case EndOfPartition():
-                self._align(self._alignment.on_end_of_partition(channel, now_ms))
+                self._obey(self._barriers_in.on_end_of_partition(channel, now_ms))
             case LatencyMarker():
                 self.chain.broadcast(element)
             case LoopProbe():
@@ -123,7 +190,21 @@ class InputSubtask(Subtask):
         if output.idle:
             with_context(head, head.operator.on_idle, True)
 
-    def _align(self, decisions: list[AlignmentDecision]) -> None:
+    # -- barriers -----------------------------------------------------------------------------------
+
+    def urgent(self) -> bool:
+        found = self.gate.poll_urgent()
+        if found is None:
+            return False
+        self.time.switch(Activity.BUSY)
+        position, now_ms = ChannelPosition(found.position), self.env.clock.now_ms()
+        if found.read:
+            self._obey(self._barriers_in.on_barrier(position, found.barrier, now_ms))
+        else:
+            self._obey(self._barriers_in.on_announced(position, found.barrier, now_ms))
+        return True
+
+    def _obey(self, decisions: list[AlignmentDecision]) -> None:
         for decision in decisions:
             match decision:
                 case Block(position):
@@ -131,8 +212,65 @@ class InputSubtask(Subtask):
                 case UnblockAll():
                     self.gate.unblock_all()
                 case TriggerSnapshot(barrier, alignment_ms):
-                    self.take_snapshot(barrier, float(alignment_ms))
+                    if not self.take_snapshot(barrier, float(alignment_ms)):
+                        self._end_capture()
                 case AbortCheckpoint(checkpoint_id, reason):
                     self.snapshots.decline(checkpoint_id, reason.value, reason.sentence)
                 case ForwardCancel(checkpoint_id):
                     self.chain.broadcast(CancelCheckpointMarker(checkpoint_id))
+                case StartTimer(at_ms):
+                    self._start_timer(at_ms)
+                case StartCapture(checkpoint_id):
+                    self._start_capture(checkpoint_id)
+                case FinishCapture(_, alignment_ms):
+                    if self._capture is not None:
+                        self._capture.finish(alignment_ms)
+                    self._end_capture()
+                case DropCapture(checkpoint_id):
+                    self._end_capture()
+                    self.snapshots.give_up(checkpoint_id)
+
+    def _start_timer(self, at_ms: int) -> None:
+        if self._barrier_timer is not None:
+            self._barrier_timer.cancel()
+
+        def due() -> None:
+            self._obey(self._barriers_in.on_timer(self.env.clock.now_ms()))
+
+        delay_ms = max(0, at_ms - self.env.clock.now_ms())
+        loop = asyncio.get_running_loop()
+        self._barrier_timer = loop.call_later(delay_ms / 1000, lambda: self.put_mail(due))
+
+    def _start_capture(self, checkpoint_id: int) -> None:
+        """What was taken out of the gate and is not processed comes before what is in it."""
+        unread = [*self._recovered] if self._current is None else [self._current, *self._recovered]
+        records = self.gate.start_capture(
+            checkpoint_id, [(each.channel, each.batch) for each in unread]
+        )
+        self._capture = InputCapture(records)
+
+    def _end_capture(self) -> None:
+        self.gate.end_capture()
+        self._capture = None
+
+    def _input_capture(self) -> InputCapture | None:
+        return self._capture
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        super().checkpoint_aborted(checkpoint_id)
+        self.put_mail(
+            lambda: self._obey(self._barriers_in.on_abort_notice(CheckpointId(checkpoint_id)))
+        )
+
+    async def _release(self) -> None:
+        if self._barrier_timer is not None:
+            self._barrier_timer.cancel()
+        await super()._release()
+
+
+def _barrier_handler(env: TaskEnvironment, channels: int) -> BarrierHandler:
+    if not env.settings.exactly_once:
+        return AtLeastOnceTracker(channels)
+    if env.overtaking:
+        return AlternatingBarrierHandler(channels)
+    return AlignedBarrierHandler(channels)

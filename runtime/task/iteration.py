@@ -27,6 +27,7 @@ from ..protocol.ids import ChannelPosition
 from ..protocol.snapshot_guard import SnapshotVerdict
 from .chain import with_context
 from .environment import TaskEnvironment
+from .in_flight import InFlightCut
 from .input_subtask import InputSubtask
 from .iteration_edge import FeedbackPorts
 from .valve import ValveOutput
@@ -56,8 +57,9 @@ class IterationSubtask(InputSubtask):
         self._head: Final = head
         self.loop: Final = head.settings.name
         self._in_rounds: Final = head.settings.rounds is not None
-        self._barriers: dict[int, tuple[CheckpointBarrier, float, bool]] = {}
-        """Those that are in the loop, with what is known of their alignment, and if all data was out."""
+        self._barriers: dict[int, tuple[CheckpointBarrier, float, bool, InFlightCut | None]] = {}
+        """Those that are in the loop, with what is known of their alignment, if all data was out, and what
+        they overtook."""
         self._turns = 0
         self._inputs_ended = False
         self._standing = False
@@ -202,7 +204,7 @@ class IterationSubtask(InputSubtask):
 
     # -- checkpoints --------------------------------------------------------------------------------
 
-    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> bool:
         """The first half: the barrier goes into the loop, and the log begins."""
         checkpoint_id = barrier.checkpoint_id
         verdict = self.snapshots.begin(checkpoint_id)
@@ -211,11 +213,13 @@ class IterationSubtask(InputSubtask):
             self.timers.stand_still()
         if verdict is SnapshotVerdict.TAKE:
             self._head.barrier(checkpoint_id)
-            self._barriers[checkpoint_id] = barrier, alignment_ms, self.finished
             self.snapshots.prepare(checkpoint_id)
             self.chain.broadcast(barrier)
+            overtaken = self.in_flight(barrier)
+            self._barriers[checkpoint_id] = barrier, alignment_ms, self.finished, overtaken
         elif verdict is SnapshotVerdict.CANCEL:
             self.chain.broadcast(CancelCheckpointMarker(checkpoint_id))
+        return verdict is SnapshotVerdict.TAKE
 
     def barrier_came_back(self, checkpoint_id: int) -> None:
         """From the tail: the second half; the log ends here, and is taken in our turn."""
@@ -227,7 +231,7 @@ class IterationSubtask(InputSubtask):
             # Those that went in before and did not come back were given up inside the loop.
             self._barriers = {id_: it for id_, it in self._barriers.items() if id_ > checkpoint_id}
             if wanted and sent is not None:
-                barrier, alignment_ms, finished = sent
-                self.snapshots.take(barrier, alignment_ms, finished, self.extra_items)
+                barrier, alignment_ms, finished, overtaken = sent
+                self.snapshots.take(barrier, alignment_ms, finished, self.extra_items, overtaken)
 
         self.put_mail(take)

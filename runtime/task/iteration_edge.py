@@ -78,6 +78,9 @@ class FeedbackPartition:
         elif isinstance(element, LoopProbe) and element.loop == self._loop:
             self._head.probe_came_back(element.number)
 
+    def outlet(self, checkpoint_id: int) -> None:
+        """No barrier overtakes anything here."""
+
     @property
     def _head(self) -> LoopHead:
         return self._ports.head(self._loop, self._index)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import HeadgateError
 from ...operators.elements import CheckpointBarrier, CheckpointOptions
@@ -28,6 +28,7 @@ from ..protocol.snapshot_guard import SnapshotGuard, SnapshotVerdict
 from ..storage.base import CLEAN_UP_S, CheckpointStore
 from .chain import OperatorChain, with_context
 from .environment import SnapshotTiming, TaskEnvironment
+from .in_flight import InFlightCut, write_in_flight
 from .state_files import FilesWork, ItemsWork, OperatorWork, StateWriter, TableWork, Target
 
 _log = logging.getLogger("headgate.checkpoint")
@@ -109,8 +110,17 @@ class SnapshotRunner:
         alignment_ms: float,
         finished: bool,
         extra_items: Callable[[], dict[str, list[bytes]]],
+        in_flight: InFlightCut | None = None,
     ) -> None:
-        """The synchronous part, tail to head; the rest goes on in a task of its own."""
+        """The synchronous part, tail to head; the rest goes on in a task of its own.
+
+        Args:
+            barrier: of the checkpoint.
+            alignment_ms: from the first barrier to this snapshot.
+            finished: the subtask had reached the end of its data.
+            extra_items: state of the head beyond its operator's own.
+            in_flight: what the barrier overtakes here, if it may.
+        """
         started = self._env.clock.monotonic()
         self.alignment_ms = alignment_ms
         since_trigger_ms = self._env.clock.now_ms() - barrier.trigger_ms
@@ -124,8 +134,15 @@ class SnapshotRunner:
             raise
         finally:
             sync_ms = 1000 * (self._env.clock.monotonic() - started)
-            timing = SnapshotTiming(sync_ms, 0.0, alignment_ms, finished, 0)
-            self._start(running, barrier, works, timing)
+            timing = SnapshotTiming(
+                sync_ms=sync_ms,
+                async_ms=0.0,
+                alignment_ms=alignment_ms,
+                start_delay_ms=self.start_delay_ms,
+                finished=finished,
+                unaligned=barrier.options.unaligned,
+            )
+            self._start(running, barrier, works, timing, in_flight)
 
     def _cut(
         self,
@@ -180,10 +197,11 @@ class SnapshotRunner:
         barrier: CheckpointBarrier,
         works: list[OperatorWork],
         timing: SnapshotTiming,
+        in_flight: InFlightCut | None,
     ) -> None:
         checkpoint_id = barrier.checkpoint_id
         running.task = asyncio.get_running_loop().create_task(
-            self._complete(running, barrier, works, timing),
+            self._complete(running, barrier, works, timing, in_flight),
             name=f"snapshot {checkpoint_id} of {self._env.task_name}",
         )
         self._running[checkpoint_id] = running
@@ -195,6 +213,7 @@ class SnapshotRunner:
         barrier: CheckpointBarrier,
         works: list[OperatorWork],
         timing: SnapshotTiming,
+        in_flight: InFlightCut | None,
     ) -> None:
         env, checkpoint_id = self._env, barrier.checkpoint_id
         started = env.clock.monotonic()
@@ -213,6 +232,7 @@ class SnapshotRunner:
                         return
                     result = await writer.write(target, barrier.options.base)
                     await writer.close()
+                    overtaken = await self._write_in_flight(in_flight, target, writer.begun)
                 except BaseException:
                     await self._discard(target.store, writer.begun)
                     raise
@@ -227,20 +247,35 @@ class SnapshotRunner:
             return
         finally:
             await writer.close()
-        async_ms = 1000 * (env.clock.monotonic() - started)
         if not barrier.options.savepoint:
             self._book.acknowledged(checkpoint_id, result.written)
-        env.reports.acked(
-            checkpoint_id,
-            result.snapshots,
-            SnapshotTiming(
-                timing.sync_ms,
-                async_ms,
-                timing.alignment_ms,
-                timing.finished,
-                result.written_bytes,
-            ),
+        in_flight_bytes = sum(h.size_bytes for each in overtaken for h in each.handles)
+        alignment_ms = None if in_flight is None else in_flight.alignment_ms
+        timing = replace(
+            timing,
+            async_ms=1000 * (env.clock.monotonic() - started),
+            alignment_ms=timing.alignment_ms if alignment_ms is None else float(alignment_ms),
+            written_bytes=result.written_bytes + in_flight_bytes,
+            in_flight_bytes=in_flight_bytes,
         )
+        env.reports.acked(checkpoint_id, [*result.snapshots, *overtaken], timing)
+
+    async def _write_in_flight(
+        self, in_flight: InFlightCut | None, target: Target, begun: list[str]
+    ) -> list[OperatorSnapshot]:
+        """What the barrier overtook, once that is known."""
+        if in_flight is None:
+            return []
+        await in_flight.complete()
+        written = await write_in_flight(
+            in_flight,
+            self._chain.head.name,
+            target,
+            threads=self._env.io_threads,
+            transfers=self._env.transfers,
+            begun=begun.append,
+        )
+        return [] if written is None else [written]
 
     @contextlib.asynccontextmanager
     async def _target(self, barrier: CheckpointBarrier) -> AsyncIterator[Target]:
@@ -276,12 +311,16 @@ class SnapshotRunner:
         """The checkpoint is durable: tables may forget what was gone before it."""
         self._book.completed(checkpoint_id)
 
-    def abort(self, checkpoint_id: int) -> None:
-        """Give up the asynchronous part, or never start it if its barrier is still to come."""
+    def give_up(self, checkpoint_id: int) -> None:
+        """Nobody needs the asynchronous part any more."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.cancel()
         self._book.forget(checkpoint_id)
+
+    def abort(self, checkpoint_id: int) -> None:
+        """Give up the asynchronous part, or never start it if its barrier is still to come."""
+        self.give_up(checkpoint_id)
         self._guard.on_abort_notice(CheckpointId(checkpoint_id))
 
     async def drain(self) -> None:

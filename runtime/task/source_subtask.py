@@ -41,6 +41,7 @@ class SourceSubtask(Subtask):
         self._splits.on_pause = self._pause
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
+        self._hurries = False
 
     async def prepare(
         self,
@@ -113,11 +114,19 @@ class SourceSubtask(Subtask):
         """Mail: inject the barrier here; with `options.stop`, nothing is read behind it."""
 
         def trigger() -> None:
+            self._hurries = False
             if options.stop:
                 self._stopping = True
             self.take_snapshot(CheckpointBarrier(checkpoint_id, trigger_ms, options), 0.0)
 
+        self._hurries = self._hurries or options.may_overtake
         self.put_mail(trigger)
+
+    async def _drain_outputs(self) -> None:
+        """In the middle of a batch, whose end a barrier waits for that may overtake it, do not wait: at
+        most this batch goes to the outputs on top of what is there."""
+        while self._backlogged() and not self._hurries:
+            await self._sleep(Activity.BACKPRESSURED)
 
     def end_early(self) -> None:
         """Mail: nothing more is read; go on as if the data had ended here."""

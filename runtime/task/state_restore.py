@@ -130,6 +130,16 @@ class StateReader:
             state.files[name] = [restored]
         return state
 
+    async def load_in_flight(self, handles: Sequence[StateHandle]) -> list[bytes]:
+        """The pieces of records on their way, in order.
+
+        Raises:
+            StateError: one is missing, or its bytes are not the ones that were written.
+            StorageError: the store does not answer.
+        """
+        found = await all_of([self._read(_target(handle), 0, handle) for handle in handles])
+        return [piece for piece in found if isinstance(piece, bytes)]
+
     async def delete_downloads(self) -> None:
         """Call when the operators have taken over their files: what they linked away is theirs."""
         downloads, self._downloads = self._downloads, set()
@@ -180,7 +190,10 @@ class StateReader:
             data = handle.inline
         else:
             store, name = self._where(operator, handle)
-            data = await store.read_file(name)
+            if handle.channel is None:
+                data = await store.read_file(name)
+            else:
+                data = await store.read_range(name, handle.offset, handle.size_bytes)
         self._verify(operator, handle, len(data), xxhash.xxh3_64_hexdigest(data))
         self._progress(len(data))
         return data
@@ -256,6 +269,10 @@ class StateReader:
     async def _in_thread(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         return await to_the_end(loop.run_in_executor(self._threads, call))
+
+
+def _target(handle: StateHandle) -> str:
+    return "" if handle.channel is None else handle.channel.target
 
 
 def _merging(chain: list[pa.Table], keys: tuple[str, ...]) -> Callable[[], pa.Table]:

@@ -24,18 +24,20 @@ from ...operators.elements import (
     EndOfPartition,
 )
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
+from ..exchange.outlet import BarrierOutlet
 from ..protocol.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, TimeAccounting
 from .build import build_chain, open_chain
 from .chain import LEAVING, ChainedOperator, call_and_wait, with_context, wrap_error
 from .environment import TaskEnvironment
+from .in_flight import InFlightCut, InputCapture
 from .signal import Signal
 from .snapshots import SnapshotRunner
 from .threads import to_the_end
 from .timers import MailboxTimers
 
 Mail = Callable[[], Awaitable[Any] | None]
-SLICE_ROWS_MIN = 16
+SLICE_ROWS_MIN = 1
 FIRST_SLICE_ROWS = 1024
 """Nothing is known yet of what a record costs; fast operators reach whole batches in a few steps."""
 SLICE_ROWS_MAX = 1 << 30
@@ -64,6 +66,7 @@ class Subtask:
         self._terminated = False
         self._stopping = False
         self._rows_per_slice = FIRST_SLICE_ROWS
+        self._outlet_timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[None] | None = None
         self._released = False
 
@@ -112,6 +115,8 @@ class Subtask:
             return
         self._released = True
         self.timers.cancel_all()
+        for timer in self._outlet_timers:
+            timer.cancel()
         await self.snapshots.cancel()
         for partition in self._partitions:
             partition.close()
@@ -152,6 +157,8 @@ class Subtask:
                 await self._run_mail()
                 if self._ending:
                     await self._end()
+            elif self.urgent():
+                pass
             elif self._backlogged():
                 await self._sleep(Activity.BACKPRESSURED)
             elif await self.step():
@@ -170,6 +177,10 @@ class Subtask:
     async def step(self) -> bool:
         """Handle one input, if there is one right now; False if there is nothing to do."""
         raise NotImplementedError
+
+    def urgent(self) -> bool:
+        """Handle a barrier that does not wait for its turn; False if there is none."""
+        return False
 
     def _backlogged(self) -> bool:
         return any(partition.backlogged for partition in self._partitions)
@@ -259,8 +270,12 @@ class Subtask:
 
     # -- checkpoints --------------------------------------------------------------------------------
 
-    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
-        """Order of features.md 3.1: prepare, barrier out, synchronous part, asynchronous part."""
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> bool:
+        """Order of features.md 3.1: prepare, barrier out, synchronous part, asynchronous part.
+
+        Returns:
+            False if there is no snapshot to be taken: the checkpoint was given up before.
+        """
         verdict = self.snapshots.begin(barrier.checkpoint_id)
         if barrier.options.stop:
             # Behind a savepoint the last checkpoint is still to come: whatever timers would make until
@@ -269,9 +284,37 @@ class Subtask:
         if verdict is SnapshotVerdict.TAKE:
             self.snapshots.prepare(barrier.checkpoint_id)
             self.chain.broadcast(barrier)
-            self.snapshots.take(barrier, alignment_ms, self.finished, self.extra_items)
+            in_flight = self.in_flight(barrier)
+            self.snapshots.take(barrier, alignment_ms, self.finished, self.extra_items, in_flight)
         elif verdict is SnapshotVerdict.CANCEL:
             self.chain.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
+        return verdict is SnapshotVerdict.TAKE
+
+    def in_flight(self, barrier: CheckpointBarrier) -> InFlightCut | None:
+        """What the barrier that was just sent overtakes here; None if it is aligned."""
+        if not barrier.options.may_overtake:
+            return None
+        found = [partition.outlet(barrier.checkpoint_id) for partition in self._partitions]
+        outlets = [outlet for outlet in found if outlet is not None]
+        for outlet in outlets:
+            self._overtake_in_time(outlet)
+        return InFlightCut(self._input_capture(), outlets)
+
+    def _input_capture(self) -> InputCapture | None:
+        """What comes in in front of the barriers of the checkpoint under way, if they overtook."""
+        return None
+
+    def _overtake_in_time(self, outlet: BarrierOutlet) -> None:
+        """Have a barrier that waits in line overtake once its checkpoint is too old for that."""
+        options = outlet.barrier.options
+        if options.unaligned or options.aligned_timeout_ms is None:
+            return
+        age_ms = self.env.clock.now_ms() - outlet.barrier.trigger_ms
+        delay_ms = max(0, options.aligned_timeout_ms - age_ms)
+        # Not by mail: a subtask that waits for the queue to go down does not read its mails.
+        loop = asyncio.get_running_loop()
+        self._outlet_timers = [t for t in self._outlet_timers if t.when() > loop.time()]
+        self._outlet_timers.append(loop.call_later(delay_ms / 1000, outlet.overtake))
 
     def extra_items(self) -> dict[str, list[bytes]]:
         """State of the head beyond its operator's own: a source's positions."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...operators.clock import Clock
 from ...operators.elements import Batch, ObjectBatch
-from ...operators.graph import Node
 from ...operators.rows import to_rows
 from ..control.messages import Deploy
 from ..exchange.gate import InputChannelSpec, InputGate
@@ -32,7 +31,20 @@ class ChannelMap:
         hub: ExchangeHub,
         clock: Clock,
         settings: ExchangeSettings,
+        *,
+        overtaken: frozenset[int] = frozenset(),
     ) -> None:
+        """Numbers are given, nothing is made.
+
+        Args:
+            plan: what runs.
+            message: where its subtasks run.
+            hub: makes and registers the ends.
+            clock: for buffer timeouts.
+            settings: limits.
+            overtaken: vertices on whose inputs barriers may overtake records.
+        """
+        self._overtaken = overtaken
         self._plan = plan
         self._message = message
         self._hub = hub
@@ -57,13 +69,14 @@ class ChannelMap:
         edges = self._plan.inputs_of(self._plan.vertices[vertex])
         if not edges:
             return None
-        specs = [
-            InputChannelSpec(number, edge.input_index)
-            for edge in edges
-            for (_, receiver), number in self._numbers[edge.id].items()
-            if receiver == index
-        ]
-        gate = InputGate(specs, self._settings)
+        specs: list[InputChannelSpec] = []
+        for edge in edges:
+            address = self._plan.addresses(edge)
+            for (sender, receiver), number in self._numbers[edge.id].items():
+                if receiver == index:
+                    called = address(sender, receiver)
+                    specs.append(InputChannelSpec(number, edge.input_index, called))
+        gate = InputGate(specs, self._settings, overtaking=vertex in self._overtaken)
         self._hub.register_gate(gate, self._message.attempt)
         return gate
 
@@ -71,7 +84,7 @@ class ChannelMap:
         """The result partitions of a subtask: by node, with the side output they carry."""
         partitions: dict[int, list[tuple[str | None, Any]]] = {}
         for edge in self._plan.outputs_of(self._plan.vertices[vertex]):
-            sender_name = self._sender(edge).name
+            sender_name = self._plan.sender(edge).name
             channels = [
                 self._hub.output_channel(
                     number,
@@ -88,24 +101,27 @@ class ChannelMap:
                 sender=index,
                 max_parallelism=self._plan.max_parallelism,
                 rng=random.Random(f"{self._message.attempt}/{edge.id}/{index}"),
-                rows=self._rows_of(edge),
+                rows=rows_of(self._plan, edge),
             )
-            partition = ResultPartition(channels, partitioner, self._settings, self._clock)
+            addresses = None
+            if edge.target in self._overtaken:
+                address = self._plan.addresses(edge)
+                pairs = self._numbers[edge.id]
+                addresses = [address(*pair) for pair in pairs if pair[0] == index]
+            partition = ResultPartition(
+                channels, partitioner, self._settings, self._clock, addresses
+            )
             partitions.setdefault(edge.source_node, []).append((edge.side, partition))
         return partitions
 
-    def _sender(self, edge: ExchangeEdge) -> Node:
-        """The step whose records travel over the edge."""
-        nodes = self._plan.vertices[edge.source].nodes
-        return next(node for node in nodes if node.id == edge.source_node)
 
-    def _rows_of(self, edge: ExchangeEdge) -> Callable[[Batch], Sequence[Any]]:
-        """Key and partition functions get the class the user's other functions get."""
-        row_type = None if edge.side is not None else self._sender(edge).row_type
+def rows_of(plan: PhysicalPlan, edge: ExchangeEdge) -> Callable[[Batch], Sequence[Any]]:
+    """Key and partition functions get the class the user's other functions get."""
+    row_type = None if edge.side is not None else plan.sender(edge).row_type
 
-        def rows(batch: Batch) -> Sequence[Any]:
-            if isinstance(batch, ObjectBatch):
-                return batch.records
-            return to_rows(batch.data, row_type)
+    def rows(batch: Batch) -> Sequence[Any]:
+        if isinstance(batch, ObjectBatch):
+            return batch.records
+        return to_rows(batch.data, row_type)
 
-        return rows
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
 from ...operators.watermarks.operator import EventTimeOperator
 from ...state.keygroups import KeyGroupRange, key_group_range
-from ...state.snapshot import CommitPermit, OperatorSnapshot
+from ...state.snapshot import CommitPermit, OperatorSnapshot, StateHandle
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
@@ -34,13 +34,13 @@ from ..control.messages import (
 )
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..observe.metrics import MetricsRegistry
-from ..options import TRANSFERS_MAX, Options
+from ..options import TRANSFERS_MAX, UNALIGNED, UNALIGNED_FORCED, Options
 from ..plan import PhysicalPlan
 from ..protocol.failures import FailureKind
 from ..shipping import unship
 from ..storage.base import CheckpointStore
 from ..task.environment import SnapshotTiming, TaskEnvironment
-from ..task.input_subtask import InputSubtask
+from ..task.input_subtask import InputBatch, InputSubtask
 from ..task.iteration import IterationSubtask
 from ..task.iteration_edge import FeedbackPartition, FeedbackPorts
 from ..task.source_subtask import SourceSubtask
@@ -48,6 +48,7 @@ from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
 from ..task.tasks import all_of
 from .channels import ChannelMap
+from .in_flight_restore import recovered_batches
 from .local_directories import LocalDirectories
 from .restore_progress import RestoreMeter
 from .settings import exchange_settings, task_settings
@@ -87,6 +88,12 @@ class Deployment:
         self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
         self._send = send
         self._subtasks: list[Subtask] = []
+        self._overtaken = frozenset(
+            vertex.id
+            for vertex in self._plan.vertices
+            if self._options.get(UNALIGNED)
+            and self._plan.overtaken_inputs(vertex, forced=self._options.get(UNALIGNED_FORCED))
+        )
 
     async def prepare(self) -> None:
         """Build all subtasks, open their operators and restore their state."""
@@ -99,6 +106,7 @@ class Deployment:
             self._hub,
             self._clock,
             exchange_settings(self._options),
+            overtaken=self._overtaken,
         )
         ports = FeedbackPorts()
         # Gates first, all of them: a local sender's channel needs its receiver's gate.
@@ -149,6 +157,7 @@ class Deployment:
             reports=reports,
             metrics_of=self._metrics.operator,
             splits=splits,
+            overtaking=vertex.id in self._overtaken,
         )
 
     async def _restore_all(
@@ -165,8 +174,7 @@ class Deployment:
         total = sum(
             handle.size_bytes
             for assignment, own in zip(assignments, ranges, strict=True)
-            for snapshot in assignment.state
-            for handle in snapshot.handles
+            for handle in _handles(assignment)
             if is_needed(handle, own)
         )
         meter = RestoreMeter(total, self._clock, self._restoring)
@@ -206,6 +214,26 @@ class Deployment:
         mine = () if self._message.state_root else assignment.state
         await subtask.prepare(states, assignment.finished, mine)
         await reader.delete_downloads()
+        if isinstance(subtask, InputSubtask) and assignment.in_flight:
+            subtask.recover(await self._recovered(subtask, assignment, reader))
+
+    async def _recovered(
+        self, subtask: Subtask, assignment: SubtaskAssignment, reader: StateReader
+    ) -> list[InputBatch]:
+        """The records that were on their way to a subtask."""
+        data = await reader.load_in_flight(assignment.in_flight)
+        pieces = list(zip(assignment.in_flight, data, strict=True))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._io_threads,
+            lambda: recovered_batches(
+                self._plan,
+                subtask.env.vertex,
+                assignment.index,
+                pieces,
+                shared=assignment.in_flight_shared,
+            ),
+        )
 
     def _restoring(self, done_bytes: int, total_bytes: int) -> None:
         self._send(
@@ -271,6 +299,12 @@ class Deployment:
         return tuple(_statistics(subtask) for subtask in self._subtasks)
 
 
+def _handles(assignment: SubtaskAssignment) -> Iterator[StateHandle]:
+    for snapshot in assignment.state:
+        yield from snapshot.handles
+    yield from assignment.in_flight
+
+
 def _statistics(subtask: Subtask) -> SubtaskStatistics:
     operators = subtask.chain.operators
     busy, idle, backpressured = subtask.time.rates()
@@ -324,7 +358,10 @@ class _Reports:
                 sync_ms=timing.sync_ms,
                 async_ms=timing.async_ms,
                 alignment_ms=timing.alignment_ms,
+                start_delay_ms=timing.start_delay_ms,
+                unaligned=timing.unaligned,
                 written_bytes=timing.written_bytes,
+                in_flight_bytes=timing.in_flight_bytes,
             )
         )
 

@@ -12,6 +12,7 @@ from ..options import (
     BUFFER_TIMEOUT,
     BUFFERS_PER_CHANNEL,
     CHECKPOINT_INLINE,
+    CHECKPOINT_MODE,
     DELTA_CHAIN_MAX,
     FLOATING_BUFFERS,
     LOCAL_DIRS,
@@ -38,6 +39,7 @@ def task_settings(options: Options) -> TaskSettings:
         slice_ms=options.get(TASK_SLICE),
         inline_bytes_max=options.get(CHECKPOINT_INLINE),
         delta_chain_max=options.get(DELTA_CHAIN_MAX),
+        exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
     )
 
 

@@ -1,0 +1,127 @@
+"""Records that a barrier overtook: kept in order per channel, as bytes for the store, and back.
+
+Columns are immutable and are kept by reference. Python objects are not: the receiver may change a record
+it is about to process, so they are pickled when they are added.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import cloudpickle
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...errors import ExchangeError
+from ...operators.elements import Batch, ColumnBatch, ObjectBatch
+from ...state.snapshot import ChannelAddress
+from .wire import TIMESTAMPS_COLUMN
+
+FORMAT: Final = 1
+"""First element of what `encode` makes; a newer headgate may write another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickledRecords:
+    """A batch of Python objects as it was when it was added."""
+
+    data: bytes
+    rows: int
+
+
+class InFlightRecords:
+    """The records of some channels of one subtask that belong to one checkpoint."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[ChannelAddress, list[ColumnBatch | PickledRecords]] = {}
+        self.nbytes = 0
+        """About what they take in memory."""
+        self.error: ExchangeError | None = None
+        """Why they cannot be kept, if so: then the checkpoint cannot be taken."""
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces) or self.error is not None
+
+    @property
+    def channels(self) -> list[ChannelAddress]:
+        """The channels with records, in the order of their first one."""
+        return list(self._pieces)
+
+    def add(self, channel: ChannelAddress, batch: Batch) -> None:
+        """Keep `batch` behind those of its channel. Never raises: see `error`."""
+        if len(batch) == 0 or self.error is not None:
+            return
+        piece: ColumnBatch | PickledRecords
+        if isinstance(batch, ColumnBatch):
+            piece = batch
+            self.nbytes += batch.nbytes
+        else:
+            try:
+                data = cloudpickle.dumps((batch.records, batch.timestamps), protocol=5)
+            except Exception as error:
+                self.error = ExchangeError(
+                    f"a record on its way cannot be kept in an unaligned checkpoint "
+                    f"operator=`{channel.source}` error=`{error!r}`",
+                    fix="records must be picklable, or set "
+                    "execution.checkpointing.unaligned.enabled to false",
+                )
+                self.error.__cause__ = error
+                return
+            piece = PickledRecords(data, len(batch))
+            self.nbytes += len(data)
+        self._pieces.setdefault(channel, []).append(piece)
+
+    def encode(self, channel: ChannelAddress) -> tuple[bytes, int]:
+        """The records of a channel as bytes, and how many they are. Takes its time."""
+        pieces = self._pieces[channel]
+        rows = sum(p.rows if isinstance(p, PickledRecords) else len(p) for p in pieces)
+        encoded = [
+            piece.data if isinstance(piece, PickledRecords) else _columns(piece) for piece in pieces
+        ]
+        kinds = [isinstance(piece, PickledRecords) for piece in pieces]
+        return msgspec.msgpack.encode((FORMAT, kinds, encoded)), rows
+
+
+def decode(data: bytes) -> Iterator[Batch]:
+    """The batches that `InFlightRecords.encode` was given, in order.
+
+    Raises:
+        ExchangeError: a newer headgate wrote them.
+    """
+    found = msgspec.msgpack.decode(data)
+    if not isinstance(found, list) or found[:1] != [FORMAT]:
+        raise ExchangeError(
+            f"records on their way are in an unknown format format=`{str(found)[:20]}`",
+            fix="restore with the version of headgate that took the checkpoint",
+        )
+    _, kinds, pieces = found
+    for pickled, piece in zip(kinds, pieces, strict=True):
+        if pickled:
+            records, timestamps = pickle.loads(piece)
+            yield ObjectBatch(records, timestamps)
+        else:
+            yield _batch(piece)
+
+
+def _columns(batch: ColumnBatch) -> bytes:
+    """One Arrow IPC stream: the only form in which dictionaries travel with their rows."""
+    data = batch.data
+    if batch.timestamps is not None:
+        data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as stream:
+        stream.write_batch(data)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _batch(piece: bytes) -> ColumnBatch:
+    data = pa.ipc.open_stream(pa.py_buffer(piece)).read_next_batch()
+    last = data.num_columns - 1
+    if last < 0 or data.schema.field(last).name != TIMESTAMPS_COLUMN.name:
+        return ColumnBatch(data)
+    timestamps = data.column(last).to_numpy(zero_copy_only=True).astype(np.int64, copy=False)
+    return ColumnBatch(data.remove_column(last), timestamps)
