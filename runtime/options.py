@@ -68,6 +68,38 @@ CHECKPOINT_MAX_CONCURRENT = Option[int](
     "checkpoints",
     "How many checkpoints may be under way at once.",
 )
+CHECKPOINT_MODE = Option[str](
+    "execution.checkpointing.mode",
+    Choice(("EXACTLY_ONCE", "AT_LEAST_ONCE")),
+    "EXACTLY_ONCE",
+    "",
+    "AT_LEAST_ONCE: no input waits for the barriers of others; after a failure records may count twice.",
+)
+UNALIGNED = Option[bool](
+    "execution.checkpointing.unaligned.enabled",
+    Boolean(),
+    False,
+    "",
+    "Barriers overtake records in queues, which become part of the checkpoint. For jobs under "
+    "backpressure. Needs EXACTLY_ONCE, and one checkpoint at a time.",
+    aliases=("execution.checkpointing.unaligned",),
+)
+ALIGNED_TIMEOUT = Option[int](
+    "execution.checkpointing.aligned-checkpoint-timeout",
+    Duration(),
+    0,
+    "ms",
+    "With unaligned checkpoints: barriers stay in line until the checkpoint is this old, and overtake "
+    "from then on; 0: they overtake at once.",
+)
+UNALIGNED_FORCED = Option[bool](
+    "execution.checkpointing.unaligned.forced",
+    Boolean(),
+    False,
+    "",
+    "Barriers also overtake records on their way through a partitioner of the job's own; it must then "
+    "choose by the record alone.",
+)
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",
     Integer(),
@@ -172,6 +204,13 @@ RECOVERY_IGNORE_UNCLAIMED = Option[bool](
     "",
     "Drop restored state that no operator of the job claims, instead of refusing to start.",
     ("execution.savepoint.ignore-unclaimed-state",),
+)
+WITHOUT_CHANNEL_STATE = Option[int](
+    "execution.state-recovery.without-channel-state.checkpoint-id",
+    Integer(at_least=-1),
+    -1,
+    "checkpoint",
+    "Restore this unaligned checkpoint without the records that were on their way: they are lost.",
 )
 RESTORE_FALLBACK = Option[bool](
     "headgate.restore.fallback",
@@ -545,6 +584,30 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionErro
                 f"heartbeat timeout is not above the interval "
                 f"interval=`{format_duration(interval)}` timeout=`{format_duration(timeout)}`",
                 fix=f"raise {HEARTBEAT_TIMEOUT.key}, or lower {HEARTBEAT_INTERVAL.key}",
+            ),
+        )
+    yield from _unaligned_contradictions(values)
+
+
+def _unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
+    if not values.get(UNALIGNED.key, UNALIGNED.default):
+        return
+    if values.get(CHECKPOINT_MODE.key, CHECKPOINT_MODE.default) != "EXACTLY_ONCE":
+        yield (
+            UNALIGNED.key,
+            OptionError(
+                f"unaligned checkpoints are exactly-once {CHECKPOINT_MODE.key}=`AT_LEAST_ONCE`",
+                fix=f"set {UNALIGNED.key} to false, or {CHECKPOINT_MODE.key} to EXACTLY_ONCE",
+            ),
+        )
+    concurrent = values.get(CHECKPOINT_MAX_CONCURRENT.key, CHECKPOINT_MAX_CONCURRENT.default)
+    if concurrent > 1:
+        yield (
+            CHECKPOINT_MAX_CONCURRENT.key,
+            OptionError(
+                f"unaligned checkpoints are taken one at a time "
+                f"{CHECKPOINT_MAX_CONCURRENT.key}=`{concurrent}`",
+                fix=f"set it to 1, or {UNALIGNED.key} to false",
             ),
         )
 

@@ -97,7 +97,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known() -> None:
 
 def test_a_flink_option_that_we_do_not_have_is_refused_rather_than_ignored() -> None:
     with pytest.raises(OptionError, match="unknown option"):
-        Options({"execution.checkpointing.unaligned.enabled": "true"})
+        Options({"execution.checkpointing.snapshot-compression": "true"})
 
 
 def test_all_problems_are_reported_at_once() -> None:
