@@ -36,6 +36,8 @@ def to_ms(when: Time) -> int:
             f"not a point in time value=`{when!r}`",
             fix="give a datetime, or whole milliseconds since 1970 UTC",
         )
+    if not -(2**63) <= when < 2**63:
+        raise UsageError(f"a point in time is a 64-bit number of ms value=`{when}`")
     return when
 
 

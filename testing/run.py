@@ -171,8 +171,13 @@ class VirtualRun:
     def _drive_until(self, task: asyncio.Task[Any]) -> None:
         """Let time pass, at most `END_MAX_S`, until `task` is done and everything at rest."""
         if not task.done():
-            task.add_done_callback(lambda _: self._loop.stop())
+
+            def stop(_: asyncio.Task[Any]) -> None:
+                self._loop.stop()
+
+            task.add_done_callback(stop)
             self._loop.drive(self._loop.time() + END_MAX_S)
+            task.remove_done_callback(stop)  # or it would cut a later drive short
         self._loop.drive()
 
     def _raise_failure(self) -> None:

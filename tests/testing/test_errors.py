@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_a_job_that_does_not_end_says_what_it_waits_for() -> None:
         with pytest.raises(JobError, match="the job does not end") as caught:
             h.end()
     assert "# for ever" in str(caught.value)
+
+
+def test_time_goes_on_behind_a_job_that_ends_late() -> None:
+    async def slowly(n: int) -> int:
+        await asyncio.sleep(5_400)
+        return n
+
+    job = hg.Job("late")
+    job.read(from_list([]), name="numbers").map(slowly).write(collect(guarantee="none"), name="out")
+    with harness(job) as h:
+        begun = h.now
+        h.push("numbers", 1)
+        with pytest.raises(JobError, match="the job does not end"):
+            h.end()
+        h.advance_time("1h")
+        assert h.drain("out") == [1]
+        assert h.now - begun == timedelta(hours=2)
 
 
 def test_a_job_that_hangs_can_crash() -> None:

@@ -483,8 +483,11 @@ def test_times_that_make_no_sense_are_refused(
             h.advance_time(5)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="get their time from the job step=`event_time`"):
             h.push("clicks", click("ann", 1, t0), at=t0)
-    with harness(spending_job()) as h, pytest.raises(UsageError, match="no event_time step"):
-        h.advance_watermark("payments", t0)
+    with harness(spending_job()) as h:
+        with pytest.raises(UsageError, match="no event_time step"):
+            h.advance_watermark("payments", t0)
+        with pytest.raises(UsageError, match="a 64-bit number of ms"):
+            h.push("payments", ("ann", 1), at=2**63)
 
 
 def test_a_wrong_job_is_refused(spending_job: Any) -> None:
