@@ -23,6 +23,7 @@ def main() -> None:
     print_table("An operator", operators)
     for name in ("window", "join", "joinAsOf", "coGroup", "connect", "match", "retry", "iterate"):
         print_table(name, operators["properties"][name])
+    print_table("A reference with arguments", operators["properties"]["process"]["anyOf"][0])
     print_table("onError", operators["properties"]["onError"]["anyOf"][0])
     print_table("A sink", sinks)
     for name, fields in connectors(sinks).items():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["none", "next", "past_last", "first", "last"]
+PATTERN: Final = r"no_skip|skip_to_next|skip_past_last_event|skip_to_(?:first|last)\([^()]+\)"
+"""What `parse_after_match` reads."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class AfterMatch:
             return None
         numbers = [number for several in taken.values() for number in several]
         return 1 + (min(numbers) if self.kind == "next" else max(numbers))
+
+
+def parse_after_match(text: str) -> AfterMatch:
+    """The strategy whose text, as `str` gives it and `PATTERN` matches it, this is."""
+    name, _, stage = text.removesuffix(")").partition("(")
+    if stage:
+        return {"skip_to_first": skip_to_first, "skip_to_last": skip_to_last}[name](stage)
+    plain = (no_skip(), skip_to_next(), skip_past_last_event())
+    return {str(strategy): strategy for strategy in plain}[name]
 
 
 def no_skip() -> AfterMatch:

@@ -56,6 +56,25 @@ class Sequence:
 Value: TypeAlias = Scalar | Mapping | Sequence
 
 
+def size_of(value: Value) -> int:
+    """How many values it is with its aliases written out; each is looked at once."""
+    known: dict[int, int] = {}
+
+    def size(part: Value) -> int:
+        if id(part) not in known:
+            match part:
+                case Mapping():
+                    inside = [entry.value for entry in part.entries.values()]
+                case Sequence():
+                    inside = list(part.items)
+                case Scalar():
+                    inside = []
+            known[id(part)] = 1 + sum(map(size, inside))
+        return known[id(part)]
+
+    return size(value)
+
+
 def kind_of(value: Value) -> str:
     """What a value is, in the words of an error message."""
     match value:

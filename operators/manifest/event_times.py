@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ...errors import HeadgateError, PlanError
@@ -10,7 +11,7 @@ from ..watermarks.generators import WatermarkGenerator
 from ..watermarks.strategy import WatermarkStrategy
 from .fields import Table
 from .references import resolve
-from .step import Builder, function_of, given
+from .step import Builder, arguments_of, function_of, given, instance, readable, reference_of
 
 
 def with_event_time(
@@ -82,19 +83,23 @@ def _strategy(table: Table, step: str, builder: Builder) -> WatermarkStrategy | 
             "keep one: the strategy says how far records may be out of order",
         )
         return None
-    reference = table.get("strategy")
-    if reference is None:
+    said = table.get("strategy")
+    if said is None or (isinstance(said, Table) and not readable(said)):
         return None
-    return builder.attempt(table.line_of("strategy"), lambda: _resolved_strategy(reference))
+    return builder.attempt(table.line_of("strategy"), lambda: _resolved_strategy(said))
 
 
-def _resolved_strategy(reference: str) -> WatermarkStrategy:
-    found = resolve(reference)
+def _resolved_strategy(said: Any) -> WatermarkStrategy:
+    found = resolve(reference_of(said))
+    if isinstance(said, Table):
+        made = instance(said)  # if its arguments are wrong, that shows here and not in the job
+        is_generator = isinstance(made, WatermarkGenerator)
+        found = partial(found, **arguments_of(said)) if is_generator else made
     if isinstance(found, WatermarkStrategy):
         return found
     if isinstance(found, WatermarkGenerator) or not callable(found):
         raise PlanError(
-            f"not a strategy reference=`{reference}` type=`{type(found).__name__}`",
+            f"not a strategy reference=`{reference_of(said)}` type=`{type(found).__name__}`",
             fix="name a class derived from hg.WatermarkGenerator, or a hg.WatermarkStrategy",
         )
     return WatermarkStrategy.custom(found)

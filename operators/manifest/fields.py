@@ -16,6 +16,9 @@ from . import document
 from .document import Entry, Problems, Scalar, Value, kind_of, nearest
 from .references import REFERENCE_PATTERN
 
+ANYTHING_MAX: Final = 100_000
+"""Parts of a value of a field that takes any."""
+
 
 class _Invalid:
     """What reading a bad value gives: the problem is noted, nobody should complain again."""
@@ -264,17 +267,25 @@ class AnyText:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Any value, as plain dicts, lists and scalars: whoever gets it checks it."""
+    """Any value, as plain dicts, lists and scalars: whoever gets it checks it.
+
+    Here aliases are written out, and few bytes can stand for more than fits anywhere.
+    """
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
+        if document.size_of(value) > ANYTHING_MAX:
+            wanted = f"a value of at most {ANYTHING_MAX} parts"
+            problems.add(line, f"{problems.field} must be {wanted}, its aliases written out")
+            return INVALID
+        return self._plain(value)
+
+    def _plain(self, value: Value) -> Any:
         match value:
             case document.Mapping():
-                read = {
-                    name: self.read(e.value, e.line, problems) for name, e in value.entries.items()
-                }
+                read = {name: self._plain(entry.value) for name, entry in value.entries.items()}
                 return INVALID if any(item is INVALID for item in read.values()) else read
             case document.Sequence():
-                items = [self.read(item, item.line, problems) for item in value.items]
+                items = [self._plain(item) for item in value.items]
                 return INVALID if any(item is INVALID for item in items) else items
             case Scalar():
                 return INVALID if value.broken else value.value

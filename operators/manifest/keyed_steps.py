@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from ..aggregates import parse_aggregate
+from ..cep.after_match import parse_after_match
+from ..cep.pattern import Pattern
 from ..process.batches import KeyedBatchProcess
 from ..process.functions import BroadcastProcess, CoProcess, KeyedProcess
 from ..stream import Stream
 from ..windowing.functions import WindowProcess
 from .fields import Table
 from .pair_steps import check_connect, connected
-from .references import resolve
 from .step import (
     Builder,
     Step,
@@ -200,9 +202,10 @@ def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
     line, section = table.line_of("match"), table.get("match")
     if section is None or not check_keys("match", name, table, line, builder):
         return None
-    written = section.get("pattern")
-    pattern = written and builder.attempt(section.line_of("pattern"), lambda: resolve(written))
+    pattern = instance_of(section, "pattern", builder)
     select = function_of(section, "select", builder)
+    if section.tried("afterMatch"):
+        pattern = _with_strategy(pattern, name, section, builder)
     into = builder.schema_of(table, "into")
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
@@ -216,6 +219,21 @@ def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
         )
 
     return step
+
+
+def _with_strategy(pattern: Any, name: str, section: Table, builder: Builder) -> Any:
+    """The pattern with the strategy of `afterMatch`; None if that is wrong."""
+    said = section.get("afterMatch")
+    if said is None or not isinstance(pattern, Pattern):
+        return None if said is None else pattern
+    if pattern.after.kind != "none":
+        builder.problems.add(
+            section.line_of("afterMatch"),
+            f"the pattern says `{pattern.after}` itself operator=`{name}`",
+            "remove afterMatch, or after_match in the module",
+        )
+        return None
+    return replace(pattern, after=parse_after_match(said))
 
 
 def _process_function(name: str, table: Table, builder: Builder) -> Any:

@@ -19,6 +19,7 @@ MANIFEST_BYTES_MAX = 1_048_576
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NO_CHARACTER = re.compile(r"\\U(?!000|0010)[0-9A-Fa-f]{8}")
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = frozenset(
     _TAG + name
@@ -46,6 +47,10 @@ def load(text: str, problems: Problems, variables: MappingABC[str, str]) -> Valu
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         problems.add(line, f"yaml syntax: character not allowed code=`{error.character:#x}`")
+    except (ValueError, OverflowError):  # what PyYAML makes of "\UFFFFFFFF"
+        found = _NO_CHARACTER.search(text)
+        line = text.count("\n", 0, found.start() if found else 0) + 1
+        problems.add(line, "yaml syntax: an escape stands for no character")
     except RecursionError:
         problems.add(1, "yaml is nested too deeply")
     return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ..cep.after_match import PATTERN as AFTER_MATCH_PATTERN
 from ..durations import parse_duration
 from .fields import (
     REFERENCE,
     AnyText,
+    Anything,
     Boolean,
     Choice,
     Field,
@@ -28,6 +30,14 @@ _AGGREGATE_FUNCTION = Text(
     REFERENCE.pattern, "a mapping such as `{n: count()}`, or `module:AggregateFunction`"
 )
 _ROWS = Integer(1, 2**31 - 1)
+_REFERENCE_TABLE = Section(
+    "a reference",
+    {
+        "python": Field(REFERENCE, "a class, or a function that makes one", required=True),
+        "arguments": Field(Items(Anything()), "with which it is called, by name"),
+    },
+)
+_INSTANCE = OneOf(_REFERENCE_TABLE, REFERENCE)
 
 NAME = Text(
     r"[A-Za-z0-9][A-Za-z0-9_-]*",
@@ -53,7 +63,7 @@ EVENT_TIME = Section(
         "python": Field(REFERENCE, "instead: a function record -> time, `module:function`"),
         "maxOutOfOrder": Field(duration(), "how much later than a younger record one may come"),
         "strategy": Field(
-            REFERENCE, "instead: a rule for watermarks, a class `module:WatermarkGenerator`"
+            _INSTANCE, "instead: a rule for watermarks, a class `module:WatermarkGenerator`"
         ),
         "idleAfter": Field(duration(), "a split silent for so long no longer holds time back"),
         "closeAfter": Field(duration(), "after so long a silence time goes on with the clock"),
@@ -81,7 +91,7 @@ WINDOW = Section(
         ),
         "count": Field(_ROWS, "the last so many records of a key, `every` so many"),
         "global": Field(Choice(("all",)), "`all` records of a key in one window"),
-        "python": Field(REFERENCE, "a `module:WindowAssigner` of your own"),
+        "python": Field(_INSTANCE, "a `module:WindowAssigner` of your own"),
         "every": Field(AnyText(), "of `sliding` a duration, of `count` a number of records"),
         "step": Field(duration(), "of `cumulative`"),
         "offset": Field(duration(), "shifts their bounds"),
@@ -90,8 +100,8 @@ WINDOW = Section(
         "emitEvery": Field(duration(), "show the results so far after so much processing time"),
         "emitRows": Field(_ROWS, "the same after so many rows of a subtask"),
         "time": Field(Choice(("event", "processing")), "`processing`: by the machine's clock"),
-        "trigger": Field(REFERENCE, "a `module:Trigger`: when windows fire"),
-        "evictor": Field(REFERENCE, "a `module:Evictor`: which records are left out then"),
+        "trigger": Field(_INSTANCE, "a `module:Trigger`: when windows fire"),
+        "evictor": Field(_INSTANCE, "a `module:Evictor`: which records are left out then"),
     },
 )
 _OTHER = {"with": Field(STREAM, "the other source or operator", required=True), **_KEYS}
@@ -171,8 +181,16 @@ ITERATE = Section(
 MATCH = Section(
     "match",
     {
-        "pattern": Field(REFERENCE, "what `hg.cep.begin` began, `module:name`", required=True),
+        "pattern": Field(_INSTANCE, "what `hg.cep.begin` began, `module:name`", required=True),
         "select": Field(REFERENCE, "a function match -> record, `module:function`"),
+        "afterMatch": Field(
+            Text(
+                AFTER_MATCH_PATTERN,
+                "no_skip, skip_to_next, skip_past_last_event, skip_to_first(stage) or "
+                "skip_to_last(stage)",
+            ),
+            "which overlapping matches are dropped, such as `skip_past_last_event`",
+        ),
     },
 )
 VERBS = (
@@ -215,9 +233,9 @@ OPERATOR = Section(
             'results and how they are made, `total: "sum(amount)"`; or a `module:AggregateFunction`',
         ),
         "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
-        "process": Field(REFERENCE, "a class with state, such as a `module:KeyedProcess`"),
+        "process": Field(_INSTANCE, "a class with state, such as a `module:KeyedProcess`"),
         "windowProcess": Field(
-            REFERENCE, "a `module:WindowProcess` that gets what `reduce` or `aggregate` has made"
+            _INSTANCE, "a `module:WindowProcess` that gets what `reduce` or `aggregate` has made"
         ),
         "connect": Field(CONNECT, "a second input of `process`"),
         "join": Field(JOIN, "pairs with another stream, near in time or in the same window"),

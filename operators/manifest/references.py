@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
-from ...errors import PlanError
+from ...errors import HeadgateError, PlanError
 from ..suggestions import suggest
 
 REFERENCE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -21,7 +22,7 @@ def resolve(reference: str) -> Any:
     module_name, _, path = reference.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does
         raise PlanError(
             f"module cannot be imported module=`{module_name}` "
             f"error=`{type(error).__name__}: {error}`",
@@ -54,22 +55,33 @@ def resolve_class(reference: str) -> type[Any]:
     return found
 
 
-def resolve_instance(reference: str) -> Any:
-    """What `module:name` names; a class stands for an instance of it, made without arguments.
+def resolve_instance(reference: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """What `module:name` names; a class stands for an instance of it.
+
+    Args:
+        arguments: by name, of the class, or of a function that makes what is meant.
 
     Raises:
-        PlanError: as `resolve`, or the class cannot be made so.
+        PlanError: as `resolve`, or it cannot be made with these arguments.
     """
     found = resolve(reference)
-    if not isinstance(found, type):
+    if arguments is None and not isinstance(found, type):
         return found
-    try:
-        return found()
-    except Exception as error:  # whatever the user's class does when it is made
+    if not callable(found):
         raise PlanError(
-            f"class cannot be made without arguments reference=`{reference}` "
-            f"error=`{type(error).__name__}: {error}`",
-            fix="make an instance in the module, and name that",
+            f"takes no arguments reference=`{reference}` type=`{type(found).__name__}`",
+            fix="name a class, or a function that makes what is meant",
+        )
+    try:
+        return found(**(arguments or {}))
+    except HeadgateError:
+        raise
+    except Exception as error:  # whatever the user's class does when it is made
+        what = "class cannot be made" if isinstance(found, type) else "function cannot be called"
+        how = "with these arguments" if arguments else "without arguments"
+        raise PlanError(
+            f"{what} {how} reference=`{reference}` error=`{type(error).__name__}: {error}`",
+            fix="{python: module:name, arguments: {name: value}} says with which",
         ) from error
 
 

@@ -37,15 +37,38 @@ def function_of(table: Table, field: str, builder: Builder) -> Any:
 
 
 def instance_of(table: Table, field: str, builder: Builder) -> Any:
-    """What a field names; of a class, an instance made without arguments. None as in `function_of`."""
-    return _resolved(table, field, builder, resolve_instance)
+    """What a field names, or an instance of the class it names. None as in `function_of`."""
+    return _resolved(table, field, builder, instance)
 
 
-def _resolved(table: Table, field: str, builder: Builder, how: Callable[[str], Any]) -> Any:
-    reference = table.get(field)
-    if reference is None:
+def _resolved(table: Table, field: str, builder: Builder, how: Callable[[Any], Any]) -> Any:
+    said = table.get(field)
+    if said is None or (isinstance(said, Table) and not readable(said)):
         return None
-    return builder.attempt(table.line_of(field), lambda: how(reference))
+    return builder.attempt(table.line_of(field), lambda: how(said))
+
+
+def instance(said: Any) -> Any:
+    """What a text `module:name`, or a table with arguments, stands for."""
+    arguments = arguments_of(said) if isinstance(said, Table) else None
+    return resolve_instance(reference_of(said), arguments)
+
+
+def reference_of(said: Any) -> str:
+    """The `module:name` of a text, or of a table with arguments."""
+    return str(said.get("python") if isinstance(said, Table) else said)
+
+
+def arguments_of(said: Table) -> dict[str, Any]:
+    """The arguments of a table, by name."""
+    arguments = said.get("arguments")
+    return {} if arguments is None else dict(arguments.values)
+
+
+def readable(said: Table) -> bool:
+    """False if something is wrong with a reference or its arguments; that has been said."""
+    arguments = said.get("arguments")
+    return not said.bad and (arguments is None or not arguments.bad)
 
 
 def sound(table: Table, **read: Any) -> bool:

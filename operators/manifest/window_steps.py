@@ -12,8 +12,8 @@ from ..stream import Stream
 from ..windowing.assigners import WindowAssigner
 from ..windows import count_window, cumulative, global_window, sliding, tumbling
 from .fields import Table
-from .references import is_reference, resolve_function, resolve_instance
-from .step import Builder, given, instance_of, sound, timed
+from .references import is_reference, resolve_function
+from .step import Builder, given, instance, instance_of, readable, reference_of, sound, timed
 
 _EARLY: Final = {"emit_every": "emitEvery", "emit_rows": "emitRows"}
 _PANES: Final = {
@@ -134,6 +134,8 @@ def _check_every(kind: str, section: Table, builder: Builder) -> None:
 
 def _window(kind: str, section: Table, builder: Builder) -> Any:
     line, value = section.line_of(kind), section.get(kind)
+    if isinstance(value, Table) and not readable(value):
+        return None
     arguments = given(section, **_TAKES[kind])
     make = _MAKERS[kind]
     return builder.attempt(line, lambda: make(value, **arguments))
@@ -151,11 +153,11 @@ def _global(_: str, **arguments: Any) -> Any:
     return global_window(**arguments)
 
 
-def _assigner(reference: str) -> Any:
-    found = resolve_instance(reference)
+def _assigner(said: Any) -> Any:
+    found = instance(said)
     if not isinstance(found, WindowAssigner):
         raise PlanError(
-            f"not a window assigner reference=`{reference}` type=`{type(found).__name__}`",
+            f"not a window assigner reference=`{reference_of(said)}` type=`{type(found).__name__}`",
             fix="derive a class from hg.WindowAssigner",
         )
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import headgate as hg
+from headgate.operators.cep.after_match import PATTERN, parse_after_match
 from headgate.operators.cep.api import (
     begin,
     no_skip,
@@ -193,6 +196,21 @@ def test_what_an_earlier_run_could_drop_comes_when_it_no_longer_can(world):
     assert [m.records["b"] for m, _ in step.take()] == [["b1", "b2"]]
     step.end()
     assert [(m.records["b"], time) for m, time in step.take()] == [(["b2"], 2)]
+
+
+STRATEGIES = [
+    no_skip(),
+    skip_to_next(),
+    skip_past_last_event(),
+    skip_to_first("b"),
+    skip_to_last("a stage"),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_strategies_are_read_from_their_texts(strategy):
+    assert re.fullmatch(PATTERN, str(strategy))
+    assert parse_after_match(str(strategy)) == strategy
 
 
 def test_the_module_has_it_all():

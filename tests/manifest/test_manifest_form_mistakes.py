@@ -27,6 +27,14 @@ EVENT_TIMES = [
     ),
     ("{column: at, strategy: 'twin_steps:Behnd'}", "6: module has no such name name=`Behnd`"),
     (
+        "{column: at, strategy: {python: 'twin_steps:FarBehind', arguments: {days: 1}}}",
+        "6: class cannot be made with these arguments reference=`twin_steps:FarBehind`",
+    ),
+    (
+        "{column: at, strategy: {python: 'twin_steps:every', arguments: {count: 1}}}",
+        "6: not a strategy reference=`twin_steps:every` type=`Count`",
+    ),
+    (
         "{column: at, strategy: 'twin_steps:START'}",
         "6: not a strategy reference=`twin_steps:START`",
     ),
@@ -110,6 +118,14 @@ WINDOWS = [
     ("{tumbling: 1m, emitEvery: 0s}", "emit_every must not be 0"),
     ("{tumbling: 1m, time: procesing}", "time must be one of event, processing, not the text `pro"),
     ("{python: 'twin_steps:START'}", "not a window assigner reference=`twin_steps:START`"),
+    (
+        "{python: {python: 'twin_steps:every', arguments: {count: 1}}}",
+        "not a window assigner reference=`twin_steps:every` type=`Count`",
+    ),
+    (
+        "{tumbling: 1m, trigger: {python: 'twin_steps:every', arguments: {size: 1}}}",
+        "function cannot be called with these arguments reference=`twin_steps:every`",
+    ),
     ("{tumbling: 1m, trigger: 'twin_steps:nothing'}", "module has no such name name=`nothing`"),
     ("{tumbling: 1m, trigger: 'twin_steps:ad_of'}", "trigger= needs an instance of hg.Trigger"),
     ("{tumbling: 1m, triger: 'twin_steps:every_second'}", "unknown field in window field=`triger`"),
@@ -300,6 +316,46 @@ OPERATORS = [
         "within= says how long rows wa",
     ),
     ("x: {from: orders, python: 'twin_steps:plus_one', rows: 0}", "rows must be a number in 1.."),
+    (
+        JOIN + "process: {python: 'twin_steps:Needy', arguments: {limt: 5}}}",
+        "class cannot be made with these arguments reference=`twin_steps:Needy` error=`TypeError",
+    ),
+    (
+        JOIN + "match: {pattern: {python: 'twin_steps:rising', arguments: {low: 5}}}}",
+        "function cannot be called with these arguments reference=`twin_steps:rising` error=`TypeE",
+    ),
+    (
+        JOIN + "match: {pattern: {python: 'twin_steps:often', arguments: {times: -1}}}}",
+        "times(low, high) needs 0 <= low <= high low=`-1` high=`-1`",
+    ),
+    (
+        JOIN + "match: {pattern: {python: 'twin_steps:risen', arguments: {low: 5}}}}",
+        "takes no arguments reference=`twin_steps:risen` type=`Pattern` | name a class, or a func",
+    ),
+    (
+        JOIN + "process: {arguments: {limit: 5}}}",
+        "a reference has no python | python: a class, or",
+    ),
+    (
+        JOIN + "process: {python: 'twin_steps:Needy', argments: {limit: 5}}}",
+        "unknown field in a reference field=`argments` | did you mean `arguments`?",
+    ),
+    (
+        JOIN + "process: {python: 'twin_steps:Needy', arguments: [5]}}",
+        "arguments must be a mapping, not a list",
+    ),
+    (
+        JOIN + "match: {pattern: 'twin_steps:risen', afterMatch: skip_to_lst(a)}}",
+        "afterMatch must be no_skip, skip_to_next, skip_past_last_event, skip_to_first(stage) or",
+    ),
+    (
+        JOIN + "match: {pattern: 'twin_steps:risen', afterMatch: skip_to_last(hgh)}}",
+        "skip_to_last(hgh) names no stage that takes records stage=`hgh` | did you mean `high`?",
+    ),
+    (
+        JOIN + "match: {pattern: 'twin_steps:decided', afterMatch: no_skip}}",
+        "the pattern says `skip_to_next` itself operator=`x` | remove afterMatch, or after_match",
+    ),
     (JOIN + "match: {select: 'twin_steps:highest'}}", "match has no pattern | pattern: what"),
     (JOIN + "match: {pattern: 'twin_steps:rison'}}", "module has no such name name=`rison`"),
     (JOIN + "match: {pattern: 'twin_steps:START'}}", "match needs a pattern, got `datetime`"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ EVENT_TIMES = {
             "at", strategy=hg.WatermarkStrategy.custom(steps.Behind), idle_after="1h"
         ),
     ),
+    "generator with arguments": Form(
+        HOURLY,
+        hourly,
+        event_time='{column: at, strategy: {python: "twin_steps:FarBehind", arguments: {hours: 2}}}',
+        timed=lambda steps, orders: orders.event_time(
+            "at", strategy=hg.WatermarkStrategy.custom(partial(steps.FarBehind, hours=2))
+        ),
+    ),
     "queued": Form(
         HOURLY,
         hourly,
@@ -176,6 +185,17 @@ WINDOWS = {
         lambda steps, orders, rates: (
             orders.key_with(steps.ad_of)
             .window(steps.Hours())
+            .process(steps.Count(), into=steps.Result, name="x")
+        ),
+    ),
+    "assigner and trigger with arguments": Form(
+        "x: {from: orders, keyBy: ad, "
+        'window: {python: {python: "twin_steps:Long", arguments: {hours: 3}}, '
+        'trigger: {python: "twin_steps:every", arguments: {count: 2}}}, '
+        f'process: "twin_steps:Count", {INTO}}}',
+        lambda steps, orders, rates: (
+            orders.key_by("ad")
+            .window(steps.Long(3), trigger=steps.every(2))
             .process(steps.Count(), into=steps.Result, name="x")
         ),
     ),
@@ -249,6 +269,13 @@ PROCESSES = {
             steps.Guard(), into=steps.Result, name="x"
         ),
         side="small",
+    ),
+    "with arguments": Form(
+        'x: {from: orders, keyBy: ad, process: {python: "twin_steps:Needy", '
+        f"arguments: {{limit: 7, names: [a, b]}}}}, {INTO}}}",
+        lambda steps, orders, rates: orders.key_by("ad").process(
+            steps.Needy(7, names=["a", "b"]), into=steps.Result, name="x"
+        ),
     ),
     "batches": Form(
         'x: {from: orders, keyBy: ad, process: "twin_steps:First"}',
@@ -331,6 +358,17 @@ CALLS = {
     ),
 }
 PATTERNS = {
+    "pattern with arguments": Form(
+        'x: {from: orders, keyBy: ad, match: {pattern: {python: "twin_steps:rising", '
+        "arguments: {low: 4, high: 6}}, afterMatch: skip_to_last(low), "
+        f'select: "twin_steps:highest"}}, {INTO}}}',
+        lambda steps, orders, rates: orders.key_by("ad").match(
+            steps.rising(4, 6, after_match=hg.cep.skip_to_last("low")),
+            select=steps.highest,
+            into=steps.Result,
+            name="x",
+        ),
+    ),
     "pattern": Form(
         "x: {from: orders, keyBy: ad, "
         f'match: {{pattern: "twin_steps:risen", select: "twin_steps:highest"}}, {INTO}}}',

@@ -123,6 +123,7 @@ def test_a_billion_laughs_stay_small() -> None:
         ("a: 1\nb: [1, 2\nc: 3\n", 3, "yaml syntax"),
         ("a: 1\n\tb: 2\n", 2, "indent with spaces"),
         ("a: 'x\n", 2, "yaml syntax"),
+        ('a: 1\nb: "\\U0010ffff \\UFFFFFFFF"\n', 2, "an escape stands for no character"),
         ("a: *nope\n", 1, "undefined alias"),
         ("a: 1\n---\nb: 2\n", 2, "more than one document"),
         ("a: 1\nb: \x00\n", 2, "not allowed"),

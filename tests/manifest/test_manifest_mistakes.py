@@ -450,6 +450,25 @@ def test_options_count_when_the_whole_is_checked(manifest: Manifest, tmp_path: P
     assert settings.every_ms == 1000
 
 
+def test_aliases_written_out_have_a_bound(manifest: Manifest, problems_of: ProblemsOf) -> None:
+    aliases = ["f0: &f0 x"] + [f"f{i}: &f{i} [*f{i - 1}, *f{i - 1}]" for i in range(1, 60)]
+    fields = "{" + ", ".join(aliases) + "}"
+    sources = f"  sources:\n    x: {{generator: {{fields: {fields}}}}}\n"
+    found = problems_of(manifest("", "x", sources=sources))
+    assert "6: f59 must be a value of at most 100000 parts, its aliases written out | " in found
+
+
+def test_a_module_that_ends_the_program_is_a_problem(
+    manifest: Manifest, problems_of: ProblemsOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends_the_program.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (found,) = problems_of(manifest("x: {from: orders, map: 'ends_the_program:f'}", "orders"))
+    assert found.startswith(
+        "16: module cannot be imported module=`ends_the_program` error=`SystemE"
+    )
+
+
 def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="manifest cannot be read"):
         load_job(tmp_path / "none.yaml")

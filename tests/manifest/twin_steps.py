@@ -222,8 +222,37 @@ def countdown(stream: Any) -> tuple[Any, Any]:
 class Needy(Guard):
     """Cannot be made without arguments."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, names: list[str] | None = None) -> None:
+        self.limit, self.names = limit, names
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[str]) -> Iterator[Result]:
+        yield Result(ctx.key, self.limit, str(self.names))
+
+
+class FarBehind(Behind):
+    """As far behind as is said."""
+
+    def __init__(self, hours: int) -> None:
+        super().__init__()
+        self._far = (hours - 1) * 3_600_000
+
+    def on_batch(self, times: Any) -> int:
+        return super().on_batch(times) - self._far
+
+
+class Long(Hours):
+    """Windows of so many hours."""
+
+    def __init__(self, hours: int) -> None:
+        self.size = hours * 3_600_000
+
+    def assign(self, record: Order, timestamp: int) -> list[hg.Window]:
+        start = timestamp - timestamp % self.size
+        return [hg.Window(start, start + self.size)]
+
+
+def every(count: int) -> hg.triggers.Count:
+    return hg.triggers.Count(count)
 
 
 async def later(record: Any) -> Any:
@@ -244,6 +273,18 @@ def shrink(stream: Any) -> tuple[Any, Any]:
 
 
 risen = hg.cep.begin("low").where("amount < 4").followed_by("high").where("amount > 6").within("2h")
+
+
+def rising(low: int, high: int, **options: Any) -> hg.cep.Pattern[Any]:
+    begun = hg.cep.begin("low", **options).where(f"amount < {low}").one_or_more()
+    return begun.followed_by("high").where(f"amount > {high}").within("2h")
+
+
+def often(times: int) -> hg.cep.Pattern[Any]:
+    return hg.cep.begin("low").times(times)
+
+
+decided = hg.cep.begin("low", after_match=hg.cep.skip_to_next())
 
 
 def highest(match: Any) -> Result:
