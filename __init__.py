@@ -74,6 +74,7 @@ _HOMES = {
     "sum": "operators.aggregates",
     "variance": "operators.aggregates",
     "sliding": "operators.windows",
+    "top_n": "operators.aggregates",
     "tumbling": "operators.windows",
     "cep": "operators.cep.api",
     "connectors": "connectors",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
         quantile,
         stddev,
         sum,
+        top_n,
         variance,
     )
     from .operators.async_io.retry import Retry
@@ -203,6 +205,7 @@ __all__ = [
     "stddev",
     "sum",
     "sliding",
+    "top_n",
     "triggers",
     "tumbling",
     "variance",

@@ -2,7 +2,7 @@
 
 Nulls are skipped as in SQL. Result types: counts int64; sum int64 of integers, float64 of floats, the
 widest decimal of decimals; min and max as the column; avg, variance and stddev float64; first,
-last, min_by and max_by as the column.
+last, min_by and max_by as the column; collect, top_n and bottom_n lists of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import PlanError, StateError
-from ..state.accumulator_kinds import BY_COLUMN, BY_TIME, COUNTS, MOMENTS, PARAMETERS
+from ..state.accumulator_kinds import BY_COLUMN, BY_TIME, COUNTS, MOMENTS, PARAMETERS, TOP
 from ..state.aggregate_state import AggregateSpec, AggregateState
 from ..state.epochs import TableEpoch
 from ..state.evolution import AGGREGATE
@@ -43,7 +43,7 @@ _CALL = re.compile(
     r"(?:,\s*(\d[\d.]*(?:e-?\d+)?|\.\d+)\s*)?"
     rf"(?:,\s*by\s*=\s*{_NAME}\s*)?)?\)\s*"
 )
-_FIX_BY = "min_by(x, by=y) and max_by(x, by=y) have a `by`, others have none"
+_FIX_BY = "min_by(x, by=y), max_by(x, by=y), top_n(x, 3, by=y), bottom_n(x, 3, by=y) have a `by`"
 _FIX = (
     'write count(), count(x), sum(x), min(x), max(x) or avg(x); quote odd names: sum("my column")'
 )
@@ -131,6 +131,8 @@ def parse_aggregate(text: str) -> Aggregate:
 def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggregate:
     """An aggregate with the parameters that its kind has, and no others."""
     parameter = PARAMETERS.get(kind)
+    if kind in TOP:
+        by = by or column
     if (by is None) == (kind in BY_COLUMN):
         what = "needs a column that decides" if by is None else "has no such parameter"
         raise PlanError(f"{kind} {what} parameter=`by`", fix=_FIX_BY)
@@ -146,7 +148,7 @@ def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggr
         value = parameter.type(number)
     except (TypeError, ValueError, OverflowError):  # the last one: infinity as a whole number
         value = None
-    if value is None or not parameter.low <= value <= parameter.high:
+    if value is None or value != float(number) or not parameter.low <= value <= parameter.high:
         raise PlanError(
             f"the number of {kind} is out of range column=`{column}` {parameter.name}=`{number}`",
             fix=parameter.fix,
@@ -268,6 +270,25 @@ def collect(column: str, *, limit: int = 10_000) -> Aggregate:
         PlanError: `limit` is not from 1 to 2,147,483,648.
     """
     return _checked("collect", column, limit, None)
+
+
+def top_n(column: str, n: int, *, by: str | None = None, ascending: bool = False) -> Aggregate:
+    """The list of the values of `column` in the `n` records where that of `by` is greatest, best first.
+
+    With `ascending` where it is least. Of records that are equal in `by` the last ones, with `ascending`
+    the first ones, by event time and then by arrival: so the best is what `max_by`, or `min_by`, gives.
+    Records are skipped where either is null. Takes room for `n` values per key at once.
+
+    Args:
+        column: of any type.
+        n: from 1 to 1,000.
+        by: a column of numbers, dates or timestamps; `column` itself unless said.
+        ascending: the least instead of the greatest; in a manifest this is `bottom_n`.
+
+    Raises:
+        PlanError: `n` is not from 1 to 1,000.
+    """
+    return _checked("bottom_n" if ascending else "top_n", column, n, by)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from .accumulators_collected import CollectAccumulator
 from .accumulators_distinct import DistinctAccumulator
 from .accumulators_moments import MomentsAccumulator
 from .accumulators_quantile import QuantileAccumulator
+from .accumulators_top import TopAccumulator
 from .interned import is_internable
 from .orders import has_order
 from .values import is_text, storage_dtype
@@ -42,7 +43,9 @@ COUNTS: Final = frozenset({"count", "count_distinct", "approx_count_distinct"})
 """Kinds whose result is never null."""
 BY_TIME: Final = frozenset({"first", "last", "collect"})
 """Kinds in which the times of the records decide."""
-BY_COLUMN: Final = frozenset({"min_by", "max_by"})
+TOP: Final = frozenset({"top_n", "bottom_n"})
+"""Kinds of several records; the column itself decides, unless another is named."""
+BY_COLUMN: Final = frozenset({"min_by", "max_by"}) | TOP
 """Kinds in which another column decides."""
 
 
@@ -63,6 +66,10 @@ PARAMETERS: Final = {
     "collect": Parameter(
         "limit", int, 1, 2**31, 10_000, "write collect(x, 100): how many values a list may have"
     ),
+    **{
+        kind: Parameter("n", int, 1, 1_000, None, f"write {kind}(x, 3): up to 1,000 values")
+        for kind in sorted(TOP)
+    },
 }
 """By kind."""
 
@@ -105,6 +112,9 @@ def accumulator_for(
     if kind in BY_COLUMN:
         assert by_type is not None
         by_type = _checked_order(kind, name, by_type)
+        if kind in TOP:
+            assert number is not None
+            return TopAccumulator(name, type_, by_type, int(number), largest=kind == "top_n")
         return ChosenAccumulator(name, type_, by_type, largest=kind == "max_by")
     if kind in COUNTS:
         _check_equality(kind, name, type_)

@@ -30,6 +30,10 @@ AGGREGATES = {
     "distinct": {"words": hg.count_distinct("word"), "xs": hg.count_distinct("x")},
     "approx distinct": {"r": hg.approx_count_distinct("word")},
     "quantile": {"r": hg.quantile("x", 0.3)},
+    "top": {
+        "words": hg.top_n("word", 3, by="x"),
+        "xs": hg.top_n("x", 2, by="key", ascending=True),
+    },
     "collect": {"words": hg.collect("word"), "xs": hg.collect("x")},
 }
 ON_DISK = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "24kb"}

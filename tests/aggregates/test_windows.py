@@ -58,6 +58,11 @@ AGGREGATES = {
     "about": (hg.approx_count_distinct("x"), lambda rows: len(set(present(rows, "x")))),
     "median": (hg.quantile("f", 0.5), lambda rows: median(present(rows, "f"))),
     "all": (hg.collect("word"), lambda rows: present(sorted(rows, key=itemgetter("ms")), "word")),
+    "best": (hg.top_n("word", 3, by="x"), lambda rows: top(rows, "word", 3, "x")),
+    "least three": (
+        hg.top_n("f", 3, ascending=True),
+        lambda rows: sorted(present(rows, "f"))[:3],
+    ),
     "stddev": (hg.stddev("x", population=True), lambda rows: deviation(present(rows, "x"))),
 }
 
@@ -72,6 +77,12 @@ def chosen(rows, column, by, last):
             if best is None or (now >= before if last else now < before):
                 best = row
     return None if best is None else best[column]
+
+
+def top(rows, column, n, by):
+    """Of the rows, in order of arrival."""
+    some = [row for row in rows if row[column] is not None and row[by] is not None]
+    return [row[column] for row in sorted(some, key=itemgetter(by, "ms"))[-n:][::-1]]
 
 
 def deviation(values):

@@ -71,7 +71,7 @@ spec:
       from: orders
       keyBy: id
       window: {tumbling: 1m, offset: 5s, allowedLateness: 5m}
-      aggregate: {n: count(), mean: avg(price)}
+      aggregate: {n: count(), mean: avg(price), low: "bottom_n(id, 2, by=price)"}
       parallelism: 4
     whole: {from: orders, window: {tumbling: 1m}, aggregate: {n: count()}}
   sinks:
@@ -130,7 +130,12 @@ def wide_twin() -> hg.Job:
     per_id = (
         orders.key_by("id")
         .window(hg.tumbling("1m", offset="5s", allowed_lateness="5m"))
-        .agg(n=hg.count(), mean=hg.avg("price"), name="per_id")
+        .agg(
+            n=hg.count(),
+            mean=hg.avg("price"),
+            low=hg.top_n("id", 2, by="price", ascending=True),
+            name="per_id",
+        )
         .parallel(4)
     )
     whole = orders.window(hg.tumbling("1m")).agg(n=hg.count(), name="whole")

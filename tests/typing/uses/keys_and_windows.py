@@ -86,6 +86,10 @@ def aggregates(pages: hg.Stream[Page]) -> None:
     hg.quantile("n", "0.99")  # wrong
     hg.max_by("url")  # wrong
     hg.collect("n", limit="all")  # wrong
+    hg.top_n("url", 3, by="n", ascending=True)
+    hg.top_n("url", by="n")  # wrong
+    hg.top_n("url", "3", by="n")  # wrong
+    hg.top_n("url", 3, "n")  # wrong
 
 
 def windows(pages: hg.Stream[Page]) -> None:
