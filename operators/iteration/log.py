@@ -33,6 +33,11 @@ class FeedbackLog:
         self._starts: dict[int, int] = {}
         self._last = 0
 
+    @property
+    def is_open(self) -> bool:
+        """True while some barrier is in the loop."""
+        return bool(self._starts)
+
     def on_barrier(self, checkpoint_id: int, position: int) -> None:
         """The barrier goes into the loop; `position` is the first that is sent behind it."""
         check(checkpoint_id > self._last, "barriers out of order", checkpoint_id=checkpoint_id)

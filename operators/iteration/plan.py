@@ -56,7 +56,6 @@ def add_rounds(
             f"max_rounds must be a whole number of at least 1 value=`{max_rounds}`",
             where=str(origin),
         )
-    _check_bounded(stream, origin)
     condition = None if while_any is None else matching(stream, while_any, name, origin)
     settings = LoopSettings(name, stream.schema, rounds=Rounds(max_rounds, condition))
     return _add(stream, body, settings, parallelism, f"at most {max_rounds} rounds", True, origin)
@@ -96,6 +95,8 @@ def _add(
     feedback, output = _returned(body(inside), inside, origin)
     _check_feedback(feedback, inside, origin)
     _check_not_nested(head, feedback._node, origin)
+    if settings.rounds is not None:
+        _check_bounded(feedback, origin)
     tail = job.add_node(
         Node(
             id=-1,
@@ -192,8 +193,9 @@ def ancestors(node: Node) -> list[Node]:
     return list(found.values())
 
 
-def _check_bounded(stream: StreamBase[Any], origin: Origin) -> None:
-    endless = [node.name for node in _sources(ancestors(stream._node)) if not _ends(node)]
+def _check_bounded(feedback: StreamBase[Any], origin: Origin) -> None:
+    """All that the loop reads must end, from outside or by a step within: a round waits for it."""
+    endless = [node.name for node in _sources(ancestors(feedback._node)) if not _ends(node)]
     if endless:
         raise PlanError(
             f"the first round ends when the input ends, and source `{endless[0]}` has no end",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple, final
 
-from ...errors import InternalError, check
+from ...errors import InternalError, StateError, check
 from ..elements import Batch, ObjectBatch
 from .log import FeedbackLog, Range
 from .spill import Spill, Spilled
@@ -20,10 +21,45 @@ MEMORY_BYTES = 64 * 2**20
 
 
 @final
+class Shared:
+    """Python objects that a log holds and the loop gets, whose steps may change them in place.
+
+    So they are pickled once, before the loop gets them or by the thread that writes the log, whoever is
+    first. One that cannot be pickled fails the checkpoint, not the loop.
+    """
+
+    def __init__(self, batch: ObjectBatch, step: str) -> None:
+        self._batch, self._step = batch, step
+        self._data: bytes | StateError | None = None
+        self._lock = Lock()
+
+    def batch(self) -> Batch:
+        """The batch, for the loop."""
+        self._pickle()
+        return self._batch
+
+    def encoded(self) -> bytes:
+        """The batch as it came back; from any thread."""
+        data = self._pickle()
+        if isinstance(data, StateError):
+            raise data
+        return data
+
+    def _pickle(self) -> bytes | StateError:
+        with self._lock:
+            if self._data is None:
+                try:
+                    self._data = encode(self._batch, self._step)
+                except StateError as error:
+                    self._data = error
+            return self._data
+
+
+@final
 class Entry(NamedTuple):
     """One batch in the queue: the batch itself, or where it lies."""
 
-    content: Batch | Spilled
+    content: Batch | Spilled | Shared
     memory_bytes: int
     rows: int
 
@@ -31,12 +67,14 @@ class Entry(NamedTuple):
         """The batch; read from disk if it lies there."""
         if isinstance(self.content, Spilled):
             return decode(self.content.read())
-        return self.content
+        return self.content.batch() if isinstance(self.content, Shared) else self.content
 
     def encoded(self, step: str) -> bytes:
         """The batch as bytes; from any thread."""
         if isinstance(self.content, Spilled):
             return self.content.read()
+        if isinstance(self.content, Shared):
+            return self.content.encoded()
         return encode(self.content, step)
 
 
@@ -99,6 +137,8 @@ class FeedbackQueue:
     def take(self) -> Batch:
         """Remove and return the batch at `next`."""
         check(self.next < self.end, "the feedback queue is empty", step=self._step)
+        if self._log.is_open:
+            self._share(self.next)
         entry = self._entries[self.next]
         batch = entry.batch()
         self._passed(entry)
@@ -130,9 +170,17 @@ class FeedbackQueue:
         found = self._log.on_return(checkpoint_id, end)
         if found is None:
             return None
+        for position in range(self.next, found.end):
+            self._share(position)
         entries = [self._entries[position] for position in range(found.start, found.end)]
         self._forget()
         return found, entries
+
+    def _share(self, position: int) -> None:
+        """A log holds this batch, and the loop is still to get it."""
+        entry = self._entries[position]
+        if isinstance(entry.content, ObjectBatch):
+            self._entries[position] = entry._replace(content=Shared(entry.content, self._step))
 
     def aborted(self, checkpoint_id: int) -> None:
         """The checkpoint will never complete."""

@@ -72,7 +72,7 @@ def fitting(batch: Batch, schema: pa.Schema | None, step: str) -> Batch:
         raise _misfit(step, f"their columns are ({before}), and those of the loop ({now})")
     try:
         columns = [batch.data.column(field.name).cast(field.type) for field in schema]
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _misfit(step, str(error)) from error
     return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema), batch.timestamps)
 

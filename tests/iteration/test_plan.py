@@ -166,3 +166,14 @@ def test_two_loops_may_stand_behind_each_other() -> None:
     plan = make_plan(job.plan(), job_name="loops", parallelism=2)
     first, second = plan.loops
     assert not first.vertices & second.vertices
+
+
+def test_rounds_need_an_end_of_what_is_read_inside() -> None:
+    job = hg.Job("loops")
+    endless = job.read(numbers(), name="endless").event_time(lambda n: n)
+
+    def body(stream: Any) -> tuple[Any, Any]:
+        return stream.union(endless).filter(lambda n: n > 5), stream
+
+    with pytest.raises(PlanError, match="source `endless` has no end"):
+        job.read(from_list([1]), name="in").iterate_rounds(body, name="x", max_rounds=3)

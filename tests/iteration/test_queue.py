@@ -157,6 +157,40 @@ def test_an_open_log_keeps_what_was_sent(tmp_path: Path) -> None:
     assert queue.memory_bytes == 0
 
 
+def test_a_log_holds_records_as_they_came_back() -> None:
+    """Steps may change records in place once they are sent, and the log is written after that."""
+    queue = FeedbackQueue("loop")
+    first, second = {"n": 1}, {"n": 2}
+    queue.put(objects(first))
+    queue.put(objects(second))
+    queue.barrier(7)
+    assert queue.take().records == [first]  # type: ignore[union-attr]
+    first["n"] = -1
+    found = queue.returned(7, 2)
+    assert found is not None
+    taken = queue.take()
+    assert taken.records[0] is second  # type: ignore[union-attr]
+    second["n"] = -2
+    for _ in range(2):
+        assert [content(decode(entry.encoded("loop")))[0] for entry in found[1]] == [
+            [{"n": 1}],
+            [{"n": 2}],
+        ]
+    assert queue.memory_bytes == 0
+
+
+def test_a_record_that_cannot_be_pickled_fails_the_checkpoint_only(tmp_path: Path) -> None:
+    queue = FeedbackQueue("step")
+    with (tmp_path / "open").open("w") as file:
+        queue.put(objects(file))
+        queue.barrier(1)
+        assert content(queue.take())[0] == [file]
+        found = queue.returned(1, 1)
+        assert found is not None
+        with pytest.raises(StateError, match="step=`step`"):
+            found[1][0].encoded("step")
+
+
 def test_nothing_is_taken_from_an_empty_queue() -> None:
     with pytest.raises(InternalError, match="empty"):
         FeedbackQueue("loop").take()
@@ -210,5 +244,8 @@ def test_restored_records_must_fit() -> None:
     words = ColumnBatch(COLUMNS.select(["word"]).rename_columns(["n"]))
     with pytest.raises(StateError, match="do not fit it any more"):
         fitting(words, pa.schema([("n", pa.int64())]), "loop")
+    nested = ColumnBatch(pa.RecordBatch.from_pydict({"n": [{"a": 1}]}))
+    with pytest.raises(StateError, match="do not fit it any more"):
+        fitting(nested, pa.schema([("n", pa.int64())]), "loop")
     with pytest.raises(StateError, match=r"columns are \(id, word\)"):
         fitting(ColumnBatch(COLUMNS), pa.schema([("other", pa.int64())]), "loop")
