@@ -18,14 +18,12 @@ from ..errors import PlanError
 from .base import OperatorContext, Output
 from .elements import Batch, ColumnBatch, ObjectBatch
 from .graph import Origin
-from .user_code import text_of
+from .user_code import TEXT_MAX, text_of
 
 FAILED: Final = "failed"
 """The side output of records whose function raised."""
 FAILED_COUNTER: Final = "numFailedRecords"
 DROPPED_COUNTER: Final = "numFailedRecordsDropped"
-TEXT_MAX: Final = 2_000
-"""Characters of an exception's text that are kept."""
 Action: TypeAlias = Literal["fail", "drop", "side_output"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -64,7 +62,7 @@ class FailedRecord(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     """Where the step was written: `file:line`."""
     event_time: datetime | None
-    """Of the record, if the stream has event time."""
+    """Of the record, if the stream has event time; None beyond the years 1 to 9999."""
 
 
 def checked_on_error(given: object, origin: Origin) -> OnError:
@@ -160,7 +158,7 @@ class DeadLetters:
         times = records.timestamps
         moments: list[datetime | None] = [None] * len(errors)
         if times is not None:
-            moments = [_EPOCH + timedelta(milliseconds=time) for time in times.tolist()]
+            moments = [_moment(time) for time in times.tolist()]
         letters = [
             FailedRecord(
                 record=record,
@@ -173,6 +171,14 @@ class DeadLetters:
             for record, error, moment in zip(records.records, errors, moments, strict=True)
         ]
         return ObjectBatch(letters, times)
+
+
+def _moment(time: int) -> datetime | None:
+    """An event time; None beyond the years that a datetime can hold."""
+    try:
+        return _EPOCH + timedelta(milliseconds=time)
+    except OverflowError:
+        return None
 
 
 def _type_of(error: BaseException) -> str:

@@ -15,6 +15,8 @@ from .graph import Origin
 FAILURES: Final = (Exception, asyncio.CancelledError, PanicException)
 """What a user's function fails with. Code that is called, not awaited, is never cancelled from outside.
 A bug inside Polars shows itself as a panic, which is no `Exception`."""
+TEXT_MAX: Final = 2_000
+"""Characters of an exception's text that are kept."""
 RECORD_TEXT_MAX = 300
 """Characters of a record shown in an error."""
 
@@ -41,6 +43,8 @@ def text_of(error: BaseException, characters_max: int) -> str:
         text = str(error).strip()
     except Exception as failure:
         text = f"<its text raised {type(failure).__name__}>"
+    # What is no text, such as a half of a surrogate pair, no column takes, nor a message between processes.
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 
@@ -52,7 +56,7 @@ def is_own_cancellation(error: BaseException) -> bool:
 
 def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> UserCodeError:
     """The error to raise, `from error`, when the function of `step` failed on `record`."""
-    reason = str(error).strip()
+    reason = text_of(error, TEXT_MAX)
     shown = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     return UserCodeError(
         f"the function of `{step}` raised {shown} record=`{describe_record(record)}`",

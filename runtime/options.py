@@ -443,6 +443,14 @@ TASK_SLICE = Option[int](
     "are split.",
 )
 
+ASYNC_WAITING_RECORDS = Option[int](
+    "headgate.async.waiting-records",
+    Integer(),
+    65_536,
+    "records",
+    "What a step with calls under way takes per subtask beyond those calls, as state, so that a barrier "
+    "comes through; behind so many the barrier waits for room.",
+)
 ITERATION_MEMORY = Option[int](
     "headgate.iteration.memory",
     Size(),

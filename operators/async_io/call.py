@@ -80,17 +80,21 @@ async def attempt(
     argument: Any,
     rule: RetryRule,
     on_retry: Callable[[], None],
+    wanted: Callable[[], bool],
 ) -> Any:
-    """Call the function, again as the rule says, and return the result or raise what it raised last."""
+    """Call the function, again as the rule says, and return the result or raise what it raised last.
+
+    A function may make something else of its cancellation; what nobody wants any more is not called again.
+    """
     for number in count(1):
         try:
             result = await function(argument)
-            if number >= rule.attempts or not rule.takes_result(result):
+            if number >= rule.attempts or not wanted() or not rule.takes_result(result):
                 return result
         except HeadgateError:
             raise
         except FAILURES as error:
-            if is_own_cancellation(error) or number >= rule.attempts:
+            if is_own_cancellation(error) or number >= rule.attempts or not wanted():
                 raise
             if not rule.takes_exception(error):
                 raise

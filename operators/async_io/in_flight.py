@@ -25,8 +25,9 @@ from .stored import InFlightState
 
 IN_FLIGHT_GAUGE: Final = "numRecordsInFlight"
 RETRIES_COUNTER: Final = "numCallsRetried"
+WAITING_OPTION: Final = "headgate.async.waiting-records"
 WAITING_ROWS_MAX: Final = 65_536
-"""Records that wait for room are taken in front of a barrier until they are so many."""
+"""Records that wait for room are taken in front of a barrier until they are so many, if nothing is said."""
 DEADLINES_MIN: Final = 64
 """So many deadlines of calls that have ended are not worth forgetting."""
 _SLACK_S: Final = 1e-6
@@ -66,6 +67,8 @@ class InFlight(Operator):
         self._waiting: deque[Call] = deque()  # those for which there was no room
         self._occupied = 0
         self._rows = 0
+        self._waiting_rows = 0
+        self._waiting_rows_max = WAITING_ROWS_MAX
         self._turns: dict[Any, deque[Call]] = {}  # by key: behind the call that is under way
         self._tasks: set[asyncio.Task[Any]] = set()  # also those whose call is over, and that go on
         self._completed: list[Call] = []
@@ -76,6 +79,8 @@ class InFlight(Operator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
+        self._waiting_rows_max = int(context.options.get(WAITING_OPTION, WAITING_ROWS_MAX))
+        self._note_waiting()
         self._retried = context.metrics.counter(RETRIES_COUNTER)
         context.metrics.gauge(IN_FLIGHT_GAUGE, lambda: self._rows)
 
@@ -117,12 +122,14 @@ class InFlight(Operator):
         self._rows += call.rows
         self._queue.add(call)
         self._waiting.append(call)
+        self._waiting_rows += call.rows
 
     def _begin(self) -> None:
         """Begin calls while there is room."""
         while self._waiting and not self.full():
             self._occupied += 1
             call = self._waiting.popleft()
+            self._waiting_rows -= call.rows
             if call.key is not None:
                 line = self._turns.get(call.key)
                 if line is not None:
@@ -130,12 +137,16 @@ class InFlight(Operator):
                     continue
                 self._turns[call.key] = deque()
             self._begin_call(call)
-        self.stores_what_waits = self._rows - self._occupied < WAITING_ROWS_MAX
+        self._note_waiting()
         self._watch_deadlines()
+
+    def _note_waiting(self) -> None:
+        self.stores_what_waits = self._waiting_rows < self._waiting_rows_max
 
     def _begin_call(self, call: Call) -> None:
         settings = self._settings
-        made = attempt(settings.function, call.argument, settings.retry, self._retried.inc)
+        wanted = partial(self._wants, call)
+        made = attempt(settings.function, call.argument, settings.retry, self._retried.inc, wanted)
         call.task = asyncio.get_running_loop().create_task(made, name=self._task_name)
         self._tasks.add(call.task)
         call.task.add_done_callback(partial(self._ended, call))
@@ -147,10 +158,13 @@ class InFlight(Operator):
                 still = (each for each in self._deadlines if each[1].status is Status.OPEN)
                 self._deadlines = deque(still)
 
+    def _wants(self, call: Call) -> bool:
+        return call.status is Status.OPEN and not self._closed
+
     def _ended(self, call: Call, task: asyncio.Task[Any]) -> None:
         """The task of a call has ended. Runs beside the mailbox: it only takes note."""
         self._tasks.discard(task)
-        if self._closed or call.status is not Status.OPEN:
+        if not self._wants(call):
             if not task.cancelled():
                 task.exception()  # it was looked at: the call was over before
             return

@@ -121,6 +121,8 @@ def _check_on_timeout(on_timeout: object, origin: Origin) -> None:
 
 def _check_time_for(rule: RetryRule, timeout_ms: int, origin: Origin) -> None:
     """Delays that alone use up the timeout make the last attempts impossible."""
+    if not rule.delay_after(1):
+        return  # nor has any other attempt a delay
     delays_s = 0.0
     for attempt in range(1, rule.attempts):
         delays_s += rule.delay_after(attempt)

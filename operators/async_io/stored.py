@@ -1,7 +1,7 @@
 """The state of calls under way: the records they were made for, which are called for again after a restore.
 
 Of a stream without keys they are items, some records each, dealt out anew when the parallelism changes.
-Of a keyed stream they are a table with a row per record, so that each goes to the subtask of its key.
+Of a keyed stream they are a table with a row per key group, so that each goes to the subtask of its key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TABLE: Final = pa.schema(
     [
         pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
         pa.field(_POSITION, pa.int64(), False),
-        pa.field("records", pa.binary(), False),
+        pa.field("records", pa.binary(), False),  # that have this key group, in the order they came
     ]
 )
 
@@ -113,12 +113,14 @@ class InFlightState:
         if calls:
             keys = [key_of(call.key) for call in calls]
             groups = key_groups_of(hash_keys(keys), max_parallelism)
+        # Not a row per record: each would have the names and types of all columns with it.
         order = np.argsort(groups, kind="stable")
-        records = [self._encode([calls[index]]) for index in order.tolist()]
+        found, first = np.unique(groups[order], return_index=True)
+        parts = np.split(order, first[1:]) if calls else []
         columns = [
-            pa.array(groups[order], pa.int32()),
-            pa.array(order, pa.int64()),
-            pa.array(records, pa.binary()),
+            pa.array(found, pa.int32()),
+            pa.array([part[0] for part in parts], pa.int64()),
+            pa.array([self._encode([calls[at] for at in part]) for part in parts], pa.binary()),
         ]
         return pa.Table.from_arrays(columns, schema=_TABLE)
 

@@ -56,7 +56,10 @@ class Output:
 class Bench:
     """The subtasks of one step. Calls of their timers are all there is of a mailbox."""
 
-    def __init__(self, stream: Any, parallelism: int = 1) -> None:
+    def __init__(
+        self, stream: Any, parallelism: int = 1, options: dict[str, str] | None = None
+    ) -> None:
+        self.options = options or {}
         self.node = stream._node
         self.loop = VirtualLoop(seed=1)
         self.clock = VirtualClock(self.loop)
@@ -79,7 +82,7 @@ class Bench:
             key_group_range(index, self.parallelism, MAX_PARALLELISM), self.clock,
             SimpleNamespace(call_later=self._call_later),
             SimpleNamespace(counter=self._counter, gauge=self.gauges.__setitem__),
-            logging.getLogger("test"), self._no_threads,
+            logging.getLogger("test"), self._no_threads, self.options,
         )  # fmt: skip
 
     def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
@@ -271,8 +274,8 @@ def bench() -> Iterator[Callable[..., Bench]]:
     """Makes the subtasks of a step."""
     made: list[Bench] = []
 
-    def make(stream: Any, parallelism: int = 1) -> Bench:
-        made.append(Bench(stream, parallelism))
+    def make(stream: Any, parallelism: int = 1, options: dict[str, str] | None = None) -> Bench:
+        made.append(Bench(stream, parallelism, options))
         return made[-1]
 
     yield make

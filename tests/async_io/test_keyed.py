@@ -110,6 +110,27 @@ def test_key_columns(bench: Any, world: Any) -> None:
     assert sorted(step.advance(20).take()) == [1, 2, 3, 4]
 
 
+def test_a_snapshot_has_a_row_per_key_group(bench: Any, world: Any) -> None:
+    """One per record would have the columns' names with each."""
+    schema = {"user": "string", "n": "int64"}
+
+    async def ask(row: Any) -> int:
+        await asyncio.sleep(0.01)
+        return int(row.n)
+
+    stream = world.source(schema).key_by("user").map_async(ask, name="ask", max_in_flight=1_000)
+    users = [f"user {n % 40}" for n in range(600)]
+    step = bench(stream).push_columns(pa.record_batch({"user": users, "n": range(600)}))
+    table = step.operators[0].snapshot(1).tables["in-flight"].make(None)
+    groups = table.column("key_group").to_pylist()
+    assert groups == list(range(12))
+    step.restart(3)
+    found = step.advance(1_000).take()
+    assert sorted(found) == list(range(600))
+    for user in range(40):
+        assert [n for n in found if n % 40 == user] == list(range(user, 600, 40))
+
+
 def test_a_key_function_that_fails_names_the_record(bench: Any, world: Any) -> None:
     stream = world.source().key_with(lambda r: 1 // r).map_async(Journal(), name="ask")
     with pytest.raises(UserCodeError, match="ask. raised ZeroDivisionError.*record=`0`"):

@@ -394,3 +394,38 @@ def test_there_are_side_outputs_only_where_asked_for(world: Any) -> None:
         _ = stream.timed_out
     with pytest.raises(PlanError, match="`ask` has no side output `failed`"):
         _ = stream.failed
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_nobody_wants_any_more_is_not_called_again(
+    bench: Any, world: Any, closed: bool, raises: bool
+) -> None:
+    """A client that makes an error of its own, or an answer, of the cancellation of a call."""
+    asked: list[int] = []
+
+    async def ask(n: int) -> str:
+        asked.append(n)
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            if raises:
+                raise ConnectionError("closed") from None
+        return "nothing"
+
+    retry = hg.Retry(attempts=5, delay="1ms", on_result=lambda result: result == "nothing")
+    stream = world.source().map_async(
+        ask, timeout="20ms", retry=retry, on_timeout="side_output", name="ask"
+    )
+    step = bench(stream).push([1])
+    if closed:
+        step.close()
+    step.advance(500)
+    assert asked == [1]
+    assert step.take("timed_out") == ([] if closed else [1])
+
+
+def test_any_number_of_attempts_without_delay(world: Any) -> None:
+    """Nothing is counted one by one while the job is written."""
+    retry = hg.Retry(attempts=10**12, delay="0s")
+    world.source().map_async(world.service().ask, retry=retry, name="ask")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pyarrow as pa
@@ -109,6 +110,33 @@ def test_what_is_stored_for_a_barrier_is_bounded(bench: Any, world: Any) -> None
     step.push([0] * 6_000)
     assert not operator.stores_what_waits
     step.advance(100)
+    assert operator.full()
+    assert operator.stores_what_waits
+
+
+@pytest.mark.parametrize(("most", "stores"), [("0", False), ("899", False), ("901", True)])
+def test_the_bound_is_an_option(bench: Any, world: Any, most: str, stores: bool) -> None:
+    step = bench(
+        world.source().map_async(world.service().ask, name="ask"),
+        options={"headgate.async.waiting-records": most},
+    )
+    (operator,) = step.operators
+    assert operator.stores_what_waits == (most != "0")
+    step.push([10] * 1_000)
+    assert operator.stores_what_waits == stores
+
+
+def test_records_of_large_batches_under_way_do_not_wait(bench: Any, world: Any) -> None:
+    """Two batches that hang, of more records than may wait: the next barrier passes them all the same."""
+
+    async def hang(batch: pa.RecordBatch) -> pa.RecordBatch:
+        await asyncio.sleep(3_600)
+        return batch
+
+    schema = {"n": "int64"}
+    step = bench(world.source(schema).map_batches(hang, rows=40_000, max_in_flight=2, name="hang"))
+    step.push_columns(pa.record_batch({"n": range(81_000)}))
+    (operator,) = step.operators
     assert operator.full()
     assert operator.stores_what_waits
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +16,12 @@ from hypothesis import strategies as st
 from headgate.errors import StateError
 from headgate.operators.base import OperatorContext
 from headgate.operators.dead_letters import DeadLetters, OnError
-from headgate.operators.elements import ObjectBatch
+from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.graph import Origin
 from headgate.operators.map import MapOperator
 from headgate.operators.per_record import UserFunction
 from headgate.operators.rows import RowReader
+from headgate.operators.user_code import user_error
 from headgate.state.keygroups import KeyGroupRange
 
 ORIGIN = Origin("job.py:5", "the line")
@@ -43,7 +46,7 @@ class Surroundings:
 
     def emit_side(self, tag: str, batch: Any) -> None:
         assert tag == "failed"
-        self.failed += batch.records
+        self.failed += batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records
 
     @property
     def context(self) -> OperatorContext:
@@ -114,6 +117,33 @@ def test_an_exception_that_cannot_say_what_it_is() -> None:
     letters.open(around.context, around)  # type: ignore[arg-type]
     letters.take(ObjectBatch([1]), [Worse()])
     assert around.failed[0].error == "<its text raised RuntimeError>"
+    error = user_error("step", ORIGIN, 1, Worse())
+    assert "raised Worse: <its text raised RuntimeError> record=`1`" in str(error)
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_text_with_what_no_column_takes(columns: bool) -> None:
+    """Such as the name of a file that is not UTF-8."""
+    around = Surroundings()
+    letters = DeadLetters("step", ORIGIN, OnError("side_output"))
+    letters.open(around.context, around)  # type: ignore[arg-type]
+    record = ColumnBatch(pa.record_batch({"n": [1]})) if columns else ObjectBatch([1])
+    letters.take(record, [ValueError("no \udcff é")])
+    (letter,) = around.failed
+    assert (letter["error"] if columns else letter.error) == "no \\udcff é"
+
+
+@pytest.mark.parametrize("time", [2**53, -(2**62)])
+def test_an_event_time_that_no_datetime_holds(time: int) -> None:
+    """Such as one in microseconds: a reason for a dead letter, not for a failure."""
+    around = Surroundings()
+    letters = DeadLetters("step", ORIGIN, OnError("side_output"))
+    letters.open(around.context, around)  # type: ignore[arg-type]
+    letters.take(ObjectBatch([1, 2], np.array([time, 0])), [ValueError()] * 2)
+    assert [letter.event_time for letter in around.failed] == [
+        None,
+        datetime(1970, 1, 1, tzinfo=UTC),
+    ]
 
 
 @given(
