@@ -153,7 +153,10 @@ class _ListReader(SourceReader):
 
     def _read(self, split: _Split) -> Batch:
         """The records up to the next marker, at most a batch of them."""
-        end = min(split.position + self._source.batch_rows, self._size(split))
+        rows = self._source.batch_rows
+        if self.rows_wanted is not None:
+            rows = min(rows, self.rows_wanted)
+        end = min(split.position + rows, self._size(split))
         records: list[Any] = []
         for position in range(split.position, end):
             item = self._item(split, position)

@@ -171,8 +171,10 @@ class RowReader(SourceReader):
         return self._end is not None and split.next_row >= self._end
 
     def _available(self, split: _Split) -> int:
-        """Rows up to the end of the block, or of the source."""
+        """Rows up to the end of the block, or of the source, but no more than wanted."""
         count = split.left_in_block
+        if self.rows_wanted is not None:
+            count = min(count, self.rows_wanted)
         return count if self._end is None else min(count, self._end - split.next_row)
 
     def _due_in_s(self, row: int) -> float:

@@ -85,6 +85,7 @@ class _ThrottledReader(SourceReader):
     def poll(self) -> Batch | None:
         if self._due_s() > 0:
             return None
+        self._reader.rows_wanted = self.rows_wanted
         batch = self._reader.poll()
         if batch is not None:
             self._let_through(len(batch))

@@ -29,9 +29,12 @@ class SourceReader:
 
     Attributes:
         can_pause_splits: it has `pause_splits`. The others wait as a whole where sources are aligned.
+        rows_wanted: set before `poll` while little shall be under way: more rows than that are of no use
+            now. A reader that cannot make its batches smaller, with exact positions, may ignore it.
     """
 
     can_pause_splits: bool = False
+    rows_wanted: int | None = None
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         """Called first. `reject(batch)` sends unreadable records to the side output `rejected`."""

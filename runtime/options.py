@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from ..errors import OptionError, UsageError
 from ..operators.durations import format_duration
+from ..operators.sizes import format_size
 from .option_types import Boolean, Choice, Duration, Integer, Ratio, Size, Text, ValueType
 
 T = TypeVar("T")
@@ -384,6 +385,48 @@ FLOATING_BUFFERS = Option[int](
     "buffers",
     "Buffers the channels of one input gate share, given to those with a backlog.",
 )
+DEBLOAT = Option[bool](
+    "taskmanager.network.memory.buffer-debloat.enabled",
+    Boolean(),
+    False,
+    "",
+    "Make buffers smaller in front of slow subtasks, so that little is under way there.",
+)
+DEBLOAT_TARGET = Option[int](
+    "taskmanager.network.memory.buffer-debloat.target",
+    Duration(at_least_ms=1),
+    1000,
+    "ms",
+    "How long a subtask should take for all that waits in front of it.",
+)
+DEBLOAT_PERIOD = Option[int](
+    "taskmanager.network.memory.buffer-debloat.period",
+    Duration(at_least_ms=1),
+    200,
+    "ms",
+    "How often throughput is measured, and the size of buffers follows it.",
+)
+DEBLOAT_SAMPLES = Option[int](
+    "taskmanager.network.memory.buffer-debloat.samples",
+    Integer(at_least=1, at_most=10_000),
+    20,
+    "periods",
+    "How many periods the size is averaged over: more for steadiness, fewer for speed.",
+)
+DEBLOAT_THRESHOLD = Option[int](
+    "taskmanager.network.memory.buffer-debloat.threshold-percentages",
+    Integer(at_least=1, at_most=100),
+    25,
+    "%",
+    "Changes of the size that are smaller than this are not passed on to the senders.",
+)
+BUFFER_SIZE_MIN = Option[int](
+    "taskmanager.memory.min-segment-size",
+    Size(),
+    256,
+    "bytes",
+    "What debloating leaves of a buffer at least; `headgate.buffer.max-size` is where it starts from.",
+)
 METRICS_PORT = Option[int | None](
     "metrics.port",
     Integer(at_most=65535),
@@ -592,6 +635,18 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionErro
                 f"heartbeat timeout is not above the interval "
                 f"interval=`{format_duration(interval)}` timeout=`{format_duration(timeout)}`",
                 fix=f"raise {HEARTBEAT_TIMEOUT.key}, or lower {HEARTBEAT_INTERVAL.key}",
+            ),
+        )
+    least = values.get(BUFFER_SIZE_MIN.key, BUFFER_SIZE_MIN.default)
+    most = values.get(BUFFER_SIZE.key, BUFFER_SIZE.default)
+    if least > most:
+        blamed = BUFFER_SIZE_MIN if BUFFER_SIZE_MIN.key in values else BUFFER_SIZE
+        yield (
+            blamed.key,
+            OptionError(
+                f"the smallest buffer is larger than the largest "
+                f"least=`{format_size(least)}` most=`{format_size(most)}`",
+                fix=f"lower {BUFFER_SIZE_MIN.key}, or raise {BUFFER_SIZE.key}",
             ),
         )
     yield from _unaligned_contradictions(values)

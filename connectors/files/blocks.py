@@ -6,11 +6,13 @@ block comes out as pieces; a piece knows where reading goes on behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -51,6 +53,15 @@ class Piece:
     bad: list[BadRecord] = field(default_factory=list)
     last: bool = False
     """True if the split ends behind this piece."""
+    ends: Sequence[int] | npt.NDArray[np.int64] = ()
+    """Where each row of the batch ends; empty where rows were left out."""
+
+    def take(self, rows: int) -> Piece:
+        """Cut off the first `rows`, as a piece of its own; fewer than there are `ends`."""
+        assert self.batch is not None  # as the caller has seen
+        first = Piece(int(self.ends[rows - 1]), self.batch.slice(0, rows))
+        self.batch, self.ends = self.batch.slice(rows), self.ends[rows:]
+        return first
 
 
 class BlockReader(Protocol):
@@ -176,7 +187,10 @@ class TextReader:
             )
             for index, reason in decoded.bad
         ]
-        return Piece(base + int(lines.ends[-1]), decoded.batch(), bad)
+        piece = Piece(base + int(lines.ends[-1]), decoded.batch(), bad)
+        if not bad:
+            piece.ends = base + lines.ends
+        return piece
 
     def _skip_line(self) -> Piece:
         """Pass over a line too long to hold; only its beginning is kept for the report."""
@@ -240,7 +254,10 @@ class ParquetReader:
             for index, reason in decoded.bad
         ]
         last = self._position >= self._end
-        return [Piece(self._position, decoded.batch(), bad, last)]
+        piece = Piece(self._position, decoded.batch(), bad, last)
+        if not bad:
+            piece.ends = range(first + 1, self._position + 1)
+        return [piece]
 
     def close(self) -> None:
         self._file.close(force=True)

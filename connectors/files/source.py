@@ -236,9 +236,12 @@ class FileReader(SourceReader):
             piece = pieces[0]
             if piece.bad:
                 self._handle_bad(split.path, piece.bad)
-            pieces.popleft()
-            if not pieces:
-                self._ready.popleft()
+            if self.rows_wanted is not None and self.rows_wanted < len(piece.ends):
+                piece = piece.take(self.rows_wanted)
+            else:
+                pieces.popleft()
+                if not pieces:
+                    self._ready.popleft()
             self._splits[0].position = piece.position
             if piece.last:
                 self._splits.popleft()

@@ -34,6 +34,10 @@ class ChannelListener(Protocol):
         """The barrier is on its way, in line or in front of what it overtook."""
         ...
 
+    def buffer_size_changed(self) -> None:
+        """The receiver wants buffers of another size."""
+        ...
+
 
 class OutputChannel(ABC):
     """The sending end. Nothing travels before the receiver has granted the first credits."""
@@ -44,6 +48,8 @@ class OutputChannel(ABC):
         self.queued_buffers = 0
         """Batches in the queue; the receiver knows it as the backlog."""
         self.credits = 0
+        self.buffer_size_bytes: int | None = None
+        """What a buffer may hold from now on, as the receiver said last; None: it has said nothing."""
         self.error: HeadgateError | None = None
         self.finished = False
         """The end of the partition was sent: a broken connection no longer matters."""
@@ -105,6 +111,12 @@ class OutputChannel(ABC):
         self._is_open = True
         self.credits += count
         self.pump()
+
+    def set_buffer_size(self, size_bytes: int) -> None:
+        """The receiver wants buffers of this size; those that wait here stay as they are."""
+        self.buffer_size_bytes = size_bytes
+        if self.listener is not None:
+            self.listener.buffer_size_changed()
 
     def pump(self) -> None:
         """Send what credits and transport allow."""

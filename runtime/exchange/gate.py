@@ -33,6 +33,10 @@ class CreditReceiver(Protocol):
         """Tell the sender that `count` more buffers are free."""
         ...
 
+    def set_buffer_size(self, size_bytes: int) -> None:
+        """Tell the sender how much its future buffers may hold."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class InputChannelSpec:
@@ -114,6 +118,7 @@ class InputGate:
         self._urgent: deque[Urgent] = deque()
         self._capture: GateCapture | None = None
         self._buffers_total = len(channels) * self._exclusive + self._floating
+        self._buffer_size: int | None = None
         self._error: HeadgateError | None = None
         self._lending = False
         self._wake: Callable[[], None] = lambda: None
@@ -298,6 +303,23 @@ class InputGate:
         """How many batches may wait here at most."""
         return self._buffers_total
 
+    @property
+    def buffers_in_use(self) -> int:
+        """Batches that wait here, and those that wait at the senders for room here.
+
+        What a sender holds beyond one buffer per channel and the room of this gate, it has emitted in one
+        go: it is cut already, and smaller buffers would not make it less.
+        """
+        backlog = sum(channel.backlog for channel in self._channels)
+        return min(self._queued + backlog, self._buffers_total + len(self._channels))
+
+    def announce_buffer_size(self, size_bytes: int) -> None:
+        """Tell all senders, and those still to come, how much their future buffers may hold."""
+        self._buffer_size = size_bytes
+        for channel in self._channels:
+            if channel.sender is not None:
+                channel.sender.set_buffer_size(size_bytes)
+
     # -- the senders' side --------------------------------------------------------------------------
 
     def attach(self, channel_id: ChannelId, sender: CreditReceiver) -> int:
@@ -313,7 +335,10 @@ class InputGate:
 
     def open(self, position: int) -> None:
         """Grant the first credits."""
-        self._grant(self._channels[position], self._exclusive)
+        channel = self._channels[position]
+        self._grant(channel, self._exclusive)
+        if self._buffer_size is not None and channel.sender is not None:
+            channel.sender.set_buffer_size(self._buffer_size)
 
     def receive(self, position: int, batch: Batch, backlog: int) -> None:
         """A batch arrived; `backlog` more wait at its sender."""

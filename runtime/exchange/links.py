@@ -29,6 +29,8 @@ from .wire import (
     Header,
     Kind,
     Parts,
+    decode_buffer_size,
+    encode_buffer_size,
     frame,
 )
 
@@ -128,7 +130,7 @@ class DiallingEnd(FrameConnection):
             self._read_answer(header, payload)
             return
         channel = self._channels.get(header.channel)
-        if header.kind is not Kind.CREDIT or channel is None:
+        if header.kind not in (Kind.CREDIT, Kind.BUFFER_SIZE) or channel is None:
             raise ExchangeError(
                 f"unexpected frame kind=`{header.kind.name}` channel=`{header.channel}`"
             )
@@ -139,7 +141,10 @@ class DiallingEnd(FrameConnection):
                 f"expected=`{expected}` received=`{header.sequence}`"
             )
         self._credit_sequences[header.channel] = (expected + 1) & SEQUENCE_MASK
-        channel.add_credits(header.backlog)
+        if header.kind is Kind.CREDIT:
+            channel.add_credits(header.backlog)
+        else:
+            channel.set_buffer_size(decode_buffer_size(payload))
 
     def _read_answer(self, header: Header, payload: bytes | bytearray) -> None:
         if header.kind is not Kind.HELLO:
@@ -178,7 +183,7 @@ class DiallingEnd(FrameConnection):
 
 
 class _SocketInput:
-    """The receiving end of one channel, and the way back for its credits."""
+    """The receiving end of one channel, and the way back for its credits and sizes."""
 
     def __init__(self, connection: FrameConnection, channel_id: ChannelId) -> None:
         self.gate: InputGate | None = None
@@ -198,11 +203,17 @@ class _SocketInput:
         while count > 0:
             portion = min(count, BACKLOG_MAX)
             count -= portion
-            sequence = self._credit_sequence
-            self._credit_sequence += 1
-            self._connection.write(
-                frame(Kind.CREDIT, channel=self._channel_id, sequence=sequence, backlog=portion)
-            )
+            self._write(Kind.CREDIT, backlog=portion)
+
+    def set_buffer_size(self, size_bytes: int) -> None:
+        self._write(Kind.BUFFER_SIZE, encode_buffer_size(size_bytes))
+
+    def _write(self, kind: Kind, payload: bytes = b"", backlog: int = 0) -> None:
+        sequence = self._credit_sequence
+        self._credit_sequence += 1
+        self._connection.write(
+            frame(kind, payload, channel=self._channel_id, sequence=sequence, backlog=backlog)
+        )
 
     def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
         element = self._decoder.decode(header, payload)

@@ -17,7 +17,7 @@ from .channel import OutputChannel
 from .outlet import BarrierOutlet
 from .partitioners import Partitioner
 from .settings import ExchangeSettings
-from .slicing import BatchSizer, Coalescer, cut
+from .slicing import BatchSizer, Coalescer, cut, rows_within
 
 
 @dataclass(slots=True)
@@ -62,7 +62,13 @@ class ResultPartition:
         self._buffered_since: dict[int, float] = {}
         self._sizer = BatchSizer()
         self._stats = PartitionStats()
+        self._sizes_max: list[int] = []
         self._backlogged_channels = 0
+        self.debloated_bytes: int | None = None
+        """What one buffer for each channel holds, while a receiver wants small ones. The smallest counts
+        for all: records are taken to be spread evenly."""
+        self.emitted_bytes = 0
+        """What was emitted per receiving channel, as far as it had to be measured: all while debloated."""
         self._error: HeadgateError | None = None
         self._wake: Callable[[], None] = lambda: None
         self._addresses = addresses
@@ -73,6 +79,7 @@ class ResultPartition:
                 self._backlogged_channels += 1
             if channel.error is not None:
                 self.channel_failed(channel.error)
+        self.buffer_size_changed()
 
     # -- sending ------------------------------------------------------------------------------------
 
@@ -89,7 +96,7 @@ class ResultPartition:
         if self._error is not None:
             raise self._error
         target = self._rows_target(batch)
-        passes_through = rows >= target and len(self._channels) == 1
+        passes_through = rows >= target and len(self._channels) == 1 and not self.debloated_bytes
         row_bytes = 0.0 if passes_through else self._sizer.nbytes(batch) / rows
         for index, piece in self._partitioner(batch):
             self._add(index, piece, target, row_bytes)
@@ -138,8 +145,11 @@ class ResultPartition:
         return self._settings.rows_per_buffer_target
 
     def _add(self, index: int, piece: Batch, target: int, row_bytes: float) -> None:
-        coalescer = self._coalescers[index]
+        coalescer, size_max = self._coalescers[index], self._sizes_max[index]
         rows = len(piece)
+        self.emitted_bytes += int(rows * row_bytes)
+        if size_max < self._settings.buffer_size_max_bytes and row_bytes:
+            target = min(target, rows_within(size_max, row_bytes))
         if coalescer.pieces and (rows >= target or not coalescer.accepts(piece)):
             self._flush_channel(index)
         if rows >= target:
@@ -148,8 +158,7 @@ class ResultPartition:
         if not coalescer.pieces:
             self._buffered_since[index] = self._clock.monotonic()
         coalescer.add(piece, rows * row_bytes)
-        full = coalescer.size_bytes >= self._settings.buffer_size_max_bytes
-        if full or coalescer.rows >= target:
+        if coalescer.size_bytes >= size_max or coalescer.rows >= target:
             self._flush_channel(index)
 
     def _flush_channel(self, index: int) -> None:
@@ -158,7 +167,7 @@ class ResultPartition:
 
     def _send(self, index: int, batch: Batch) -> None:
         stats, channel = self._stats, self._channels[index]
-        for buffer, size in cut(batch, self._settings, self._sizer):
+        for buffer, size in cut(batch, self._settings, self._sizer, self._sizes_max[index]):
             stats.records_out += len(buffer)
             stats.bytes_out += size
             stats.buffers_out += 1
@@ -204,6 +213,15 @@ class ResultPartition:
         self._backlogged_channels += change
         if self._backlogged_channels == 0:
             self._wake()
+
+    def buffer_size_changed(self) -> None:
+        """From a channel: its receiver wants buffers of another size."""
+        largest = self._settings.buffer_size_max_bytes
+        self._sizes_max = [
+            min(each.buffer_size_bytes or largest, largest) for each in self._channels
+        ]
+        smallest = min(self._sizes_max)
+        self.debloated_bytes = smallest * len(self._channels) if smallest < largest else None
 
     def channel_failed(self, error: HeadgateError) -> None:
         """From a channel: it is broken. The first error stays."""

@@ -52,8 +52,19 @@ def _fixed_row_bytes(schema: pa.Schema) -> float | None:
     return float(sum(each.bit_width for each in types)) / 8
 
 
-def cut(batch: Batch, settings: ExchangeSettings, sizer: BatchSizer) -> Iterator[tuple[Batch, int]]:
-    """Yield `batch` in slices that fit a buffer, each with its size in bytes."""
+_FILLED = 0.95
+"""Slices are cut, and buffers are full, this far below the limit: rows are of uneven sizes."""
+
+
+def rows_within(size_bytes: float, row_bytes: float) -> int:
+    """How many rows fill a buffer of a size; at least one."""
+    return max(1, int(_FILLED * size_bytes / row_bytes))
+
+
+def cut(
+    batch: Batch, settings: ExchangeSettings, sizer: BatchSizer, size_max_bytes: int
+) -> Iterator[tuple[Batch, int]]:
+    """Yield `batch` in slices that fit a buffer of `size_max_bytes`, each with its size in bytes."""
     rows, size = len(batch), sizer.nbytes(batch)
     if isinstance(batch, ObjectBatch):
         # Coalescing stops at the first piece that fills the buffer, so it may be up to twice as full.
@@ -62,14 +73,12 @@ def cut(batch: Batch, settings: ExchangeSettings, sizer: BatchSizer) -> Iterator
         overhead = 0
     else:
         limit = settings.rows_per_buffer_max
-        overhead = 0 if size <= settings.buffer_size_max_bytes else _overhead(batch)
-    bytes_max = settings.buffer_size_max_bytes + overhead
+        overhead = 0 if size <= size_max_bytes else _overhead(batch)
+    bytes_max = size_max_bytes + overhead
     if rows <= limit and size <= bytes_max:
         yield batch, size
         return
-    # 5 % below the limit, so that slices of even rows need no second cut.
-    fitting = int(0.95 * rows * settings.buffer_size_max_bytes / max(1, size - overhead))
-    limit = min(limit, max(1, fitting))
+    limit = min(limit, rows_within(size_max_bytes, max(1, size - overhead) / rows))
     for offset in range(0, rows, limit):
         yield from _halve(batch.slice(offset, min(limit, rows - offset)), bytes_max, sizer)
 

@@ -3,9 +3,9 @@
     length u32 | kind u8 | flags u8 | backlog u16 | channel u32 | sequence u32      (little endian)
 
 `length` counts the payload. `sequence` counts the frames of one channel in one direction, modulo 2**32: a
-gap or repeat is an error. `backlog` is the number of batches that wait at the sender; in CREDIT frames,
-which travel the other way, it is the number of credits. Objects travel as pickles: only peers that
-showed the cluster's token get to send frames.
+gap or repeat is an error. `backlog` is the number of batches that wait at the sender; in CREDIT frames it
+is the number of credits. CREDIT and BUFFER_SIZE travel the other way. Objects travel as pickles: only peers
+that showed the cluster's token get to send frames.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from ...operators.elements import (
 from .channel import ChannelId
 from .settings import FRAME_SIZE_MAX_BYTES
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 HEADER = struct.Struct("<IBBHII")
 HEADER_BYTES = HEADER.size
+_SIZE = struct.Struct("<I")
+_SIZE_MAX = 2**32 - 1
 BACKLOG_MAX = 0xFFFF
 SEQUENCE_MASK = 0xFFFF_FFFF
 TIMESTAMPS_COLUMN = pa.field("__timestamps", pa.int64(), nullable=False)
@@ -69,6 +71,8 @@ class Kind(IntEnum):
     """The sender has a backlog and no credit."""
     CREDIT = 8
     """Receiver to sender: that many more buffers are free."""
+    BUFFER_SIZE = 9
+    """Receiver to sender: how many bytes future buffers may hold, as a u32."""
 
 
 class Flags(IntEnum):
@@ -121,6 +125,22 @@ def frame(
     backlog = min(backlog, BACKLOG_MAX)
     header = HEADER.pack(length, kind, flags, backlog, channel, sequence & SEQUENCE_MASK)
     return [header, memoryview(payload)] if length else [header]
+
+
+def encode_buffer_size(size_bytes: int) -> bytes:
+    """The payload of a BUFFER_SIZE frame."""
+    return _SIZE.pack(min(size_bytes, _SIZE_MAX))
+
+
+def decode_buffer_size(payload: bytes | bytearray) -> int:
+    """The reverse of `encode_buffer_size`.
+
+    Raises:
+        ExchangeError: it is no size.
+    """
+    if len(payload) != _SIZE.size or not any(payload):
+        raise ExchangeError(f"not a size of buffers payload=`{bytes(payload[:8])!r}`")
+    return int(_SIZE.unpack(payload)[0])
 
 
 # ---- control elements -----------------------------------------------------------------------------

@@ -98,6 +98,16 @@ CATALOGUE: tuple[MetricDoc, ...] = (
     _task("isBackPressured", "", "1 if it waits for room downstream at this moment, else 0."),
     _task("inputQueueLength", "buffers", "Buffers that wait in the input gate."),
     _task("inPoolUsage", "", "The same as a share of all the gate may hold, 0 to 1."),
+    _task(
+        "debloatedBufferSize",
+        "bytes",
+        "What the senders were told to put into one buffer at most. Only with debloating.",
+    ),
+    _task(
+        "estimatedTimeToConsumeBuffersMs",
+        "ms",
+        "How long the buffers in front of it would last if all were full. Only with debloating.",
+    ),
     _task("outputQueueLength", "buffers", "Buffers that wait for credit from receivers."),
     _task("currentInputWatermark", "ms since 1970", "The watermark that came in last."),
     _task(

@@ -15,6 +15,7 @@ from ...operators.clock import Clock
 from ...operators.splits import SourceSplits
 from ...state.snapshot import OperatorSnapshot
 from ..plan import PhysicalPlan, Vertex
+from ..protocol.debloating import DebloatSettings
 from ..storage.base import CheckpointStore
 from .local_directory import SubtaskDirectory
 
@@ -80,6 +81,8 @@ class TaskSettings:
     """Files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
     exactly_once: bool = True
     """Barriers are aligned, or overtake; False: nothing waits (`execution.checkpointing.mode`)."""
+    debloat: DebloatSettings | None = None
+    """How buffer sizes follow throughput (`taskmanager.network.memory.buffer-debloat.*`); None: not."""
 
 
 @dataclass(slots=True)

@@ -72,6 +72,8 @@ class InputSubtask(Subtask):
         super().__init__(env, outputs)
         self.gate = gate
         gate.set_listener(self.signal.set)
+        if self.debloater is not None:
+            self.debloater.watch(gate)
         self._valve = WatermarkValve(len(gate))
         self._barriers_in = _barrier_handler(env, len(gate))
         self._probes = ProbeAlignment(env.plan.loops_through(env.vertex))

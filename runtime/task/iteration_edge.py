@@ -55,6 +55,8 @@ class FeedbackPartition:
     """The result partition of a tail."""
 
     backlogged = False
+    debloated_bytes: int | None = None
+    emitted_bytes = 0
 
     def __init__(self, ports: FeedbackPorts, loop: str, index: int) -> None:
         self._ports, self._loop, self._index = ports, loop, index

@@ -70,6 +70,8 @@ class SourceSubtask(Subtask):
         if self._splits.stands_still and not self._reader.finished:
             return False
         self.time.switch(Activity.BUSY)
+        if self.debloater is not None:
+            self._reader.rows_wanted = self.debloater.rows_at_once()
         batch = with_context(self.chain.head, self._reader.poll)
         if batch is not None:
             await self.process(batch, 0)

@@ -29,6 +29,7 @@ from ..protocol.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, TimeAccounting
 from .build import build_chain, open_chain
 from .chain import LEAVING, ChainedOperator, call_and_wait, with_context, wrap_error
+from .debloater import Debloater
 from .environment import TaskEnvironment
 from .in_flight import InFlightCut, InputCapture
 from .signal import Signal
@@ -67,6 +68,9 @@ class Subtask:
         self._stopping = False
         self._rows_per_slice = FIRST_SLICE_ROWS
         self._outlet_timers: list[asyncio.TimerHandle] = []
+        self.debloater: Debloater | None = None
+        if env.settings.debloat is not None:
+            self.debloater = Debloater(env.settings.debloat, self.time, self._partitions)
         self._task: asyncio.Task[None] | None = None
         self._released = False
 
@@ -101,6 +105,8 @@ class Subtask:
         """Begin to process; reports go to `env.reports` from here on."""
         name = f"subtask {self.env.task_name}"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+        if self.debloater is not None:
+            self.debloater.start()
 
     async def cancel(self) -> None:
         """Stop at once, without flushing. Safe at any time, also twice."""
@@ -114,6 +120,8 @@ class Subtask:
         if self._released:
             return
         self._released = True
+        if self.debloater is not None:
+            self.debloater.stop()
         self.timers.cancel_all()
         for timer in self._outlet_timers:
             timer.cancel()
@@ -228,27 +236,35 @@ class Subtask:
         """
         rows = len(batch)
         # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
-        if rows <= self._rows_per_slice or isinstance(self.chain.head.operator, AsyncOperator):
+        if rows <= self._slice_rows() or isinstance(self.chain.head.operator, AsyncOperator):
             await self._process_slice(batch, input_index)
             return
         offset = 0
         while offset < rows:
-            length = min(self._rows_per_slice, rows - offset)
+            length = min(self._slice_rows(), rows - offset)
             await self._process_slice(batch.slice(offset, length), input_index)
             offset += length
             await asyncio.sleep(0)
             await self._drain_outputs()
 
+    def _slice_rows(self) -> int:
+        rows = None if self.debloater is None else self.debloater.rows_at_once()
+        return self._rows_per_slice if rows is None else min(rows, self._rows_per_slice)
+
     async def _process_slice(self, batch: Batch, input_index: int) -> None:
         self.time.switch(Activity.BUSY)
         head = self.chain.head
         head.records_in += len(batch)
+        if self.debloater is not None:
+            self.debloater.slice_begins()
         started = self.env.clock.monotonic()
         if isinstance(head.operator, AsyncOperator):
             await self._process_async(head, batch, input_index)
-            return
-        with_context(head, head.operator.process, batch, input_index)
-        self._adapt_slice(len(batch), self.env.clock.monotonic() - started)
+        else:
+            with_context(head, head.operator.process, batch, input_index)
+            self._adapt_slice(len(batch), self.env.clock.monotonic() - started)
+        if self.debloater is not None:
+            self.debloater.slice_over(batch, input_index)
 
     async def _process_async(self, head: ChainedOperator, batch: Batch, input_index: int) -> None:
         assert isinstance(head.operator, AsyncOperator)

@@ -9,16 +9,23 @@ from ..exchange.settings import ExchangeSettings
 from ..options import (
     BUFFER_ROWS,
     BUFFER_SIZE,
+    BUFFER_SIZE_MIN,
     BUFFER_TIMEOUT,
     BUFFERS_PER_CHANNEL,
     CHECKPOINT_INLINE,
     CHECKPOINT_MODE,
+    DEBLOAT,
+    DEBLOAT_PERIOD,
+    DEBLOAT_SAMPLES,
+    DEBLOAT_TARGET,
+    DEBLOAT_THRESHOLD,
     DELTA_CHAIN_MAX,
     FLOATING_BUFFERS,
     LOCAL_DIRS,
     TASK_SLICE,
     Options,
 )
+from ..protocol.debloating import DebloatSettings
 from ..task.environment import TaskSettings
 
 
@@ -34,12 +41,24 @@ def exchange_settings(options: Options) -> ExchangeSettings:
 
 
 def task_settings(options: Options) -> TaskSettings:
-    """The mailbox's time slice, and how state is written."""
+    """The mailbox's time slice, how state is written, and how much is under way."""
     return TaskSettings(
         slice_ms=options.get(TASK_SLICE),
         inline_bytes_max=options.get(CHECKPOINT_INLINE),
         delta_chain_max=options.get(DELTA_CHAIN_MAX),
         exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
+        debloat=_debloat_settings(options) if options.get(DEBLOAT) else None,
+    )
+
+
+def _debloat_settings(options: Options) -> DebloatSettings:
+    return DebloatSettings(
+        size_max=options.get(BUFFER_SIZE),
+        size_min=options.get(BUFFER_SIZE_MIN),
+        target_ms=options.get(DEBLOAT_TARGET),
+        period_ms=options.get(DEBLOAT_PERIOD),
+        samples=options.get(DEBLOAT_SAMPLES),
+        threshold_percentages=options.get(DEBLOAT_THRESHOLD),
     )
 
 

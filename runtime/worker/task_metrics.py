@@ -36,6 +36,10 @@ def register_task(group: MetricsGroup, subtask: Subtask) -> None:
         scope.gauge("inputQueueLength", lambda: gate.queued_buffers)
         scope.gauge("inPoolUsage", lambda: gate.queued_buffers / gate.buffers_total)
         scope.gauge("currentInputWatermark", lambda: head.current_watermark)
+        if (debloater := subtask.debloater) is not None:
+            sizes = debloater.sizes
+            scope.gauge("debloatedBufferSize", lambda: sizes.announced)
+            scope.gauge("estimatedTimeToConsumeBuffersMs", lambda: sizes.time_to_consume_ms)
     sinks = {node.id for node in env.vertex.nodes if node.sink is not None}
     for chained in subtask.chain.operators:
         _register_operator(group, subtask, chained, chained.node_id in sinks)

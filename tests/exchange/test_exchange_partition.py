@@ -139,7 +139,7 @@ def test_wide_rows_are_cut_by_bytes(wire_up, drain):
 def test_one_huge_row_among_small_ones_travels_alone_or_nearly(clock):
     rows = ["x"] * 100 + ["y" * (3 << 20)] + ["z"] * 100
     batch = ColumnBatch(pa.record_batch({"n": rows}))
-    pieces = list(cut(batch, ExchangeSettings(), BatchSizer()))
+    pieces = list(cut(batch, ExchangeSettings(), BatchSizer(), 1 << 20))
     assert [v for piece, _ in pieces for v in values(piece)] == rows
     assert [len(piece) for piece, size in pieces if size > 1 << 20] == [1]
 
@@ -158,7 +158,7 @@ def test_large_dictionary_does_not_force_single_rows():
     names = pa.array([f"{n:0100d}" for n in range(20_000)])
     column = pa.DictionaryArray.from_arrays(np.arange(60_000, dtype=np.int32) % 20_000, names)
     batch = ColumnBatch(pa.record_batch({"n": column}))
-    assert len(list(cut(batch, ExchangeSettings(), BatchSizer()))) <= 4
+    assert len(list(cut(batch, ExchangeSettings(), BatchSizer(), 1 << 20))) <= 4
 
 
 def test_batches_without_columns_keep_their_rows(wire_up, drain):
@@ -365,7 +365,7 @@ def test_settings_must_make_sense():
 def test_large_objects_are_cut_by_bytes_too():
     settings = ExchangeSettings()
     batch = ObjectBatch([b"x" * 100_000 for _ in range(500)])
-    parts = list(cut(batch, settings, BatchSizer()))
+    parts = list(cut(batch, settings, BatchSizer(), settings.buffer_size_max_bytes))
     assert [record for part, _ in parts for record in part.records] == batch.records
     assert max(len(part) for part, _ in parts) * 100_000 <= settings.buffer_size_max_bytes
 

@@ -35,7 +35,12 @@ def make_job(path: Path, **options: str) -> hg.Job:
     job = hg.Job(
         "measured",
         parallelism=2,
-        options={"metrics.port": "0", "pipeline.auto-watermark-interval": "0s", **options},
+        options={
+            "metrics.port": "0",
+            "pipeline.auto-watermark-interval": "0s",
+            "taskmanager.network.memory.buffer-debloat.enabled": "true",
+            **options,
+        },
     )
     job.checkpoint(every="50ms", storage=str(path / "checkpoints"))
     job.restart(attempts=3, delay="10ms")

@@ -1,0 +1,107 @@
+"""Keeps little under way in front of a slow subtask: sets the size of its input buffers, and takes few
+rows at once where its own output buffers have become small. `protocol/debloating.py` decides on sizes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import final
+
+from ...operators.elements import Batch
+from ..exchange.gate import InputGate
+from ..exchange.slicing import BatchSizer
+from ..protocol.debloating import BufferDebloater, DebloatSettings
+from .accounting import Activity, TimeAccounting
+from .output_room import DebloatedPartition, OutputRoom
+
+
+@final
+class Debloater:
+    """One per subtask. Its timer runs in the event loop, so also while the subtask sleeps."""
+
+    def __init__(
+        self,
+        settings: DebloatSettings,
+        time: TimeAccounting,
+        partitions: Sequence[DebloatedPartition],
+    ) -> None:
+        self._settings = settings
+        self._time = time
+        self._room = OutputRoom(partitions)
+        self._gate: InputGate | None = None
+        self._sizers: dict[int, BatchSizer] = {}
+        self._total_s = self._idle_s = 0.0
+        self._in_slice = False
+        self._period_ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.sizes = BufferDebloater(settings)
+        """Of the gate's buffers."""
+
+    def watch(self, gate: InputGate) -> None:
+        """Set the buffer size of `gate` from here on; a source has none."""
+        self._gate = gate
+        self._sizers = {gate.input_index_of(at): BatchSizer() for at in range(len(gate))}
+
+    # -- records ------------------------------------------------------------------------------------
+
+    def slice_begins(self) -> None:
+        """Records are about to be processed."""
+        self._in_slice = True
+        self._room.slice_begins()
+
+    def slice_over(self, batch: Batch, input_index: int) -> None:
+        """`batch` was processed; it counts for the gate if it came through it."""
+        self._in_slice = False
+        self._room.slice_over(len(batch))
+        sizer = self._sizers.get(input_index)
+        if sizer is not None:
+            self.sizes.consumed(sizer.nbytes(batch))
+        if self._period_ended:
+            self._end_period()
+
+    def rows_at_once(self) -> int | None:
+        """How many rows to process before the next look at backpressure; None: any number."""
+        return self._room.rows()
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with the periods; does nothing without a gate."""
+        if self._gate is not None:
+            self._total_s, self._idle_s = self._times()
+            self._set_timer()
+
+    def stop(self) -> None:
+        """No period ends any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._settings.period_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._set_timer()
+        if self._in_slice:
+            # A coroutine is at work. What it was given counts when it is done, and so does its time.
+            self._period_ended = True
+        else:
+            self._end_period()
+
+    def _end_period(self) -> None:
+        gate = self._gate
+        assert gate is not None  # as `start` has seen
+        self._period_ended = False
+        total_s, idle_s = self._times()
+        elapsed_ms = 1000 * (total_s - self._total_s)
+        idle_ms = 1000 * (idle_s - self._idle_s)
+        self._total_s, self._idle_s = total_s, idle_s
+        size = self.sizes.period_over(elapsed_ms, idle_ms, gate.buffers_in_use)
+        if size is not None:
+            gate.announce_buffer_size(size)
+
+    def _times(self) -> tuple[float, float]:
+        """Seconds of the subtask so far: all, and idle."""
+        self._time.switch(self._time.activity)
+        return sum(self._time.seconds), self._time.seconds[Activity.IDLE]

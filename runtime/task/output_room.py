@@ -1,0 +1,52 @@
+"""How many rows a subtask should take at once, so that what it sends fits small output buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, final
+
+from ..exchange.slicing import rows_within
+
+_MEMORY = 0.9
+"""What a slice counts for after the next one. Steps that only send now and then need some memory."""
+
+
+class DebloatedPartition(Protocol):
+    """What there is to know of a result partition."""
+
+    debloated_bytes: int | None
+    emitted_bytes: int
+
+
+@final
+class OutputRoom:
+    """Learns how much a row sends into each partition, and so how many fill one buffer per channel."""
+
+    def __init__(self, partitions: Sequence[DebloatedPartition]) -> None:
+        self._partitions = partitions
+        self._rows = 0.0
+        self._sent = [0.0 for _ in partitions]
+        self._before = [0 for _ in partitions]
+
+    def slice_begins(self) -> None:
+        """What is emitted from here on belongs to a slice; what was emitted before, to timers and such."""
+        self._before = [partition.emitted_bytes for partition in self._partitions]
+
+    def slice_over(self, rows: int) -> None:
+        """A slice of so many rows was processed."""
+        self._rows = _MEMORY * self._rows + rows
+        for index, partition in enumerate(self._partitions):
+            sent = partition.emitted_bytes - self._before[index]
+            self._sent[index] = _MEMORY * self._sent[index] + sent
+
+    def rows(self) -> int | None:
+        """Rows that fill one buffer per channel of the partition with least room.
+
+        None while no receiver wants small buffers, or nothing is known of what a row sends.
+        """
+        fitting = [
+            rows_within(room, sent / self._rows)
+            for partition, sent in zip(self._partitions, self._sent, strict=True)
+            if (room := partition.debloated_bytes) is not None and sent >= 1
+        ]
+        return min(fitting, default=None)
