@@ -127,7 +127,7 @@ class InputSubtask(Subtask):
         """
         current = self._current
         assert current is not None  # as the caller has seen
-        batch, rows = current.batch, self._rows_per_slice
+        batch, rows = current.batch, self._slice_rows()
         # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
         if len(batch) <= rows or isinstance(self.chain.head.operator, AsyncOperator):
             self._current = None
