@@ -239,9 +239,9 @@ class Matcher:
         state = self._states[run.state]
         judge.node = run.node
         for option in state.options:
-            if judge.any(option.unless):
+            if option.unless and judge.any(option.unless):
                 continue
-            if state.fresh and judge.any(option.unless_first):
+            if state.fresh and option.unless_first and judge.any(option.unless_first):
                 continue
             if option.kind == "absent":
                 self._complete(run)

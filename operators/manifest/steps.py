@@ -61,6 +61,12 @@ def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
                 f"{field} means nothing for {verb} operator=`{name}`",
                 f"remove it, or use {' or '.join(owners)}" if field != "from" else "remove it",
             )
+    if table.tried("partition") and verb in _KEYED and table.present(["keyBy", "keyWith"]):
+        builder.problems.add(
+            table.line_of("partition"),
+            f"partition means nothing with a key operator=`{name}`",
+            "remove it: all records of a key go to the same subtask",
+        )
     if verb != "union" and not table.tried("from"):
         builder.problems.add(
             table.line, f"operator has no input operator=`{name}`", "from: a source or an operator"

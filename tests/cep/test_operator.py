@@ -91,6 +91,19 @@ def test_what_came_before_is_seen_by_conditions(world, steps):
     assert found == [[13, 24, 45]]
 
 
+def test_functions_of_the_record_are_called_once_for_each_and_only_if_it_matters(world):
+    asked = {"b": [], "c": []}
+
+    def asking(letter):
+        return lambda record: asked[letter].append(record) or record.startswith(letter)
+
+    pattern = hg.cep.begin("a").where(lambda record: record.startswith("a"))
+    loop = pattern.followed_by("b").where(asking("b")).one_or_more().greedy()
+    found = world.found(loop.followed_by("c").where(asking("c")), "x a1 a2 a3 b1 b2 c y")
+    assert len(found) == 3
+    assert asked == {"b": "a2 a3 b1 b2 c y".split(), "c": ["c"]}
+
+
 @pytest.mark.parametrize("watermarks", [[5, 10, 11, 12, 30], [30]])
 def test_deadlines_are_exact_however_watermarks_come(world, steps, watermarks):
     step = steps(world.stream().key_with(key_of).match(ab().within("10ms"), name="m"))

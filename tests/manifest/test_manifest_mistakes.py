@@ -182,6 +182,10 @@ OPERATORS = [
         "16: partition must be one of rebalance",
     ),
     (
+        "x: {from: orders, keyBy: id, partition: rebalance, aggregate: {n: count()}}",
+        "16: partition means nothing with a key operator=`x` | remove it: all records of a key go",
+    ),
+    (
         "x: {from: orders, filter: id > 1, chaining: always}",
         "16: chaining must be one of head, never, not",
     ),
