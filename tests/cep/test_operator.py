@@ -101,7 +101,7 @@ def test_functions_of_the_record_are_called_once_for_each_and_only_if_it_matters
     loop = pattern.followed_by("b").where(asking("b")).one_or_more().greedy()
     found = world.found(loop.followed_by("c").where(asking("c")), "x a1 a2 a3 b1 b2 c y")
     assert len(found) == 3
-    assert asked == {"b": "a2 a3 b1 b2 c y".split(), "c": ["c"]}
+    assert asked == {"b": ["a2", "a3", "b1", "b2", "c", "y"], "c": ["c"]}
 
 
 @pytest.mark.parametrize("watermarks", [[5, 10, 11, 12, 30], [30]])
