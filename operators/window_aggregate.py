@@ -30,8 +30,6 @@ from ..state.snapshot import (
     RestoredState,
     StateInfo,
     StateSnapshot,
-    TableCut,
-    state_info,
 )
 from ..state.values import Array, Index
 from .aggregate_tables import (
@@ -44,6 +42,7 @@ from .aggregate_tables import (
 from .aggregates import AggregatePlan
 from .base import Operator, OperatorContext
 from .elements import WATERMARK_MIN, Batch, ColumnBatch
+from .key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
 from .keyed_aggregate import (
     KeyedGroup,
     KeyedRows,
@@ -66,13 +65,8 @@ _SPARE_GROUPS = 256
 _SPARE_BYTES_MAX = 1 << 25
 """Groups of windows that are gone are used again, up to so many, and so much memory in all."""
 _WINDOWS, _WATERMARK = "windows", "watermark"
-_WATERMARK_SCHEMA = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("watermark", pa.int64(), False),
-        pa.field("gone_through", pa.int64(), False),
-    ]
-)
+_GONE_THROUGH = "gone_through"
+_WATERMARK_SCHEMA = times_schema(WATERMARK_COLUMN, _GONE_THROUGH)
 """`gone_through`: windows that start at this time (ms) or before are gone."""
 _INT64_MIN = np.iinfo(np.int64).min
 
@@ -319,7 +313,8 @@ class WindowAggregate(Operator):
         ]
         parts.append(self._small.cut(epoch))
         windows = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        watermark = TableCut(self._watermark_maker(), keys=(KEY_GROUP_COLUMN,))
+        times = self._watermark, max(self._first_kept - 1, int(_INT64_MIN))
+        watermark = times_cut(self.context.key_groups, _WATERMARK_SCHEMA, *times)
         if self._spilling is not None:
             files = {_WINDOWS: self._spilling.snapshot(windows)}
             return StateSnapshot(tables={_WATERMARK: watermark}, files=files)
@@ -329,22 +324,11 @@ class WindowAggregate(Operator):
         end = start + self._window.size_ms
         return lambda which: [np.full(row_count(which), edge) for edge in (start, end)]
 
-    def _watermark_maker(self) -> Callable[[int | None], pa.Table]:
-        own, watermark = self.context.key_groups, self._watermark
-        gone_through = max(self._first_kept - 1, _INT64_MIN)
-
-        def make(_: int | None) -> pa.Table:
-            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            times = (np.full(len(groups), time) for time in (watermark, gone_through))
-            return pa.Table.from_arrays([pa.array(groups), *times], schema=_WATERMARK_SCHEMA)
-
-        return make
-
     def states(self) -> Sequence[StateInfo]:
         """Tables `windows` and `watermark`."""
         return [
             aggregate_info(self._plan, _WINDOWS, "window"),
-            state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
+            times_info(_WATERMARK, "window", _WATERMARK_SCHEMA),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
@@ -360,7 +344,7 @@ class WindowAggregate(Operator):
         watermarks = state.tables.get(_WATERMARK)
         if watermarks is not None and watermarks.num_rows:
             self._first_kept = self._window.first_behind(int(self._gone_through(watermarks).min()))
-            self._set_watermark(int(watermarks.column("watermark").to_numpy().min()))
+            self._set_watermark(int(watermarks.column(WATERMARK_COLUMN).to_numpy().min()))
         self._restore_rows(self._restore_files(state), watermarks, state.states.get(_WINDOWS))
         self._restore_rows(state.tables.get(_WINDOWS), watermarks, state.states.get(_WINDOWS))
         if self._spilling is not None:
@@ -417,10 +401,10 @@ class WindowAggregate(Operator):
 
     def _gone_through(self, watermarks: pa.Table) -> Index:
         """Up to which start the windows of each key group were gone; older snapshots do not say it."""
-        if "gone_through" in watermarks.column_names:
-            gone: Index = watermarks.column("gone_through").to_numpy()
+        if _GONE_THROUGH in watermarks.column_names:
+            gone: Index = watermarks.column(_GONE_THROUGH).to_numpy()
             return gone
-        times, last_gone = watermarks.column("watermark").to_pylist(), self._window.last_gone
+        times, last_gone = watermarks.column(WATERMARK_COLUMN).to_pylist(), self._window.last_gone
         return np.array([max(last_gone(time), _INT64_MIN) for time in times], np.int64)
 
     def _load(self, table: pa.Table, starts: Index, order: Index) -> None:

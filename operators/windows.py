@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import pairwise
 from typing import Final, Protocol, TypeAlias
 from zoneinfo import ZoneInfo, available_timezones
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import PlanError
@@ -23,6 +20,7 @@ from .durations import Duration, format_duration, parse_duration
 from .elements import Timestamps
 from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
 from .panes.grid import CumulativeGrid, Grid, SlidingGrid
+from .panes.parts import Part, split
 from .windowing.clocks import WindowTime, is_processing
 
 WINDOW_FIELDS = (
@@ -86,8 +84,40 @@ class PaneWindow(Protocol):
         ...
 
 
+class _Shown:
+    """How windows of panes are called, by the fields that all of them have."""
+
+    __slots__ = ()
+
+    offset_ms: int
+    allowed_lateness_ms: int
+    zone: str
+    early: Early
+    processing: bool = False
+
+    @property
+    def _bounds(self) -> str:
+        """Such as `sliding 1m every 10s`."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> str:
+        """Where the bounds are: what must stay the same for state to be taken over."""
+        text = self._bounds
+        if self.offset_ms:
+            text += f", offset {format_duration(self.offset_ms)}"
+        return f"{text}, zone {self.zone}" if self.zone else text
+
+    def describe(self) -> str:
+        """For `explain`, such as `tumbling 1m, allowed lateness 5s`."""
+        text = self.identity
+        if self.allowed_lateness_ms:
+            text += f", allowed lateness {format_duration(self.allowed_lateness_ms)}"
+        return text + self.early.describe() + ", processing time" * self.processing
+
+
 @dataclass(frozen=True, slots=True)
-class TumblingWindow:
+class TumblingWindow(_Shown):
     """Windows [start, start + size), one behind the other; all in ms. In a time zone: whole days there."""
 
     size_ms: int
@@ -103,19 +133,13 @@ class TumblingWindow:
         return not self.zone and not self.early
 
     @property
-    def identity(self) -> str:
-        """Where the bounds are."""
-        return f"tumbling {format_duration(self.size_ms)}{_place(self.offset_ms, self.zone)}"
+    def _bounds(self) -> str:
+        return f"tumbling {format_duration(self.size_ms)}"
 
     def grid(self) -> Grid:
         """The panes: each window is one."""
         calendar, unit = _calendar(self.zone, self.offset_ms)
         return SlidingGrid(calendar, self.size_ms // unit, self.size_ms // unit)
-
-    def describe(self) -> str:
-        """For `explain`, such as `tumbling 1m`."""
-        text = self.identity + _rest(self.allowed_lateness_ms, self.early)
-        return text + ", processing time" * self.processing
 
     # --- of a plain one ------------------------------------------------------------------------
 
@@ -147,9 +171,7 @@ class TumblingWindow:
         """The start of the earliest window that starts behind `time`."""
         return self.start_of(time) + self.size_ms
 
-    def split(
-        self, timestamps: Timestamps, earliest: int | None = None
-    ) -> Iterator[tuple[int, slice | npt.NDArray[np.intp]]]:
+    def split(self, timestamps: Timestamps, earliest: int | None = None) -> Iterator[Part]:
         """The rows of each window, earliest first; in order of arrival within a window.
 
         Slices if the timestamps ascend, and for a batch that lies in one window. `earliest` is the least
@@ -159,21 +181,12 @@ class TumblingWindow:
         if int(timestamps.max()) < first + self.size_ms:
             yield first, slice(0, len(timestamps))
             return
-        numbers = (timestamps - first) // self.size_ms
-        order = None
-        if not (numbers[1:] >= numbers[:-1]).all():
-            # radix sort for 16 bits
-            small = numbers.astype(np.uint16) if int(numbers.max()) < 2**16 else numbers
-            order = np.argsort(small, kind="stable")
-            numbers = numbers[order]
-        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-        for low, high in pairwise(cuts):
-            rows = slice(low, high) if order is None else order[low:high]
-            yield first + int(numbers[low]) * self.size_ms, rows
+        for number, rows in split((timestamps - first) // self.size_ms):
+            yield first + number * self.size_ms, rows
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
+class SlidingWindow(_Shown):
     """Windows [start, start + size), one every `every`; all in ms. In a time zone: whole days there."""
 
     size_ms: int
@@ -185,24 +198,17 @@ class SlidingWindow:
     processing: bool = False
 
     @property
-    def identity(self) -> str:
-        """Where the bounds are."""
-        text = f"sliding {format_duration(self.size_ms)} every {format_duration(self.every_ms)}"
-        return text + _place(self.offset_ms, self.zone)
+    def _bounds(self) -> str:
+        return f"sliding {format_duration(self.size_ms)} every {format_duration(self.every_ms)}"
 
     def grid(self) -> Grid:
         """The panes."""
         calendar, unit = _calendar(self.zone, self.offset_ms)
         return SlidingGrid(calendar, self.size_ms // unit, self.every_ms // unit)
 
-    def describe(self) -> str:
-        """For `explain`, such as `sliding 1m every 10s`."""
-        text = self.identity + _rest(self.allowed_lateness_ms, self.early)
-        return text + ", processing time" * self.processing
-
 
 @dataclass(frozen=True, slots=True)
-class CumulativeWindow:
+class CumulativeWindow(_Shown):
     """Windows that begin together, every `size`, and each end a `step` later, up to `size`; all in ms."""
 
     size_ms: int
@@ -213,10 +219,8 @@ class CumulativeWindow:
     early: Early = NEVER
 
     @property
-    def identity(self) -> str:
-        """Where the bounds are."""
-        text = f"cumulative {format_duration(self.size_ms)} by {format_duration(self.step_ms)}"
-        return text + _place(self.offset_ms, self.zone)
+    def _bounds(self) -> str:
+        return f"cumulative {format_duration(self.size_ms)} by {format_duration(self.step_ms)}"
 
     def grid(self) -> Grid:
         """The panes: one per step."""
@@ -225,10 +229,6 @@ class CumulativeWindow:
             return CumulativeGrid(days, self.size_ms // DAY_MS * days.places_per_day, 1)
         calendar, unit = _calendar(self.zone, self.offset_ms)
         return CumulativeGrid(calendar, self.size_ms // self.step_ms, self.step_ms // unit)
-
-    def describe(self) -> str:
-        """For `explain`, such as `cumulative 1d by 1h`."""
-        return self.identity + _rest(self.allowed_lateness_ms, self.early)
 
 
 TimeWindow: TypeAlias = TumblingWindow | SlidingWindow | CumulativeWindow
@@ -469,13 +469,3 @@ def _zone_fix(zone: str) -> str:
 def _calendar(zone: str, offset_ms: int) -> tuple[Calendar, int]:
     """The calendar, and how many ms one of its places stands for."""
     return (LocalDays(zone, offset_ms), DAY_MS) if zone else (Milliseconds(offset_ms), 1)
-
-
-def _place(offset_ms: int, zone: str) -> str:
-    text = f", offset {format_duration(offset_ms)}" if offset_ms else ""
-    return f"{text}, zone {zone}" if zone else text
-
-
-def _rest(lateness_ms: int, early: Early) -> str:
-    text = f", allowed lateness {format_duration(lateness_ms)}" if lateness_ms else ""
-    return text + early.describe()

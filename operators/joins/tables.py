@@ -24,6 +24,7 @@ from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
 from ...state.values import Index
 from ..elements import WATERMARK_MAX, WATERMARK_MIN
+from ..key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
 from .columns import LEFT, MATCHED_COLUMN, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .row_store import rows_of_pieces
 from .side import SideCut
@@ -33,13 +34,7 @@ SIDES: Final = ("left", "right")
 TIME: Final = "time"
 ROW_KEYS: Final = (KEY_GROUP_COLUMN, ROW_COLUMN)
 _GONE: Final = ("left_gone_before", "right_gone_before")
-_TIME_SCHEMA: Final = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("watermark", pa.int64(), False),
-        *(pa.field(name, pa.int64(), False) for name in _GONE),
-    ]
-)
+_TIME_SCHEMA: Final = times_schema(WATERMARK_COLUMN, *_GONE)
 
 
 def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
@@ -60,7 +55,7 @@ def join_infos(columns: JoinColumns, marks: Sequence[bool], kind: str) -> list[S
         state_info(SIDES[side], kind, row_schema(columns.sides[side], marks=marks[side]), ROW_KEYS)
         for side in (LEFT, RIGHT)
     ]
-    return [*infos, state_info(TIME, kind, _TIME_SCHEMA, (KEY_GROUP_COLUMN,))]
+    return [*infos, times_info(TIME, kind, _TIME_SCHEMA)]
 
 
 # --- cuts ---------------------------------------------------------------------------------------
@@ -107,14 +102,7 @@ def by_key_group(
 
 def time_cut(own: KeyGroupRange, watermark: int, gone_before: Sequence[int]) -> TableCut:
     """Table `time`: the same for all own key groups."""
-    values = [watermark, *gone_before]
-
-    def make(_: int | None) -> pa.Table:
-        groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-        columns = (np.full(len(groups), value, np.int64) for value in values)
-        return pa.Table.from_arrays([pa.array(groups), *columns], schema=_TIME_SCHEMA)
-
-    return TableCut(make, keys=(KEY_GROUP_COLUMN,))
+    return times_cut(own, _TIME_SCHEMA, watermark, *gone_before)
 
 
 # --- restoring ----------------------------------------------------------------------------------
@@ -134,7 +122,7 @@ class RestoredTimes:
         self.watermark = WATERMARK_MIN
         self.gone_before = [WATERMARK_MIN, WATERMARK_MIN]
         if self._table is not None:
-            self.watermark = int(pc.min(self._table.column("watermark")).as_py())
+            self.watermark = int(pc.min(self._table.column(WATERMARK_COLUMN)).as_py())
             self.gone_before = [int(pc.min(self._table.column(name)).as_py()) for name in _GONE]
 
     def _by_group(self, column: str, groups: Index) -> Index:

@@ -27,8 +27,9 @@ from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
 from ..windows import WINDOW_FIELDS, PaneWindow
 from .early import EarlyResults
 from .pane_state import PaneState
+from .parts import Part
 from .running_totals import RunningTotals, has_running_totals
-from .table import NO_PANE, PaneTable, Part, parts_of
+from .table import NO_PANE, PaneTable, parts_of
 from .totals import Between, Members, Totalled, Totals
 from .two_stacks import TwoStacks
 

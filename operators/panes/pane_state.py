@@ -6,7 +6,7 @@ which start all are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,27 +21,22 @@ from ...state.snapshot import (
     RestoredState,
     StateInfo,
     StateSnapshot,
-    TableCut,
-    state_info,
 )
 from ...state.values import Array, Index
 from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ..aggregates import AggregatePlan
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN
+from ..key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
 from ..keyed_aggregate import GroupCut, Rows
 from ..windows import PaneWindow
 from .table import NO_PANE, PaneTable
 
 PANES: Final = "panes"
 WATERMARK: Final = "watermark"
-_WATERMARK_SCHEMA: Final = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("watermark", pa.int64(), False),
-        pa.field("gone_through", pa.int64(), False),
-        pa.field("window", pa.string(), False),
-    ]
+_GONE_THROUGH: Final = "gone_through"
+_WATERMARK_SCHEMA: Final = times_schema(WATERMARK_COLUMN, _GONE_THROUGH).append(
+    pa.field("window", pa.string(), False)
 )
 """`gone_through`: panes that start at this time (ms) or before are gone. `window`: what they are of."""
 _INT64 = np.iinfo(np.int64)
@@ -84,7 +79,7 @@ class PaneState:
         """The declarations of both tables."""
         return [
             aggregate_info(plan, PANES, "window"),
-            state_info(WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
+            times_info(WATERMARK, "window", _WATERMARK_SCHEMA),
         ]
 
     def snapshot(self, context: OperatorContext, watermark: int) -> StateSnapshot:
@@ -109,8 +104,12 @@ class PaneState:
         return StateSnapshot(
             tables={
                 PANES: table_cut(self._plan, epoch, parts, context.max_parallelism),
-                WATERMARK: TableCut(
-                    self._watermark_maker(context, watermark), keys=(KEY_GROUP_COLUMN,)
+                WATERMARK: times_cut(
+                    context.key_groups,
+                    _WATERMARK_SCHEMA,
+                    watermark,
+                    self._gone_through(),
+                    self._window.identity,
                 ),
             }
         )
@@ -124,21 +123,11 @@ class PaneState:
             np.empty(0, np.int64),
         ]
 
-    def _watermark_maker(
-        self, context: OperatorContext, watermark: int
-    ) -> Callable[[int | None], pa.Table]:
-        own, gone_through = context.key_groups, _INT64.min
-        if self._table.gone > NO_PANE:
-            kept = self._grid.pane_bounds(self._table.gone + 1)[0]
-            gone_through = max(_INT64.min, min(kept - 1, _INT64.max))
-
-        def make(_: int | None) -> pa.Table:
-            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            times = [np.full(len(groups), time) for time in (watermark, gone_through)]
-            window = pa.repeat(self._window.identity, len(groups))
-            return pa.Table.from_arrays([groups, *times, window], schema=_WATERMARK_SCHEMA)
-
-        return make
+    def _gone_through(self) -> int:
+        if self._table.gone == NO_PANE:
+            return int(_INT64.min)
+        kept = self._grid.pane_bounds(self._table.gone + 1)[0]
+        return max(int(_INT64.min), min(kept - 1, int(_INT64.max)))
 
     # --- restore -------------------------------------------------------------------------------
 
@@ -149,8 +138,8 @@ class PaneState:
         watermarks = state.tables.get(WATERMARK)
         if watermarks is not None and watermarks.num_rows:
             self._check_window(watermarks)
-            watermark = int(watermarks.column("watermark").to_numpy().min())
-            gone_through = int(watermarks.column("gone_through").to_numpy().min())
+            watermark = int(watermarks.column(WATERMARK_COLUMN).to_numpy().min())
+            gone_through = int(watermarks.column(_GONE_THROUGH).to_numpy().min())
             if gone_through > _INT64.min:
                 self._table.gone = self._grid.pane_of(gone_through + 1) - 1
         rows = state.tables.get(PANES)
@@ -171,7 +160,7 @@ class PaneState:
         gone = np.full(context.max_parallelism, _INT64.min)
         if watermarks is not None:
             at = watermarks.column(KEY_GROUP_COLUMN).to_numpy()
-            gone[at] = watermarks.column("gone_through").to_numpy()
+            gone[at] = watermarks.column(_GONE_THROUGH).to_numpy()
         kept = np.flatnonzero(starts > gone[groups])
         if not kept.size:
             return

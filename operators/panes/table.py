@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,16 +24,15 @@ from ...state.reserved import SlotArray
 from ...state.values import Array, Index
 from ..aggregates import AggregatePlan
 from ..elements import Timestamps
-from ..keyed_aggregate import KeyedRows, Rows
+from ..keyed_aggregate import KeyedRows
 from .calendar import Numbers
 from .grid import Grid
+from .parts import Part, split
 
 DEAD_MIN: Final = 16_384
 """So many cells of panes that are gone are not worth moving the others."""
 MAP_BYTES_MAX: Final = 1 << 27
 """What the maps from keys to cells may take, of all panes together; others are made anew when needed."""
-Part: TypeAlias = tuple[int, Rows]
-"""The number of a pane, and its rows."""
 NO_PANE: Final = -(2**63)
 _FIRST_BLOCK: Final = 2_048
 
@@ -309,24 +308,6 @@ def parts_of(grid: Grid, times: Timestamps) -> list[Part]:
     cuts = [0, *np.searchsorted(times, starts[1:]).tolist(), len(times)]
     pairs = zip(numbers, pairwise(cuts), strict=True)
     return [(number, slice(low, high)) for number, (low, high) in pairs if low < high]
-
-
-def split(numbers: Numbers) -> Iterator[Part]:
-    """The rows of each number, least first; slices if the numbers ascend."""
-    low, high = int(numbers.min()), int(numbers.max())
-    if low == high:
-        yield low, slice(0, len(numbers))
-        return
-    order = None
-    if not (numbers[1:] >= numbers[:-1]).all():
-        # radix sort for 16 bits
-        order = np.argsort(
-            (numbers - low).astype(np.uint16) if high - low < 2**16 else numbers, kind="stable"
-        )
-        numbers = numbers[order]
-    cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-    for start, stop in pairwise(cuts):
-        yield int(numbers[start]), slice(start, stop) if order is None else order[start:stop]
 
 
 def state_table(plan: AggregatePlan, state: AggregateState, cells: Index) -> pa.Table:

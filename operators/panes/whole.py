@@ -15,18 +15,16 @@ import pyarrow as pa
 from ...state.epochs import TableEpoch
 from ...state.key_index import KeyHasher
 from ...state.snapshot import (
-    KEY_GROUP_COLUMN,
     RestoredState,
     StateInfo,
     StateSnapshot,
-    TableCut,
-    state_info,
 )
 from ...state.values import Index
 from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ..aggregates import AggregatePlan
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
+from ..key_group_times import times_cut, times_info, times_schema
 from ..keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX
 from ..windows import GlobalWindow
@@ -34,9 +32,7 @@ from .early import EarlyResults
 
 _WHOLE: Final = "whole"
 _TIME: Final = "time"
-_TIME_SCHEMA: Final = pa.schema(
-    [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), pa.field("seen", pa.int64(), False)]
-)
+_TIME_SCHEMA: Final = times_schema("seen")
 
 
 class WholeAggregate(Operator):
@@ -100,20 +96,14 @@ class WholeAggregate(Operator):
         epoch = self._epoch.cut()
         parts = [CutPart(self._group.cut(epoch))]
         whole = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        own, seen = self.context.key_groups, self._seen
-
-        def times(_: int | None) -> pa.Table:
-            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            return pa.Table.from_arrays([groups, np.full(len(groups), seen)], schema=_TIME_SCHEMA)
-
-        time = TableCut(times, keys=(KEY_GROUP_COLUMN,))
+        time = times_cut(self.context.key_groups, _TIME_SCHEMA, self._seen)
         return StateSnapshot(tables={_WHOLE: whole, _TIME: time})
 
     def states(self) -> Sequence[StateInfo]:
         """Tables `whole` and `time`."""
         return [
             aggregate_info(self._plan, _WHOLE, "window"),
-            state_info(_TIME, "window", _TIME_SCHEMA, (KEY_GROUP_COLUMN,)),
+            times_info(_TIME, "window", _TIME_SCHEMA),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:

@@ -55,7 +55,8 @@ class _Timers:
         """Call `on_timer` with this key at a point in time; a pending timer of this tag is moved.
 
         Args:
-            when: an aware datetime, or ms since 1970 UTC; what is past is due at once.
+            when: an aware datetime, or ms since 1970 UTC; what is past is due at once by the machine's
+                clock, and with the next watermark in event time.
             tag: tells the timers of one key apart.
         """
         table = self._table_for_key()

@@ -18,6 +18,8 @@ from .functions import ProcessFunction
 
 TIMER_TABLES: Final = ("timers_event", "timers_processing")
 """The names of the tables that timers are kept in."""
+WATERMARK_TABLE: Final = "function_watermark"
+"""The name of the table that says how far event time had come, where state expires by it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Declared:
     ttl_ms: dict[str, int]
     keys: KeyShape
     timers: bool
+
+    @property
+    def by_event_time(self) -> bool:
+        """Some of the state expires by event time."""
+        ttls = (descriptor.ttl for descriptor in self.keyed.values())
+        return any(ttl is not None and ttl.time == "event" for ttl in ttls)
 
     def specs(self) -> dict[str, TableSpec]:
         """The tables of the keyed states, by name."""
@@ -93,7 +101,7 @@ def _by_name(kind: type[Any], where: str) -> dict[str, StateDescriptor]:
                 where=where,
                 fix="leave out name=, or give another",
             )
-        if descriptor.name in TIMER_TABLES:
+        if descriptor.name in (*TIMER_TABLES, WATERMARK_TABLE):
             raise PlanError(
                 f"this is the name of a table of timers state=`{descriptor.name}`",
                 where=where,

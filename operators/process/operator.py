@@ -13,6 +13,7 @@ from ...state.keyed.base import KeyedBackend
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch
+from ..key_group_times import WATERMARK_COLUMN, least, times_cut, times_info, times_schema
 from ..per_record import UserFunction, pieces
 from ..rows import RowReader, to_list
 from ..user_code import FAILURES, user_error
@@ -23,7 +24,7 @@ from .context import (
     Timer,
     TimerClock,
 )
-from .declared import Declared
+from .declared import WATERMARK_TABLE, Declared
 from .emitter import Emitter
 from .firing import TimerFiring
 from .functions import KeyedProcess, ProcessFunction
@@ -32,6 +33,7 @@ from .timers import FunctionTimers, timer_infos
 
 Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
 """Key columns of a column stream, or a function of a record."""
+_WATERMARK_SCHEMA: Final = times_schema(WATERMARK_COLUMN)
 _NO_TIMERS: Final = "a timer was set, and the function has no on_timer"
 
 
@@ -82,15 +84,22 @@ class ProcessOperator(Operator):
         assert self._states is not None
         return self._states.backend
 
+    @property
+    def _watermark_table(self) -> str:
+        """Where the snapshot has the watermark, if results depend on it right after a restore; or empty."""
+        return WATERMARK_TABLE if self._step.declared.by_event_time else ""
+
     def states(self) -> Sequence[StateInfo]:
-        declared = self._step.declared
-        return infos(declared) + (timer_infos(declared.keys) if declared.timers else [])
+        declared, name = self._step.declared, self._watermark_table
+        timers = timer_infos(declared.keys) if declared.timers else []
+        watermark = [times_info(name, "window", _WATERMARK_SCHEMA)] if name else []
+        return [*infos(declared), *timers, *watermark]
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         declared = self._step.declared
         self._emitter = Emitter(self._user, self._step.sides, self._step.timed, self.output)
-        self._context: Context[Any] = Context(self._emitter)
+        self._context: Context[Any] = self._new_context()
         if declared.timers:
             self._timers = FunctionTimers(declared.keys, context, self._on_clock)
             self._firing = TimerFiring(self._timers, context, self, self.output)
@@ -98,6 +107,10 @@ class ProcessOperator(Operator):
         self._states = FunctionStates(
             declared, self._function, self._user, context, self._context, lambda: self._writable
         )
+
+    def _new_context(self) -> Context[Any]:
+        """What the user's function is handed with records and timers."""
+        return Context(self._emitter)
 
     def _give_timers(
         self, context: Context[Any], timers: FunctionTimers | None, refusal: str
@@ -112,7 +125,13 @@ class ProcessOperator(Operator):
         )
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
+        """Take over what there was; the watermark is the least of those restored: what had come to pass
+        by it stays so.
+        """
         assert self._states is not None
+        watermark = least(state, self._watermark_table)
+        if watermark is not None:
+            self._context.watermark = watermark
         waiting = self._states.restore(state)
         return waiting if self._timers is None else self._restore_timers(waiting, state)
 
@@ -211,7 +230,7 @@ class ProcessOperator(Operator):
     # timers
 
     def on_watermark(self, timestamp: int) -> None:
-        self._context.watermark = timestamp
+        self._context.watermark = max(self._context.watermark, timestamp)
         if self._firing is None:
             self.output.emit_watermark(timestamp)
         else:
@@ -274,11 +293,14 @@ class ProcessOperator(Operator):
     # life
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """A table per keyed state, and two of timers; items for the rest."""
+        """A table per keyed state, two of timers, one of the watermark; items for the rest."""
         assert self._states is not None
         snapshot = self._states.snapshot()
         if self._timers is not None:
             self._timers.snapshot_into(snapshot)
+        if name := self._watermark_table:
+            watermark = self._context.watermark
+            snapshot.tables[name] = times_cut(self.context.key_groups, _WATERMARK_SCHEMA, watermark)
         return snapshot
 
     def finish(self) -> None:

@@ -82,6 +82,8 @@ class BroadcastProcessOperator(ProcessOperator):
                 + (", ".join(f"self.{a}" for a in self._states.keyed_attributes()) or "none"),
             )
         self._writable = False
+        # for state that expires by event time
+        self._context.timestamp = self._broadcast_context.timestamp
         try:
             for key, _ in self._backend.addresses(name):
                 self._set_key(key)

@@ -10,7 +10,7 @@ state backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -25,13 +25,12 @@ from ...state.snapshot import (
     RestoredState,
     StateInfo,
     StateSnapshot,
-    TableCut,
-    state_info,
 )
 from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ..aggregates import AggregatePlan
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
+from ..key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
 from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
 from ..windows import WINDOW_FIELDS
@@ -41,14 +40,9 @@ from .intervals import Index
 from .table import SessionTable
 
 _SESSIONS, _WATERMARK = "sessions", "watermark"
+_GONE_THROUGH = "gone_through"
 _START, _END = WINDOW_FIELDS[0].name, WINDOW_FIELDS[1].name
-_WATERMARK_SCHEMA = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("watermark", pa.int64(), False),
-        pa.field("gone_through", pa.int64(), False),
-    ]
-)
+_WATERMARK_SCHEMA = times_schema(WATERMARK_COLUMN, _GONE_THROUGH)
 """`gone_through`: sessions that end at this time (ms) or before are gone."""
 _BUCKETS_PER_GAP = 256
 _WIDTH_MS = 1_000
@@ -159,29 +153,20 @@ class SessionAggregate(Operator):
         part = CutPart(cut, cut.edges)
         sessions = table_cut(self._plan, epoch, [part], self.context.max_parallelism)
         sessions = replace(sessions, keys=self._identity)
-        watermark = TableCut(self._watermark_maker(), keys=(KEY_GROUP_COLUMN,))
+        times = self._watermark, self._table.limit
+        watermark = times_cut(self.context.key_groups, _WATERMARK_SCHEMA, *times)
         return StateSnapshot(tables={_SESSIONS: sessions, _WATERMARK: watermark})
 
     @property
     def _identity(self) -> tuple[str, ...]:
         return (*self._plan.keys, _START)
 
-    def _watermark_maker(self) -> Callable[[int | None], pa.Table]:
-        own, times = self.context.key_groups, (self._watermark, self._table.limit)
-
-        def make(_: int | None) -> pa.Table:
-            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            columns = (np.full(len(groups), time) for time in times)
-            return pa.Table.from_arrays([pa.array(groups), *columns], schema=_WATERMARK_SCHEMA)
-
-        return make
-
     def states(self) -> Sequence[StateInfo]:
         """Tables `sessions` and `watermark`."""
         sessions = aggregate_info(self._plan, _SESSIONS, "window")
         return [
             msgspec.structs.replace(sessions, keys=self._identity),
-            state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,)),
+            times_info(_WATERMARK, "window", _WATERMARK_SCHEMA),
         ]
 
     def restore(self, state: RestoredState) -> None:
@@ -190,8 +175,8 @@ class SessionAggregate(Operator):
         limits = np.full(self.context.max_parallelism, _INT64_MIN)
         watermarks = state.tables.get(_WATERMARK)
         if watermarks is not None and watermarks.num_rows:
-            self._watermark = int(watermarks.column("watermark").to_numpy().min())
-            gone = watermarks.column("gone_through").to_numpy()
+            self._watermark = int(watermarks.column(WATERMARK_COLUMN).to_numpy().min())
+            gone = watermarks.column(_GONE_THROUGH).to_numpy()
             limits[watermarks.column(KEY_GROUP_COLUMN).to_numpy()] = gone
             self._table = self._new_table(int(gone.min()))
             self._table.limit = self._limit(self._watermark)

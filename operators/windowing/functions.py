@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 
 from ...errors import PlanError
 from ...state.descriptors import KeyedState
-from ..elements import WATERMARK_MIN
 from ..process.context import Context
 from ..process.emitter import Emitter
 from ..process.functions import ProcessFunction
@@ -50,7 +49,6 @@ class WindowContext(Context[K], Generic[K]):
     def __init__(self, emitter: Emitter) -> None:
         super().__init__(emitter)
         self.window: Window = GLOBAL
-        self.watermark = WATERMARK_MIN
 
 
 class WindowProcess(ProcessFunction[K, Out], Generic[K, In, Out]):

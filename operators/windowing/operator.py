@@ -9,27 +9,18 @@ dropped. When event time has passed a window's end by the allowed lateness, all 
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError
 from ...state.hashing import hash_keys, key_groups_of
-from ...state.snapshot import (
-    KEY_GROUP_COLUMN,
-    RestoredState,
-    StateInfo,
-    StateSnapshot,
-    TableCut,
-    state_info,
-)
 from ..base import OperatorContext
-from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..elements import WATERMARK_MAX, Batch
 from ..per_record import pieces
-from ..process.context import Timer
+from ..process.context import Context, Timer
 from ..process.operator import ProcessOperator, ProcessStep
 from ..user_code import FAILURES, user_error
 from ..window_aggregate import LATE, LATE_COUNTER
@@ -47,13 +38,6 @@ from .store import (
 from .trigger_context import TriggerContext
 from .triggers import Trigger, TriggerResult
 from .window import Window
-
-_WATERMARK_SCHEMA: Final = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("watermark", pa.int64(), False),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +85,6 @@ class WindowOperator(ProcessOperator):
         self._evictor, self._combined = windowing.evictor, windowing.combined
         self._lateness_ms = windowing.lateness_ms
         self._event = self._assigner.time == "event"
-        self._watermark = WATERMARK_MIN
 
     @property
     def _states_of_windows(self) -> WindowStates:
@@ -109,18 +92,16 @@ class WindowOperator(ProcessOperator):
         assert isinstance(declared, WindowStates)
         return declared
 
-    def states(self) -> Sequence[StateInfo]:
-        watermark = state_info(WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,))
-        return [*super().states(), watermark]
+    @property
+    def _watermark_table(self) -> str:
+        return WATERMARK
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         assert self._timers is not None
-        self._store = WindowStore(self._backend, self._timers, context.clock)
-        self._store.watermark = self._watermark
-        self._at_window: WindowContext[Any] = WindowContext(self._emitter)
+        self._store = WindowStore(self._backend, self._timers, self._context, context.clock)
         refusal = "a WindowProcess has no timers: its trigger has"
-        self._give_timers(self._at_window, None, refusal)
+        self._give_timers(self._context, None, refusal)
         self._at_trigger = TriggerContext(self._store, not self._event)
         self._contents: Contents | Accumulators
         if self._states_of_windows.incremental:
@@ -133,6 +114,10 @@ class WindowOperator(ProcessOperator):
             for descriptor in self._states_of_windows.per_window
         ]
         self._late_records = context.metrics.counter(LATE_COUNTER)
+
+    def _new_context(self) -> Context[Any]:
+        self._at_window: WindowContext[Any] = WindowContext(self._emitter)
+        return self._at_window
 
     # --- records -------------------------------------------------------------------------------
 
@@ -177,10 +162,6 @@ class WindowOperator(ProcessOperator):
             self._late_records.inc(len(late))
             self.output.emit_side(LATE, batch.take(np.array(late)))
 
-    def _no_key(self) -> None:
-        super()._no_key()
-        self._at_window.timestamp = None
-
     def _take(self, record: Any, time: int | None) -> bool:
         """Put a record into its windows; false if all of them are gone."""
         at = time if self._event else self._store.now()
@@ -204,7 +185,7 @@ class WindowOperator(ProcessOperator):
         return taken
 
     def _is_gone(self, window: Window) -> bool:
-        return self._event and window.last + self._lateness_ms <= self._watermark
+        return self._event and window.last + self._lateness_ms <= self._context.watermark
 
     def _set_cleanup(self, window: Window) -> None:
         time = window.last + (self._lateness_ms if self._event else 0)
@@ -267,9 +248,9 @@ class WindowOperator(ProcessOperator):
         if evictor is None:
             self._call(window, self._result([timed.record for timed in held]), time)
             return
-        kept = list(evictor.evict_before(held, window, self._watermark))
+        kept = list(evictor.evict_before(held, window, self._context.watermark))
         self._call(window, self._result([timed.record for timed in kept]), time)
-        contents.replace(home, list(evictor.evict_after(kept, window, self._watermark)))
+        contents.replace(home, list(evictor.evict_after(kept, window, self._context.watermark)))
 
     def _result(self, records: list[Any]) -> list[Any]:
         """What the function gets of these records."""
@@ -294,15 +275,10 @@ class WindowOperator(ProcessOperator):
 
     # --- time ----------------------------------------------------------------------------------
 
-    def on_watermark(self, timestamp: int) -> None:
-        self._watermark = max(self._watermark, timestamp)
-        self._store.watermark = self._at_window.watermark = self._watermark
-        super().on_watermark(timestamp)
-
     def _call_on_timer(self, key: Any, timer: Timer) -> None:
         is_cleanup, window = parsed_tag(timer.tag)
         store = self._store
-        store.key = self._at_window.key = key
+        store.key = key
         store.window = window
         home = store.home(window)
         if home is None:
@@ -320,7 +296,6 @@ class WindowOperator(ProcessOperator):
     def _fire_trigger(self, timer: Timer, window: Window, home: Window) -> None:
         trigger = self._trigger
         call = trigger.on_event_time if timer.clock == "event" else trigger.on_processing_time
-        self._at_window.timestamp = timer.timestamp if timer.clock == "event" else None
         self._follow(call(timer.timestamp, window, self._at_trigger), window, home, timer.timestamp)
 
     def _clear(self, window: Window, home: Window) -> None:
@@ -336,26 +311,3 @@ class WindowOperator(ProcessOperator):
             self._store.enter(window)
             state.clear()
         self._store.set_home(window, None)
-
-    # --- state ---------------------------------------------------------------------------------
-
-    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Tables of the windows and of the function's state; the watermark, once per key group."""
-        snapshot = super().snapshot(checkpoint_id)
-        own, watermark = self.context.key_groups, self._watermark
-
-        def make(_: int | None) -> pa.Table:
-            groups = np.arange(own.first, own.last + 1, dtype=np.int32)
-            times = np.full(len(groups), watermark)
-            return pa.Table.from_arrays([pa.array(groups), times], schema=_WATERMARK_SCHEMA)
-
-        snapshot.tables[WATERMARK] = TableCut(make, keys=(KEY_GROUP_COLUMN,))
-        return snapshot
-
-    def restore(self, state: RestoredState) -> Awaitable[None]:
-        """Take over the windows; the watermark is the least of those restored, so late stays late."""
-        table = state.tables.get(WATERMARK)
-        if table is not None and table.num_rows:
-            self._watermark = int(table.column("watermark").to_numpy().min())
-            self._store.watermark = self._at_window.watermark = self._watermark
-        return super().restore(state)

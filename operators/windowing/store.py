@@ -17,6 +17,7 @@ from ...state.keyed.canonical import Layout
 from ...state.keyed.key_shape import entry_codec
 from ...state.timers import TimerTable
 from ..clock import Clock
+from ..process.context import Context
 from ..process.declared import Declared
 from ..process.timers import FunctionTimers
 from .evictors import TimedRecord
@@ -94,18 +95,24 @@ class WindowStore:
     Attributes:
         key: the current one.
         window: the one at hand.
-        watermark: how far event time has come, ms.
         merged: in `on_merge`: the windows that the one at hand takes the place of.
     """
 
-    def __init__(self, backend: KeyedBackend, timers: FunctionTimers, clock: Clock) -> None:
-        self._backend, self._timers, self._clock = backend, timers, clock
+    def __init__(
+        self, backend: KeyedBackend, timers: FunctionTimers, context: Context[Any], clock: Clock
+    ) -> None:
+        self._backend, self._timers, self._context = backend, timers, context
+        self._clock = clock
         self._memory = backend.entry_table(TRIGGER)
         self._homes = backend.entry_table(HOMES) if HOMES in backend.specs else None
         self.key: Any = None
         self.window = Window(0, 1)
-        self.watermark = 0
         self.merged: Sequence[Window] = ()
+
+    @property
+    def watermark(self) -> int:
+        """How far event time has come, ms."""
+        return self._context.watermark
 
     def now(self) -> int:
         """The machine's clock, ms."""

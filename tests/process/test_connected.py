@@ -187,6 +187,31 @@ def test_for_each_key_reads_and_writes_the_state_of_each_key(steps: Any, world: 
     assert step.take() == [(first, 3), ([("a", -1), ("b", -1)], 4)]
 
 
+def test_for_each_key_uses_state_that_expires_at_the_time_of_the_broadcast_record(
+    steps: Any, world: Any
+) -> None:
+    class Fading(Rules):
+        seen = hg.ValueState[int](default=0, ttl=hg.StateTtl("10ms", time="event"))
+
+        def on_record(self, record: Pair, ctx: hg.Context[str]) -> Iterator[Any]:
+            if record[1]:
+                self.seen.set(record[1])
+            yield self.seen.get()
+
+        def on_broadcast(self, record: Pair, ctx: hg.BroadcastContext[str]) -> None:
+            ctx.for_each_key(self.seen, lambda key, seen: seen.set(record[1]))
+
+    step = steps(rules_of(world, Fading()))
+    step.push([("a", 1)], [100])
+    step.watermark(100)
+    step.push([("all", 2)], [108], at=1)
+    step.watermark(117)
+    step.push([("a", 0)], [118])
+    step.watermark(118)
+    step.push([("a", 0)], [119])
+    assert step.take() == [(1, 100), (2, 118), (0, 119)]
+
+
 class OneRecord(Rules):
     """Does one forbidden thing."""
 

@@ -58,6 +58,32 @@ def step_of(world: Any, function: Any, parallelism: int = 1, **given: Any) -> An
     return world.step(stream.key_with(key_of).process(function, name="p"), parallelism)
 
 
+def test_state_that_expired_by_event_time_is_gone_after_a_restart_too(
+    steps: Any, world: Any
+) -> None:
+    """Before the first watermark as well: no run without a failure could have shown it again."""
+
+    class Brief(hg.KeyedProcess[str, Record, int]):
+        seen = hg.ValueState[int](default=0, ttl=hg.StateTtl("10ms", time="event"))
+
+        def on_record(self, record: Record, ctx: hg.Context[str]) -> Iterator[int]:
+            yield self.seen.get()
+            self.seen.set(record[1])
+
+    (stream,) = world.sources()
+    step = steps(stream.key_with(key_of).process(Brief(), name="p"), 2)
+    step.push([("a", 1), ("b", 2)], [100, 105], key=key_of)
+    step.watermark(110)
+    step.restart(1)
+    step.push([("a", 3), ("b", 4)], [111, 112], key=key_of)
+    assert sorted(step.take()) == [(0, 100), (0, 105), (0, 111), (2, 112)]
+    step.watermark(100)
+    step.restart(2)
+    step.watermark(121)
+    step.push([("a", 5), ("b", 6)], [122, 122], key=key_of)
+    assert sorted(step.take()) == [(0, 122), (4, 122)]
+
+
 class Model:
     """The same, one record at a time, with a list that is searched."""
 

@@ -244,6 +244,39 @@ def test_state_of_a_window_goes_with_it_and_that_of_the_key_stays(steps, world, 
         assert tables["of_key"].make(None).column("value").to_pylist() == [4]
 
 
+def test_state_that_expires_by_event_time_is_used_at_the_time_of_the_record(steps, world):
+    class Brief(hg.WindowProcess):
+        seen = hg.ValueState[int](default=0, ttl=hg.StateTtl("1s", time="event"))
+
+        def on_window(self, key, window, records, ctx):
+            self.seen.set(self.seen.get() + 1)
+            yield self.seen.get(), ctx.timestamp
+
+    windows = world.stream().key_with(key_of).window(GLOBAL, trigger=hg.triggers.Count(1))
+    step = steps(windows.process(Brief(), name="w"))
+    push(step, (1, 5_000))
+    step.watermark(5_500)
+    push(step, (2, 5_600))
+    step.watermark(6_600)
+    push(step, (3, 6_700))
+    assert values(step) == [(1, 5_000), (2, 5_600), (1, 6_700)]
+
+
+def test_clear_is_at_the_time_of_the_timer_that_clears(world):
+    times = []
+
+    class Clears(Values):
+        def clear(self, key, window, ctx):
+            times.append((window.start, ctx.key, ctx.timestamp))
+
+    step = step_of(world, hg.tumbling("10ms", allowed_lateness="5ms"), Clears())
+    push(step, (1, 1))
+    push(step, (2, 11), key="b")
+    step.watermark(14)
+    step.watermark(WATERMARK_MAX)
+    assert times == [(0, "a", 14), (10, "b", 24)]
+
+
 def test_a_record_without_windows_is_not_late(world):
     class Picky(hg.WindowAssigner):
         def assign(self, record, timestamp):

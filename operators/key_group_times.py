@@ -1,0 +1,48 @@
+"""A table of a snapshot that says the same of all key groups of a subtask: how far time has come there.
+
+It has a row per key group, because these move: after a change of parallelism a subtask may get those of
+several, and goes by the least that is said of any.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from ..state.keygroups import KeyGroupRange
+from ..state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
+
+WATERMARK_COLUMN = "watermark"
+
+
+def times_schema(*columns: str) -> pa.Schema:
+    """The schema of a table with these times, int64 ms."""
+    fields = [pa.field(KEY_GROUP_COLUMN, pa.int32(), False)]
+    return pa.schema([*fields, *(pa.field(column, pa.int64(), False) for column in columns)])
+
+
+def times_info(name: str, kind: str, schema: pa.Schema) -> StateInfo:
+    """The declaration of such a table."""
+    return state_info(name, kind, schema, (KEY_GROUP_COLUMN,))
+
+
+def times_cut(own: KeyGroupRange, schema: pa.Schema, *values: int | str) -> TableCut:
+    """What the columns behind the key group have now, for all own key groups."""
+
+    def make(_: int | None) -> pa.Table:
+        groups = pa.array(range(own.first, own.last + 1), pa.int32())
+        types = [field.type for field in schema][1:]
+        columns = [
+            pa.repeat(pa.scalar(value, kind), len(groups))
+            for value, kind in zip(values, types, strict=True)
+        ]
+        return pa.Table.from_arrays([groups, *columns], schema=schema)
+
+    return TableCut(make, keys=(KEY_GROUP_COLUMN,))
+
+
+def least(state: RestoredState, name: str, column: str = WATERMARK_COLUMN) -> int | None:
+    """The least that table `name` says of the key groups that were restored; None: it says nothing."""
+    table = state.tables.get(name)
+    if table is None or not table.num_rows:
+        return None
+    return int(table.column(column).to_numpy().min())
