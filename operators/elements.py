@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..errors import StateError
+
 Timestamps: TypeAlias = npt.NDArray[np.int64]
 """Event time of each record, milliseconds since the epoch, UTC."""
 
@@ -82,12 +84,22 @@ Batch: TypeAlias = ColumnBatch | ObjectBatch
 
 
 def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
-    """Batches of the same columns, at least one, as one."""
+    """Batches of the same columns, at least one, as one.
+
+    Raises:
+        StateError: one batch cannot hold so much text.
+    """
     if len(batches) == 1:
         return batches[0]
-    table = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks()
+    try:
+        data = pa.concat_batches([batch.data for batch in batches])
+    except pa.ArrowInvalid as error:
+        raise StateError(
+            f"records cannot be put together into one batch reason=`{error}`",
+            fix="cast columns with much text to large_string, or make batches smaller with rows=",
+        ) from error
     times = [batch.timestamps for batch in batches if batch.timestamps is not None]
-    return ColumnBatch(table.to_batches()[0], np.concatenate(times) if times else None)
+    return ColumnBatch(data, np.concatenate(times) if times else None)
 
 
 @final

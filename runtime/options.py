@@ -491,16 +491,14 @@ ASYNC_WAITING_RECORDS = Option[int](
     Integer(),
     65_536,
     "records",
-    "What a step with calls under way takes per subtask beyond those calls, as state, so that a barrier "
-    "comes through; behind so many the barrier waits for room.",
+    "What a step with calls under way takes beyond them, so that a barrier comes through; more waits.",
 )
 ITERATION_MEMORY = Option[int](
     "headgate.iteration.memory",
     Size(),
     64 * 2**20,
     "bytes",
-    "What the head of a loop holds in memory per subtask of what came back; more goes to local disk, and "
-    "input from outside waits.",
+    "What the head of a loop holds in memory of what came back; more goes to disk, and input waits.",
 )
 
 MATCH_PARTIAL_MAX = Option[int](

@@ -27,7 +27,7 @@ from ...state.snapshot import (
     TableCut,
     state_info,
 )
-from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps
+from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps, concatenated
 from ..graph import Origin
 from ..schema import difference
 from .call import Call
@@ -134,9 +134,9 @@ class InFlightState:
             saved = [call.saved for call in calls]
             return msgspec.msgpack.encode((times, list(map(self._checked, saved))))
         sink = pa.BufferOutputStream()
-        batches = [part.data for part in parts if isinstance(part, ColumnBatch)]
-        with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-            writer.write_table(pa.Table.from_batches(batches))
+        data = concatenated([part for part in parts if isinstance(part, ColumnBatch)]).data
+        with pa.ipc.new_stream(sink, data.schema) as writer:
+            writer.write_batch(data)  # in one: a batch per record would be mostly headers
         return msgspec.msgpack.encode((times, sink.getvalue().to_pybytes()))
 
     def _checked(self, saved: bytes | Exception | None) -> bytes:

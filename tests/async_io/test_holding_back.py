@@ -87,7 +87,7 @@ def test_records_in_front_of_a_barrier_go_only_to_those_who_store_them(
     operator = SimpleNamespace(full=lambda: full, stores_what_waits=stores)
     subtask: Any = SimpleNamespace(
         chain=SimpleNamespace(head=SimpleNamespace(operator=operator)),
-        _alignment=SimpleNamespace(pending=barrier == "elsewhere"),
+        _barriers_in=SimpleNamespace(pending=barrier == "elsewhere"),
         gate=SimpleNamespace(holds_barrier=barrier == "here"),
     )
     expected = full and not (stores and barrier != "none")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.connectors import collect, from_list
-from headgate.errors import PlanError, UsageError, UserCodeError
-from headgate.operators.elements import WATERMARK_MAX
+from headgate.errors import PlanError, StateError, UsageError, UserCodeError
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, concatenated
 from headgate.testing import harness
 
 from .conftest import Bench, source
@@ -49,6 +49,15 @@ def plain(world: Any, **given: Any) -> Any:
 def later(world: Any, **given: Any) -> Any:
     given = {"rows": 3, "name": "later", **given}
     return world.source(SCHEMA).map_batches(sized_later, into=OUT, **given)
+
+
+def test_too_much_text_for_one_batch_loses_nothing_in_silence() -> None:
+    """Columns of texts have offsets of 32 bits. (The memory of this one is never touched.)"""
+    offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
+    text = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(np.zeros(2**30, np.uint8)))
+    batch = ColumnBatch(pa.RecordBatch.from_arrays([text], ["text"]))
+    with pytest.raises(StateError, match="offset overflow"):
+        concatenated([batch, batch, batch])
 
 
 def test_batches_are_full(bench: Any, world: Any) -> None:
