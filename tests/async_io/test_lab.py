@@ -72,7 +72,7 @@ def make_job(
     job = hg.Job("calls", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="50ms", storage=storage or lab.storage)
     job.restart(attempts=20, delay="10ms")
-    source = _incremental.Paced(numbers(ROWS, batch_rows=8, splits=3), 5)
+    source = _incremental.Paced(numbers(ROWS, batch_rows=8, splits=3), 3)
     made = kind(job.read(source, name="numbers"), on_error="side_output")
     letters = made.failed
     if kind is batches:
