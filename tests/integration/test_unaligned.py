@@ -1,0 +1,139 @@
+"""Unaligned checkpoints under backpressure: exact through kills, restores and changes of parallelism.
+
+The design is that of Flink's `UnalignedCheckpointITCase`: unique numbers, growing per source split, through
+several shuffles into a slow end; each step keeps per key the last number it has seen. Lost, doubled and
+out-of-order numbers are counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.connectors import collect, numbers
+from headgate.state.snapshot import StateHandle
+
+ROWS = 3000
+BATCH = 32
+SPLITS = 4
+SMALL_BUFFERS = {
+    "taskmanager.network.memory.buffers-per-channel": "1",
+    "taskmanager.network.memory.floating-buffers-per-gate": "1",
+    "execution.buffer-timeout.interval": "0 ms",
+}
+
+
+def key_of(n: int) -> int:
+    """Numbers of one key come from one split, in order."""
+    return n // BATCH % SPLITS * 6 + n % 6
+
+
+class InOrder(hg.KeyedProcess[int, int, tuple[int, bool]]):
+    """Passes numbers on, each with whether it was not above the one before of its key."""
+
+    last = hg.ValueState[int](default=-1)
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> Iterator[tuple[int, bool]]:
+        wrong = record <= self.last.get()
+        self.last.set(record)
+        yield record, wrong
+
+
+class Slowly(hg.KeyedProcess[int, tuple[int, bool], tuple[int, bool]]):
+    """The end that all others wait for."""
+
+    def on_record(
+        self, record: tuple[int, bool], ctx: hg.Context[int]
+    ) -> Iterator[tuple[int, bool]]:
+        time.sleep(0.0004)
+        yield record
+
+
+def make_job(lab: Any, parallelism: int, path: Path, **options: str) -> hg.Job:
+    job = hg.Job(
+        "unaligned",
+        parallelism=parallelism,
+        max_parallelism=24,
+        options={
+            "execution.checkpointing.unaligned.enabled": "true",
+            "headgate.task.slice": "5 ms",
+            **options,
+        },
+    )
+    job.checkpoint(every="40ms", storage=lab.storage)
+    job.restart(attempts=50, delay="10ms")
+    (
+        job.read(numbers(ROWS, batch_rows=BATCH, splits=SPLITS), name="numbers")
+        .key_with(key_of)
+        .process(InOrder(), name="order")
+        .rebalance()
+        .map(lambda pair: pair, name="between")
+        .key_with(lambda pair: key_of(pair[0]))
+        .process(Slowly(), name="slow")
+        .write(collect(path=str(path), guarantee="exactly_once"), name="out")
+    )
+    return job
+
+
+def written(by_subtask: Any, path: Path) -> list[tuple[int, bool]]:
+    return sum(by_subtask(path).values(), [])
+
+
+def assert_exact(pairs: list[tuple[int, bool]]) -> None:
+    assert Counter(n for n, _ in pairs) == Counter(range(ROWS))
+    assert not [n for n, wrong in pairs if wrong], "numbers of one key came out of order"
+
+
+@pytest.mark.parametrize("timeout", ["0 ms", "20 ms"])
+@pytest.mark.parametrize("buffers", [{}, SMALL_BUFFERS], ids=["default", "small"])
+@pytest.mark.parametrize("parallelism", [1, 2, 4])
+def test_kills(
+    lab: Any, faults: Any, by_subtask: Any, parallelism: int, buffers: Any, timeout: str
+) -> None:
+    aligned = {"execution.checkpointing.aligned-checkpoint-timeout": timeout}
+    job = make_job(lab, parallelism, lab.path / "out", **buffers, **aligned)
+    ran = lab.run(job, faults.kills(parallelism, 3))
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert len(ran.restores) >= 3
+    assert_exact(written(by_subtask, lab.path / "out"))
+
+
+class Crashed(Exception):
+    """The whole job is gone, at a checkpoint with records on their way."""
+
+
+def in_flight_of(running: Any) -> list[StateHandle]:
+    """The records on their way in the newest checkpoint."""
+    manifest = running.coordinator._context.log.view.newest.manifest
+    return [handle for handle in manifest.handles() if handle.channel is not None]
+
+
+def crash_with_records_on_their_way(kinds: set[str]) -> Any:
+    async def script(running: Any) -> None:
+        while True:
+            await running.checkpoint()
+            if kinds <= {handle.kind for handle in in_flight_of(running)}:
+                raise Crashed
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, 2), (2, 3), (3, 7), (4, 8), (8, 4), (7, 3), (3, 1)]
+)
+def test_another_parallelism(lab: Any, by_subtask: Any, before: int, after: int) -> None:
+    with pytest.raises(Crashed):
+        lab.run(
+            make_job(lab, before, lab.path / "out", **SMALL_BUFFERS),
+            crash_with_records_on_their_way({"input", "output"}),
+        )
+    ran = lab.run(make_job(lab, after, lab.path / "out", **SMALL_BUFFERS))
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert len(ran.restores) == 1
+    assert_exact(written(by_subtask, lab.path / "out"))
