@@ -33,9 +33,7 @@ def address(sender: int, receiver: int = 0) -> ChannelAddress:
 
 def numbers(batch: ColumnBatch | ObjectBatch) -> list[int]:
     return (
-        list(batch.records)
-        if isinstance(batch, ObjectBatch)
-        else batch.data.column(0).to_pylist()
+        list(batch.records) if isinstance(batch, ObjectBatch) else batch.data.column(0).to_pylist()
     )
 
 
@@ -140,7 +138,9 @@ def test_a_barrier_in_line_is_announced_and_overtakes_only_what_is_in_front_of_i
     assert lab.channels[0].holds_barrier(1)
     outlet.overtake()
     urgent = lab.gate.poll_urgent()
-    assert urgent is not None and urgent.read and urgent.barrier.options.unaligned
+    assert urgent is not None
+    assert urgent.read
+    assert urgent.barrier.options.unaligned
     capture = lab.gate.start_capture(1)
     assert kept(capture, address(0)) + kept(outlet.overtaken, address(0)) == in_front
 
