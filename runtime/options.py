@@ -101,6 +101,13 @@ UNALIGNED_FORCED = Option[bool](
     "Barriers also overtake records on their way through a partitioner of the job's own; it must then "
     "choose by the record alone.",
 )
+CHECKPOINT_HISTORY = Option[int](
+    "web.checkpoints.history",
+    Integer(at_least=1, at_most=10_000),
+    10,
+    "checkpoints",
+    "The statistics of so many ended checkpoints are kept, for `headgate checkpoints`.",
+)
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",
     Integer(),

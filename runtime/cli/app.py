@@ -8,6 +8,7 @@ import typer
 
 from .cancel import cancel
 from .checkpoint import checkpoint
+from .checkpoints import checkpoints
 from .explain import explain
 from .list import list_jobs
 from .options import options
@@ -51,6 +52,7 @@ app.command("list")(list_jobs)
 app.command("stop")(stop)
 app.command("cancel")(cancel)
 app.command("checkpoint")(checkpoint)
+app.command("checkpoints")(checkpoints)
 app.command("rescale")(rescale)
 app.add_typer(savepoint_app, name="savepoint")
 app.command("options")(options)

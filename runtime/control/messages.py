@@ -212,6 +212,8 @@ class CheckpointAcked(Message, frozen=True):
     """What is new in the store; the rest is shared with older checkpoints."""
     in_flight_bytes: int = 0
     """Of it, records that barriers overtook."""
+    processed_bytes: int = 0
+    """Records processed during the alignment."""
 
 
 class CheckpointDeclined(Message, frozen=True):
@@ -306,7 +308,10 @@ class Statistics(Message, frozen=True):
 
 
 class Request(Message, frozen=True):
-    """A client's wish. `verb`: status, stop, cancel, checkpoint, savepoint, rescale, subscribe."""
+    """A client's wish.
+
+    `verb`: status, subscribe, checkpoints, checkpoint, savepoint, rescale, stop, cancel.
+    """
 
     id: int
     verb: str

@@ -36,6 +36,12 @@ from ..protocol.checkpoint_decisions import (
     Trigger,
     WakeAt,
 )
+from ..protocol.checkpoint_statistics import (
+    CheckpointHistory,
+    CheckpointRecord,
+    SubtaskPart,
+    explain,
+)
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failures import CheckpointFailure
 from ..protocol.ids import CheckpointId, SubtaskId
@@ -85,6 +91,7 @@ class CheckpointDriver:
         clock: Clock,
         generation: int,
         retain: int,
+        history: int,
         broadcast: Callable[[Messages], None],
         put_event: Callable[[PublishResult], None],
         wake_at: Callable[[int], None],
@@ -128,6 +135,7 @@ class CheckpointDriver:
         self.last_size_bytes = size_of(newest.manifest) if newest else 0
         self.completed = 0
         self.failed = 0
+        self.history = CheckpointHistory(history)
 
     @property
     def publishing(self) -> bool:
@@ -211,6 +219,11 @@ class CheckpointDriver:
 
     def acked(self, message: CheckpointAcked) -> Outcome:
         """A subtask's part is durable."""
+        record = self.history.record(message.checkpoint_id)
+        if record is not None:
+            task = self.plan.vertices[message.vertex].name
+            part = part_of(message, task, self._clock.now_ms() - record.trigger_ms)
+            self.history.acknowledged(message.checkpoint_id, part)
         return self._carry_out(
             self.protocol.acked(
                 CheckpointId(message.checkpoint_id),
@@ -256,6 +269,7 @@ class CheckpointDriver:
         if result.error is not None:
             _log.error("checkpoint %s not published: %s", checkpoint_id, result.error)
             return self._carry_out(self.protocol.publish_failed(checkpoint_id, now))
+        self.history.completed(checkpoint_id, now, result.savepoint)
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
         if result.savepoint:
             self._savepoint_published(checkpoint_id, result.savepoint)
@@ -325,6 +339,10 @@ class CheckpointDriver:
         self._next_id = checkpoint_id + 1
         if options.savepoint:
             self._savepoint_ids.add(checkpoint_id)
+        kind = "savepoint" if options.savepoint else "checkpoint"
+        vertices = self.plan.vertices
+        everyone = [(v.name, index) for v in vertices for index in range(v.parallelism)]
+        self.history.started(CheckpointRecord(checkpoint_id, kind, trigger_ms, everyone))
         self._broadcast(
             TriggerCheckpoint(
                 attempt=self._attempt,
@@ -338,12 +356,16 @@ class CheckpointDriver:
         kind = "savepoint" if checkpoint_id in self._savepoint_ids else "checkpoint"
         self._savepoint_ids.discard(checkpoint_id)
         declined = self._declined.pop(checkpoint_id, "")
+        text = f"{reason.sentence}{declined and f': {declined}'}"
+        self.history.failed(checkpoint_id, self._clock.now_ms(), text)
         if reason.counts:
             self.last_declined = declined
             self.failed += kind == "checkpoint"
+            record = self.history.record(checkpoint_id)
+            why = f"failed: {text}" if record is None or declined else explain(record)
             self.announce(
                 kind,
-                f"{kind} {checkpoint_id} failed: {reason.sentence}{declined and f': {declined}'}",
+                f"{kind} {checkpoint_id} {why}",
                 id=checkpoint_id,
                 status="FAILED",
             )
@@ -442,6 +464,26 @@ class CheckpointDriver:
         elif self._store is not None:
             written = files_written_by(snapshots, self._generation, discard.checkpoint_id)
             await self._store.delete_files(written)
+
+
+def part_of(message: CheckpointAcked, task: str, ack_ms: float) -> SubtaskPart:
+    """An acknowledgement as a line of statistics."""
+    handles = [handle for snapshot in message.snapshots for handle in snapshot.handles]
+    return SubtaskPart(
+        task=task,
+        index=message.index,
+        ack_ms=max(0.0, ack_ms),
+        start_delay_ms=message.start_delay_ms,
+        alignment_ms=message.alignment_ms,
+        sync_ms=message.sync_ms,
+        async_ms=message.async_ms,
+        written_bytes=message.written_bytes,
+        state_bytes=sum(handle.size_bytes for handle in handles),
+        processed_bytes=message.processed_bytes,
+        persisted_bytes=message.in_flight_bytes,
+        unaligned=message.unaligned,
+        finished=message.finished,
+    )
 
 
 def _no_announcement(kind: str, text: str, **details: Any) -> None:

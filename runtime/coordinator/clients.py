@@ -29,9 +29,18 @@ class ClientServer:
         self,
         put_event: Callable[[ClientWish], None],
         describe: Callable[[], dict[str, Any]],
+        checkpoints: Callable[[int | None], dict[str, Any]],
     ) -> None:
+        """Nobody is served yet.
+
+        Args:
+            put_event: takes the wishes that the running job answers.
+            describe: the status of the job.
+            checkpoints: the statistics of its checkpoints, or of one.
+        """
         self._put_event = put_event
         self._describe = describe
+        self._checkpoints = checkpoints
         self._subscribers: set[Link] = set()
         self._links: set[Link] = set()
         self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -71,6 +80,9 @@ class ClientServer:
     async def _carry_out(self, link: Link, request: Request) -> dict[str, Any]:
         if request.verb == "status":
             return self._describe()
+        if request.verb == "checkpoints":
+            wanted = _arguments(request).get("id")
+            return self._checkpoints(None if wanted is None else int(wanted))
         if request.verb == "subscribe":
             for event in self._history:
                 link.send(event)

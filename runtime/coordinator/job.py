@@ -24,6 +24,7 @@ from ..control.messages import CheckpointAcked, Event, Hello
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry
 from ..options import (
+    CHECKPOINT_HISTORY,
     CHECKPOINT_INCREMENTAL,
     CHECKPOINT_TIMEOUT,
     HEARTBEAT_INTERVAL,
@@ -33,6 +34,7 @@ from ..options import (
     Options,
 )
 from ..protocol.checkpoint_settings import CheckpointSettings
+from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import JobEnded, JobStatus, LogView
@@ -43,6 +45,7 @@ from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import open_store_at
 from ..storage.sweep import sweep_orphans
+from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
@@ -93,7 +96,9 @@ class JobCoordinator:
         self.on_event: Callable[[Event], None] | None = None
         """Called for every event, for those in the same process."""
         self.server = ControlServer(token or secrets.token_hex(16), self._on_hello)
-        self._clients = ClientServer(self._events.put_nowait, self._describe)
+        self._clients = ClientServer(
+            self._events.put_nowait, self._describe, self._describe_checkpoints
+        )
         self._pool = WorkerPool(
             cluster,
             self.server,
@@ -115,6 +120,12 @@ class JobCoordinator:
         if self._context is None:
             return {"name": self.spec.name, "status": "INITIALIZING"}
         return self._context.describe()
+
+    def _describe_checkpoints(self, checkpoint_id: int | None) -> dict[str, Any]:
+        history = (
+            CheckpointHistory(0) if self._context is None else self._context.checkpoints.history
+        )
+        return report(history, checkpoint_id)
 
     async def run(self) -> JobOutcome:
         """Run the job. Returns how it ended; raises only if it could not begin, or was fenced.
@@ -262,6 +273,7 @@ class JobCoordinator:
             clock=self._clock,
             generation=generation,
             retain=checkpoint.retain if checkpoint is not None else 1,
+            history=Options(self.spec.options).get(CHECKPOINT_HISTORY),
             broadcast=broadcast,
             put_event=self._events.put_nowait,
             wake_at=self._wake_at,

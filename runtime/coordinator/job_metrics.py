@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from ..observe.catalogue import JOB, STATUSES
 from ..observe.metrics import MetricsGroup, Scope
 
 if TYPE_CHECKING:
+    from ..protocol.checkpoint_statistics import CheckpointRecord
     from .checkpointing import CheckpointDriver
     from .context import JobContext
 
@@ -45,8 +48,23 @@ def _register_checkpoints(scope: Scope, checkpoints: CheckpointDriver) -> None:
 
     scope.gauge("lastCompletedCheckpointId", lambda: last(checkpoints.last_completed))
     scope.gauge("lastCheckpointDuration", lambda: last(checkpoints.last_duration_ms))
-    scope.gauge("lastCheckpointSize", lambda: last(checkpoints.last_size_bytes))
+    scope.gauge("lastCheckpointFullSize", lambda: last(checkpoints.last_size_bytes))
+    for name, read in _OF_THE_LAST.items():
+        scope.gauge(name, partial(_of_the_last, checkpoints, read))
     scope.gauge("lastCheckpointCompletedTimestamp", lambda: last(checkpoints.last_completed_at_ms))
     scope.gauge("numberOfInProgressCheckpoints", lambda: checkpoints.in_progress)
     scope.gauge("numberOfCompletedCheckpoints", lambda: checkpoints.completed)
     scope.gauge("numberOfFailedCheckpoints", lambda: checkpoints.failed)
+
+
+_OF_THE_LAST: Final[dict[str, Callable[[CheckpointRecord], int]]] = {
+    "lastCheckpointSize": lambda record: record.written_bytes,
+    "lastCheckpointProcessedData": lambda record: record.processed_bytes,
+    "lastCheckpointPersistedData": lambda record: record.persisted_bytes,
+}
+
+
+def _of_the_last(checkpoints: CheckpointDriver, read: Callable[[CheckpointRecord], int]) -> int:
+    """Of the last checkpoint that this coordinator has seen complete."""
+    record = checkpoints.history.last_completed
+    return NONE_YET if record is None else read(record)

@@ -57,7 +57,26 @@ def _operator(name: str, unit: str, meaning: str, type: str = GAUGE) -> MetricDo
 
 CATALOGUE: tuple[MetricDoc, ...] = (
     _job("lastCheckpointDuration", "ms", "From trigger to log entry; -1: none yet."),
-    _job("lastCheckpointSize", "bytes", "State in the last completed checkpoint; -1: none yet."),
+    _job(
+        "lastCheckpointSize",
+        "bytes",
+        "What the last completed checkpoint wrote; -1: none yet under this coordinator.",
+    ),
+    _job(
+        "lastCheckpointFullSize",
+        "bytes",
+        "State in the last completed checkpoint, with what it shares with older ones; -1: none yet.",
+    ),
+    _job(
+        "lastCheckpointProcessedData",
+        "bytes",
+        "Records processed while its barriers were aligned; -1: none yet under this coordinator.",
+    ),
+    _job(
+        "lastCheckpointPersistedData",
+        "bytes",
+        "Records on their way that became part of it; -1: none yet under this coordinator.",
+    ),
     _job("lastCompletedCheckpointId", "", "-1: none yet."),
     _job("lastCheckpointCompletedTimestamp", "ms since 1970", "-1: none yet."),
     _job(

@@ -56,7 +56,7 @@ class SnapshotTiming:
 
     sync_ms: float
     async_ms: float
-    """From the cut until all is in the store: also the wait for barriers that overtook records."""
+    """From the cut until all is in the store, without the wait for barriers that overtook records."""
     alignment_ms: float
     """From the first barrier to the last."""
     start_delay_ms: float
@@ -67,6 +67,8 @@ class SnapshotTiming:
     """What is new in the store; the size of the snapshot includes what it shares with older ones."""
     in_flight_bytes: int = 0
     """Of it, records that barriers overtook."""
+    processed_bytes: int = 0
+    """Records processed during the alignment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,14 @@ class InputCapture:
         self.records = records
         self.alignment_ms = 0
         """From the first barrier to the last."""
+        self.processed_bytes = 0
+        """Of records in that time."""
         self._ended = asyncio.Event()
 
-    def finish(self, alignment_ms: int) -> None:
+    def finish(self, alignment_ms: int, processed_bytes: int) -> None:
         """All barriers are here."""
         self.alignment_ms = alignment_ms
+        self.processed_bytes = processed_bytes
         self._ended.set()
 
     async def finished(self) -> None:
@@ -49,7 +52,8 @@ class InFlightCut:
     """What the barrier of one checkpoint overtook at one subtask."""
 
     def __init__(self, inputs: InputCapture | None, outlets: Sequence[BarrierOutlet]) -> None:
-        self._inputs = inputs
+        self.inputs = inputs
+        """None: nothing was overtaken on its way in."""
         self._outlets = outlets
 
     async def complete(self) -> None:
@@ -60,21 +64,16 @@ class InFlightCut:
         """
         for outlet in self._outlets:
             await outlet.settled()
-        if self._inputs is not None:
-            await self._inputs.finished()
+        if self.inputs is not None:
+            await self.inputs.finished()
         for _, records in self._records():
             if records.error is not None:
                 raise records.error
 
-    @property
-    def alignment_ms(self) -> int | None:
-        """From the first barrier to the last, if they overtook records."""
-        return None if self._inputs is None else self._inputs.alignment_ms
-
     def _records(self) -> Iterator[tuple[str, InFlightRecords]]:
         """What was overtaken at the receiver comes first: it was sent first."""
-        if self._inputs is not None:
-            yield "input", self._inputs.records
+        if self.inputs is not None:
+            yield "input", self.inputs.records
         for outlet in self._outlets:
             yield "output", outlet.overtaken
 

@@ -25,6 +25,7 @@ from ...operators.elements import (
 )
 from ...state.snapshot import ChannelAddress
 from ..exchange.gate import InputGate
+from ..exchange.slicing import BatchSizer
 from ..protocol.alignment import AlignedBarrierHandler
 from ..protocol.alignment_decisions import (
     AbortCheckpoint,
@@ -83,6 +84,7 @@ class InputSubtask(Subtask):
         self._current: InputBatch | None = None
         self._capture: InputCapture | None = None
         self._barrier_timer: asyncio.TimerHandle | None = None
+        self._sizer = BatchSizer()
 
     def recover(self, batches: Iterable[InputBatch]) -> None:
         """Process `batches` before anything from the gate. Call it before `start`."""
@@ -134,6 +136,8 @@ class InputSubtask(Subtask):
         else:
             current.batch = batch.slice(rows, len(batch) - rows)
             batch = batch.slice(0, rows)
+        if self._barriers_in.pending or self._capture is not None:
+            self._processed_bytes += self._sizer.nbytes(batch)
         await self._process_slice(batch, current.input_index)
 
     def _holds_back(self) -> bool:
@@ -216,6 +220,8 @@ class InputSubtask(Subtask):
                 case TriggerSnapshot(barrier, alignment_ms):
                     if not self.take_snapshot(barrier, float(alignment_ms)):
                         self._end_capture()
+                    if self._capture is None:
+                        self._processed_bytes = 0
                 case AbortCheckpoint(checkpoint_id, reason):
                     self.snapshots.decline(checkpoint_id, reason.value, reason.sentence)
                 case ForwardCancel(checkpoint_id):
@@ -226,7 +232,7 @@ class InputSubtask(Subtask):
                     self._start_capture(checkpoint_id)
                 case FinishCapture(_, alignment_ms):
                     if self._capture is not None:
-                        self._capture.finish(alignment_ms)
+                        self._capture.finish(alignment_ms, self._processed_bytes)
                     self._end_capture()
                 case DropCapture(checkpoint_id):
                     self._end_capture()
@@ -254,6 +260,7 @@ class InputSubtask(Subtask):
     def _end_capture(self) -> None:
         self.gate.end_capture()
         self._capture = None
+        self._processed_bytes = 0
 
     def _input_capture(self) -> InputCapture | None:
         return self._capture

@@ -111,6 +111,7 @@ class SnapshotRunner:
         finished: bool,
         extra_items: Callable[[], dict[str, list[bytes]]],
         in_flight: InFlightCut | None = None,
+        processed_bytes: int = 0,
     ) -> None:
         """The synchronous part, tail to head; the rest goes on in a task of its own.
 
@@ -120,6 +121,7 @@ class SnapshotRunner:
             finished: the subtask had reached the end of its data.
             extra_items: state of the head beyond its operator's own.
             in_flight: what the barrier overtakes here, if it may.
+            processed_bytes: of records since the first barrier.
         """
         started = self._env.clock.monotonic()
         self.alignment_ms = alignment_ms
@@ -141,6 +143,7 @@ class SnapshotRunner:
                 start_delay_ms=self.start_delay_ms,
                 finished=finished,
                 unaligned=barrier.options.unaligned,
+                processed_bytes=processed_bytes,
             )
             self._start(running, barrier, works, timing, in_flight)
 
@@ -232,6 +235,10 @@ class SnapshotRunner:
                         return
                     result = await writer.write(target, barrier.options.base)
                     await writer.close()
+                    written_s = env.clock.monotonic()
+                    if in_flight is not None:
+                        await in_flight.complete()
+                    waited_s = env.clock.monotonic() - written_s
                     overtaken = await self._write_in_flight(in_flight, target, writer.begun)
                 except BaseException:
                     await self._discard(target.store, writer.begun)
@@ -250,11 +257,15 @@ class SnapshotRunner:
         if not barrier.options.savepoint:
             self._book.acknowledged(checkpoint_id, result.written)
         in_flight_bytes = sum(h.size_bytes for each in overtaken for h in each.handles)
-        alignment_ms = None if in_flight is None else in_flight.alignment_ms
+        if in_flight is not None and in_flight.inputs is not None:
+            timing = replace(
+                timing,
+                alignment_ms=float(in_flight.inputs.alignment_ms),
+                processed_bytes=in_flight.inputs.processed_bytes,
+            )
         timing = replace(
             timing,
-            async_ms=1000 * (env.clock.monotonic() - started),
-            alignment_ms=timing.alignment_ms if alignment_ms is None else float(alignment_ms),
+            async_ms=1000 * (env.clock.monotonic() - started - waited_s),
             written_bytes=result.written_bytes + in_flight_bytes,
             in_flight_bytes=in_flight_bytes,
         )
@@ -263,10 +274,9 @@ class SnapshotRunner:
     async def _write_in_flight(
         self, in_flight: InFlightCut | None, target: Target, begun: list[str]
     ) -> list[OperatorSnapshot]:
-        """What the barrier overtook, once that is known."""
+        """What the barrier overtook."""
         if in_flight is None:
             return []
-        await in_flight.complete()
         written = await write_in_flight(
             in_flight,
             self._chain.head.name,

@@ -68,6 +68,8 @@ class Subtask:
         self._stopping = False
         self._rows_per_slice = FIRST_SLICE_ROWS
         self._outlet_timers: list[asyncio.TimerHandle] = []
+        self._processed_bytes = 0
+        """Of records since the first barrier of the checkpoint under way."""
         self.debloater: Debloater | None = None
         if env.settings.debloat is not None:
             self.debloater = Debloater(env.settings.debloat, self.time, self._partitions)

@@ -362,6 +362,7 @@ class _Reports:
                 unaligned=timing.unaligned,
                 written_bytes=timing.written_bytes,
                 in_flight_bytes=timing.in_flight_bytes,
+                processed_bytes=timing.processed_bytes,
             )
         )
 

@@ -32,6 +32,16 @@ def test_list_checkpoint_stop_and_resume(cli, ticker: str) -> None:
     assert taken.stdout.startswith("job ticker: checkpoint 1 completed in ")
     assert json.loads(cli("list", "--json").stdout)[0]["last_checkpoint"] == 1
 
+    history = json.loads(cli("checkpoints", "ticker", "--json").stdout)["history"]
+    assert [(row["id"], row["status"]) for row in history] == [(1, "COMPLETED")]
+    shown = cli("checkpoints", "ticker").stdout
+    assert "COMPLETED" in shown
+    assert "1: took " in shown
+    part, *_ = json.loads(cli("checkpoints", "ticker", "1", "--json").stdout)["subtasks"]
+    assert part["index"] == 0
+    assert part["task"] in cli("checkpoints", "ticker", "1").stdout
+    assert cli("checkpoints", "ticker", "9").returncode == 1
+
     stopped = cli("stop", "ticker")
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert stopped.stdout.startswith("job ticker stopped with checkpoint 2 (")

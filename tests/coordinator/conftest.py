@@ -101,6 +101,7 @@ class DrivenJob:
             clock=self.clock,  # type: ignore[arg-type]
             generation=1,
             retain=self.retain,
+            history=10,
             broadcast=self.sent.append,
             put_event=self.events.put_nowait,
             wake_at=lambda _: None,

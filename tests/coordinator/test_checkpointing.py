@@ -146,3 +146,20 @@ def test_a_store_that_refuses_says_so(driven: Any) -> None:
         await driver.close()
 
     asyncio.run(main())
+
+
+def test_the_history_follows_what_happens(driven: Any) -> None:
+    async def main() -> None:
+        job = driven()
+        driver = await job.begin()
+        driver.request("one")
+        await job.complete(1)
+        driver.request("two")
+        driver.job_failed()
+        first, second = driver.history.records
+        assert (first.status, len(first.parts), first.missing) == ("COMPLETED", 1, [])
+        assert (second.status, second.missing) == ("FAILED", [(job.plan.vertices[0].name, 0)])
+        assert "the job failed while the checkpoint was under way" in second.failure
+        await driver.close()
+
+    asyncio.run(main())

@@ -17,7 +17,7 @@ from headgate.runtime.coordinator.context import ClientWish
 def test_a_wish_that_the_job_did_not_live_to_hear_is_refused() -> None:
     async def main() -> None:
         wishes: asyncio.Queue[ClientWish] = asyncio.Queue()
-        server = ClientServer(wishes.put_nowait, dict)
+        server = ClientServer(wishes.put_nowait, dict, lambda _: {})
         near, far = MemoryLink.pair()
         client = CoordinatorClient(near, "token")
         assert isinstance(await far.receive(), Hello)

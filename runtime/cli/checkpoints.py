@@ -1,0 +1,108 @@
+"""`headgate checkpoints`: how the checkpoints of a running job went, and why some were slow or failed."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from ...operators.durations import format_duration
+from .console import make_console
+from .jobs import request
+from .stop import JobName
+
+
+def checkpoints(
+    job: JobName,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[ID]", help="One checkpoint, with all its subtasks.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show the last checkpoints of a running job: durations, sizes, and a sentence about each."""
+    found = (
+        request(job, "checkpoints") if number is None else request(job, "checkpoints", id=number)
+    )
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif number is not None and not found:
+        typer.echo(f"job {job}: checkpoint {number} is not remembered (web.checkpoints.history)")
+        raise typer.Exit(1)
+    elif number is not None:
+        _print_one(found)
+    elif not found["history"]:
+        typer.echo(f"job {job}: no checkpoint yet")
+    else:
+        _print_history(found)
+
+
+def _print_history(found: dict[str, Any]) -> None:
+    _print(
+        ("id", "kind", "status", "age", "duration", "written", "state", "on the way", "unaligned"),
+        [_history_row(row) for row in found["history"]],
+    )
+    spread = found["summary"]["end_to_end_duration"]
+    if spread:
+        quantiles = "  ".join(
+            f"{name} {_ms(spread[name])}" for name in ("p50", "p90", "p99", "max")
+        )
+        typer.echo(f"duration: {quantiles}")
+    for row in found["history"]:
+        typer.echo(f"{row['id']}: {row['explanation']}")
+
+
+def _history_row(row: dict[str, Any]) -> tuple[str, ...]:
+    age_ms = max(0, time.time_ns() // 1_000_000 - row["trigger_timestamp"])
+    return (
+        str(row["id"]),
+        "savepoint" if row["is_savepoint"] else "checkpoint",
+        row["status"],
+        format_duration(age_ms // 1000 * 1000),
+        _ms(row["end_to_end_duration"]),
+        _bytes(row["checkpointed_size"]),
+        _bytes(row["state_size"]),
+        _bytes(row["persisted_data"]),
+        f"{row['unaligned_subtasks']}/{row['num_subtasks']}",
+    )
+
+
+def _print_one(row: dict[str, Any]) -> None:
+    typer.echo(f"{row['id']}: {row['status']}: {row['explanation']}")
+    titles = ("subtask", "acknowledged", "start delay", "alignment", "sync", "async")
+    _print((*titles, "written", "on the way", "unaligned"), [_part_row(p) for p in row["subtasks"]])
+
+
+def _part_row(part: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{part['task']} ({part['index']})",
+        _ms(part["end_to_end_duration"]),
+        _ms(part["start_delay"]),
+        _ms(part["alignment"]["duration"]),
+        _ms(part["sync_duration"]),
+        _ms(part["async_duration"]),
+        _bytes(part["checkpointed_size"]),
+        _bytes(part["alignment"]["persisted"]),
+        "yes" if part["unaligned_checkpoint"] else "no",
+    )
+
+
+def _print(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))  # as they are: brackets in a name are no markup
+    make_console().print(table)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else format_duration(round(value))
+
+
+def _bytes(value: int) -> str:
+    return f"{value:,} B"

@@ -1,0 +1,244 @@
+"""What is known of each checkpoint: who took how long in which phase, and how it ended.
+
+A checkpoint goes through these phases in each subtask: the *start delay* (from the trigger until its first
+barrier comes), the *alignment* (until the last one), the *synchronous* part (in which the subtask processes
+nothing) and the *asynchronous* part (until its state is in the store); then the coordinator *publishes* it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, final
+
+from ...operators.durations import format_duration
+
+Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
+Phase: TypeAlias = Literal["start delay", "alignment", "sync", "async", "publishing"]
+MISSING_NAMED: Final = 3
+"""So many of the subtasks that a failed checkpoint waited for are named."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SubtaskPart:
+    """One subtask's part of a checkpoint. Times in ms.
+
+    Attributes:
+        task: name of its vertex.
+        index: of the subtask, from 0.
+        ack_ms: from the trigger to its acknowledgement, by the coordinator's clock.
+        start_delay_ms: from the trigger to its first barrier.
+        alignment_ms: from its first barrier to its last.
+        sync_ms: the part in which it processed nothing.
+        async_ms: the part beside its work.
+        written_bytes: new in the store.
+        state_bytes: all its state, with what it shares with older checkpoints.
+        processed_bytes: records processed during the alignment.
+        persisted_bytes: records on their way that became part of the checkpoint.
+        unaligned: its barriers overtook records.
+        finished: it had reached the end of its data.
+    """
+
+    task: str
+    index: int
+    ack_ms: float
+    start_delay_ms: float
+    alignment_ms: float
+    sync_ms: float
+    async_ms: float
+    written_bytes: int
+    state_bytes: int
+    processed_bytes: int = 0
+    persisted_bytes: int = 0
+    unaligned: bool = False
+    finished: bool = False
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"`{self.task}` ({self.index})"
+
+    def longest(self) -> tuple[Phase, float]:
+        """The phase that took most of the time."""
+        phases: list[tuple[Phase, float]] = [
+            ("start delay", self.start_delay_ms),
+            ("alignment", self.alignment_ms),
+            ("sync", self.sync_ms),
+            ("async", self.async_ms),
+        ]
+        return max(phases, key=lambda phase: phase[1])
+
+
+@final
+@dataclass(slots=True)
+class CheckpointRecord:
+    """One checkpoint or savepoint.
+
+    Attributes:
+        checkpoint_id: its number.
+        kind: `checkpoint` or `savepoint`.
+        trigger_ms: when it was triggered, ms since the epoch.
+        expected: all subtasks, as (task, index), each vertex behind those it reads from.
+        status: where it is.
+        parts: of those that have acknowledged, in this order.
+        end_ms: when it completed or failed.
+        failure: why it failed; empty otherwise.
+        path: of a savepoint.
+    """
+
+    checkpoint_id: int
+    kind: str
+    trigger_ms: int
+    expected: Sequence[tuple[str, int]]
+    status: Status = "IN_PROGRESS"
+    parts: list[SubtaskPart] = field(default_factory=list)
+    end_ms: int | None = None
+    failure: str = ""
+    path: str = ""
+
+    @property
+    def duration_ms(self) -> int | None:
+        """From the trigger to the end; None: it is under way."""
+        return None if self.end_ms is None else max(0, self.end_ms - self.trigger_ms)
+
+    @property
+    def last(self) -> SubtaskPart | None:
+        """The part that came last."""
+        return max(self.parts, key=lambda part: part.ack_ms, default=None)
+
+    @property
+    def written_bytes(self) -> int:
+        """New in the store."""
+        return sum(part.written_bytes for part in self.parts)
+
+    @property
+    def state_bytes(self) -> int:
+        """All state, with what is shared with older checkpoints."""
+        return sum(part.state_bytes for part in self.parts)
+
+    @property
+    def processed_bytes(self) -> int:
+        """Records processed while barriers were aligned."""
+        return sum(part.processed_bytes for part in self.parts)
+
+    @property
+    def persisted_bytes(self) -> int:
+        """Records on their way that became part of it."""
+        return sum(part.persisted_bytes for part in self.parts)
+
+    @property
+    def unaligned(self) -> int:
+        """In how many subtasks barriers overtook records."""
+        return sum(part.unaligned for part in self.parts)
+
+    @property
+    def missing(self) -> list[tuple[str, int]]:
+        """The subtasks that have not acknowledged."""
+        acknowledged = {(part.task, part.index) for part in self.parts}
+        return [subtask for subtask in self.expected if subtask not in acknowledged]
+
+
+def explain(record: CheckpointRecord) -> str:
+    """One sentence: which subtask, and which phase in it, took the time; or who made it fail."""
+    if record.status == "COMPLETED":
+        return _explain_completed(record)
+    waiting = _waiting(record)
+    if record.status == "IN_PROGRESS":
+        return f"under way; {waiting}" if waiting else "under way; it is being published"
+    return f"failed: {record.failure}" + (f"; {waiting}" if waiting else "")
+
+
+def _explain_completed(record: CheckpointRecord) -> str:
+    last, duration_ms = record.last, record.duration_ms or 0
+    if last is None:
+        return f"took {_time(duration_ms)}"
+    phase, time_ms = last.longest()
+    publishing_ms = duration_ms - last.ack_ms
+    if publishing_ms > time_ms:
+        return f"took {_time(duration_ms)}, of which {_time(publishing_ms)} went into publishing it"
+    reason = {
+        "start delay": f"its first barrier came after {_time(time_ms)}, from behind the records in front "
+        "of it and of the subtasks before",
+        "alignment": f"it waited {_time(time_ms)} for the barriers of its other inputs",
+        "sync": f"its synchronous part took {_time(time_ms)}",
+        "async": f"writing its {last.written_bytes:,} bytes took {_time(time_ms)}",
+    }[phase]
+    return f"took {_time(duration_ms)}; {last.name} was last: {reason}"
+
+
+def _waiting(record: CheckpointRecord) -> str:
+    missing = record.missing
+    if not missing:
+        return ""
+    named = ", ".join(f"`{task}` ({index})" for task, index in missing[:MISSING_NAMED])
+    more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
+    text = f"{len(missing)} of {len(record.expected)} subtasks had not acknowledged: {named}{more}"
+    # Barriers flow downstream: whoever is first in the order of the job is where they got stuck.
+    return f"{text}; look at the first of them" if len(missing) > 1 else text
+
+
+def _time(ms: float) -> str:
+    return format_duration(round(ms))
+
+
+@final
+class CheckpointHistory:
+    """The checkpoints under way, and the last ones that ended."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._records: dict[int, CheckpointRecord] = {}
+
+    def started(self, record: CheckpointRecord) -> None:
+        """A checkpoint was triggered."""
+        self._records[record.checkpoint_id] = record
+
+    def acknowledged(self, checkpoint_id: int, part: SubtaskPart) -> None:
+        """A subtask's part is durable. Late ones and repeated ones change nothing."""
+        record = self._records.get(checkpoint_id)
+        if record is None or record.status != "IN_PROGRESS":
+            return
+        if (part.task, part.index) in record.missing:
+            record.parts.append(part)
+
+    def completed(self, checkpoint_id: int, now_ms: int, path: str = "") -> None:
+        """It is published."""
+        self._end(checkpoint_id, "COMPLETED", now_ms, path=path)
+
+    def failed(self, checkpoint_id: int, now_ms: int, failure: str) -> None:
+        """It will never complete."""
+        self._end(checkpoint_id, "FAILED", now_ms, failure=failure)
+
+    def _end(
+        self,
+        checkpoint_id: int,
+        status: Status,
+        now_ms: int,
+        *,
+        failure: str = "",
+        path: str = "",
+    ) -> None:
+        record = self._records.get(checkpoint_id)
+        if record is None or record.status != "IN_PROGRESS":
+            return
+        record.status, record.end_ms = status, now_ms
+        record.failure, record.path = failure, path
+        ended = [each for each in self.records if each.status != "IN_PROGRESS"]
+        for old in ended[: max(0, len(ended) - self._kept)]:
+            del self._records[old.checkpoint_id]
+
+    @property
+    def records(self) -> list[CheckpointRecord]:
+        """Oldest first."""
+        return [self._records[checkpoint_id] for checkpoint_id in sorted(self._records)]
+
+    def record(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """One checkpoint, if it is remembered."""
+        return self._records.get(checkpoint_id)
+
+    @property
+    def last_completed(self) -> CheckpointRecord | None:
+        """The newest complete checkpoint that is no savepoint."""
+        done = (r for r in reversed(self.records) if r.status == "COMPLETED")
+        return next((record for record in done if record.kind == "checkpoint"), None)
