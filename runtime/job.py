@@ -15,12 +15,7 @@ from ..errors import JobError, PlanError, UsageError
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings, RestartSettings
-from .control.messages import Event
-from .coordinator.job import JobOutcome
-from .explain import explain_plan
-from .job_spec import JobSpec
-from .options import (
-    CHAINING,
+from .checkpoint_options import (
     CHECKPOINT_DIR,
     CHECKPOINT_INTERVAL,
     CHECKPOINT_MAX_CONCURRENT,
@@ -28,16 +23,23 @@ from .options import (
     CHECKPOINT_RETAINED,
     CHECKPOINT_TIMEOUT,
     CHECKPOINT_TOLERABLE_FAILURES,
-    MAX_PARALLELISM,
-    PARALLELISM,
     RECOVERY_CLAIM_MODE,
     RECOVERY_IGNORE_UNCLAIMED,
     RECOVERY_PATH,
+    SAVEPOINT_DIR,
+)
+from .control.messages import Event
+from .coordinator.job import JobOutcome
+from .explain import explain_plan
+from .job_spec import JobSpec
+from .option_types import Option
+from .options import (
+    CHAINING,
+    MAX_PARALLELISM,
+    PARALLELISM,
     RESTART_ATTEMPTS,
     RESTART_DELAY,
     RESTART_STRATEGY,
-    SAVEPOINT_DIR,
-    Option,
     Options,
     current_key,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import OptionError
 from ..operators.durations import format_duration, parse_duration
@@ -157,3 +157,28 @@ class Choice:
 
     def format(self, value: Any) -> str:
         return str(value)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option(Generic[T]):
+    """One option.
+
+    Attributes:
+        default: the value when it is not set; None means what `doc` says.
+        unit: what the parsed value counts.
+        aliases: older names of the key, accepted as well.
+    """
+
+    key: str
+    type: ValueType[Any]
+    default: T
+    unit: str
+    doc: str
+    aliases: tuple[str, ...] = ()
+
+    def default_text(self) -> str:
+        """The default as a user would write it; `unset` if there is none."""
+        return "unset" if self.default is None else self.type.format(self.default)

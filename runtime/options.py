@@ -8,226 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import OptionError, UsageError
 from ..operators.durations import format_duration
 from ..operators.sizes import format_size
-from .option_types import Boolean, Choice, Duration, Integer, Ratio, Size, Text, ValueType
+from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
+from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Option(Generic[T]):
-    """One option.
-
-    Attributes:
-        default: the value when it is not set; None means what `doc` says.
-        unit: what the parsed value counts.
-        aliases: older names of the key, accepted as well.
-    """
-
-    key: str
-    type: ValueType[Any]
-    default: T
-    unit: str
-    doc: str
-    aliases: tuple[str, ...] = ()
-
-    def default_text(self) -> str:
-        """The default as a user would write it; `unset` if there is none."""
-        return "unset" if self.default is None else self.type.format(self.default)
-
-
-CHECKPOINT_INTERVAL = Option[int | None](
-    "execution.checkpointing.interval",
-    Duration(at_least_ms=10),
-    None,
-    "ms",
-    "Time between the starts of periodic checkpoints; unset: no periodic checkpoints.",
-)
-CHECKPOINT_TIMEOUT = Option[int](
-    "execution.checkpointing.timeout",
-    Duration(at_least_ms=10),
-    600_000,
-    "ms",
-    "A checkpoint that is not complete after this time is aborted.",
-)
-CHECKPOINT_MIN_PAUSE = Option[int](
-    "execution.checkpointing.min-pause",
-    Duration(),
-    0,
-    "ms",
-    "Least time from the end of a checkpoint to the start of the next; above 0 at most one runs.",
-)
-CHECKPOINT_MAX_CONCURRENT = Option[int](
-    "execution.checkpointing.max-concurrent-checkpoints",
-    Integer(at_least=1, at_most=1000),
-    1,
-    "checkpoints",
-    "How many checkpoints may be under way at once.",
-)
-CHECKPOINT_MODE = Option[str](
-    "execution.checkpointing.mode",
-    Choice(("EXACTLY_ONCE", "AT_LEAST_ONCE")),
-    "EXACTLY_ONCE",
-    "",
-    "AT_LEAST_ONCE: no input waits for the barriers of others; after a failure records may count twice.",
-)
-UNALIGNED = Option[bool](
-    "execution.checkpointing.unaligned.enabled",
-    Boolean(),
-    False,
-    "",
-    "Barriers overtake records in queues, which become part of the checkpoint. For jobs under "
-    "backpressure. Needs EXACTLY_ONCE, and one checkpoint at a time.",
-    aliases=("execution.checkpointing.unaligned",),
-)
-ALIGNED_TIMEOUT = Option[int](
-    "execution.checkpointing.aligned-checkpoint-timeout",
-    Duration(),
-    0,
-    "ms",
-    "With unaligned checkpoints: barriers stay in line until the checkpoint is this old, and overtake "
-    "from then on; 0: they overtake at once.",
-)
-UNALIGNED_FORCED = Option[bool](
-    "execution.checkpointing.unaligned.forced",
-    Boolean(),
-    False,
-    "",
-    "Barriers also overtake records on their way through a partitioner of the job's own; it must then "
-    "choose by the record alone.",
-)
-CHECKPOINT_HISTORY = Option[int](
-    "web.checkpoints.history",
-    Integer(at_least=1, at_most=10_000),
-    10,
-    "checkpoints",
-    "The statistics of so many ended checkpoints are kept, for `headgate checkpoints`.",
-)
-CHECKPOINT_TOLERABLE_FAILURES = Option[int](
-    "execution.checkpointing.tolerable-failed-checkpoints",
-    Integer(),
-    0,
-    "checkpoints",
-    "How many checkpoints in a row may fail before the job does.",
-)
-CHECKPOINT_RETAINED = Option[int](
-    "execution.checkpointing.num-retained",
-    Integer(at_least=1, at_most=10_000),
-    1,
-    "checkpoints",
-    "How many completed checkpoints are kept.",
-    ("state.checkpoints.num-retained",),
-)
-CHECKPOINT_RETENTION = Option[str](
-    "execution.checkpointing.externalized-checkpoint-retention",
-    Choice(("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS")),
-    "RETAIN_ON_CANCELLATION",
-    "",
-    "What happens to the last checkpoint when a job is cancelled. Unlike Flink's, the default keeps it: "
-    "state must not vanish because a flag was forgotten.",
-)
-CHECKPOINT_INCREMENTAL = Option[bool](
-    "execution.checkpointing.incremental",
-    Boolean(),
-    True,
-    "",
-    "Write only what changed since the last completed checkpoint. Unlike Flink's, the default is true: "
-    "every backend can do it here, and the length of a chain is bounded.",
-    ("state.backend.incremental",),
-)
-CHECKPOINT_DIR = Option[str | None](
-    "execution.checkpointing.dir",
-    Text(),
-    None,
-    "",
-    "Where checkpoints go: a directory or `s3://bucket/prefix`. Required for checkpoints.",
-    ("state.checkpoints.dir",),
-)
-CHECKPOINT_INLINE = Option[int](
-    "execution.checkpointing.data-inline-threshold",
-    Size(at_least=0),
-    20 * 1024,
-    "bytes",
-    "State of a subtask up to this size lies in the checkpoint's entry of the job log instead of a file.",
-    ("state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold"),
-)
-DELTA_CHAIN_MAX = Option[int](
-    "headgate.checkpoint.delta-chain-max",
-    Integer(at_least=1, at_most=1000),
-    20,
-    "files",
-    "How many files a table of a subtask may consist of, with the deltas of incremental checkpoints; "
-    "more make for smaller checkpoints and slower restores.",
-)
-TRANSFERS_MAX = Option[int](
-    "headgate.checkpoint.transfers-max",
-    Integer(at_least=1, at_most=1000),
-    8,
-    "files",
-    "State files that a worker writes or reads at once.",
-)
-LOCAL_DIRS = Option[str | None](
-    "io.tmp.dirs",
-    Text(),
-    None,
-    "",
-    "Local directories for temporary files and for state larger than memory, separated by commas; "
-    "unset: the system's.",
-)
-SAVEPOINT_DIR = Option[str | None](
-    "execution.checkpointing.savepoint-dir",
-    Text(),
-    None,
-    "",
-    "Where savepoints go if the request does not say: a directory or `s3://bucket/prefix`.",
-    ("state.savepoints.dir",),
-)
-RECOVERY_PATH = Option[str | None](
-    "execution.state-recovery.path",
-    Text(),
-    None,
-    "",
-    "What a new run begins with: a savepoint, or the directory of a job's checkpoints (the newest, or "
-    "number 7 with `@7` behind it).",
-    ("execution.savepoint.path",),
-)
-RECOVERY_CLAIM_MODE = Option[str](
-    "execution.state-recovery.claim-mode",
-    Choice(("NO_CLAIM", "CLAIM"), (("no-claim", "NO_CLAIM"),)),
-    "NO_CLAIM",
-    "",
-    "`CLAIM`: the savepoint is deleted once the run has a checkpoint of its own. `NO_CLAIM`: it is never "
-    "touched.",
-    ("execution.savepoint-restore-mode",),
-)
-RECOVERY_IGNORE_UNCLAIMED = Option[bool](
-    "execution.state-recovery.ignore-unclaimed-state",
-    Boolean(),
-    False,
-    "",
-    "Drop restored state that no operator of the job claims, instead of refusing to start.",
-    ("execution.savepoint.ignore-unclaimed-state",),
-)
-WITHOUT_CHANNEL_STATE = Option[int](
-    "execution.state-recovery.without-channel-state.checkpoint-id",
-    Integer(at_least=-1),
-    -1,
-    "checkpoint",
-    "Restore this unaligned checkpoint without the records that were on their way: they are lost.",
-)
-RESTORE_FALLBACK = Option[bool](
-    "headgate.restore.fallback",
-    Boolean(),
-    False,
-    "",
-    "If state of the newest checkpoint is corrupt or missing, restore the one before. Sinks have "
-    "committed what came between the two: it is written again.",
-)
 STATE_BACKEND = Option[str](
     "state.backend.type",
     Choice(("hashmap", "rocksdb"), (("memory", "hashmap"),)),
@@ -517,8 +308,9 @@ MATCH_PARTIAL_MAX = Option[int](
     "(a record once for each beginning behind which it was taken). More fails the job.",
 )
 
-OPTIONS: tuple[Option[Any], ...] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Option)
+OPTIONS: tuple[Option[Any], ...] = (
+    *CHECKPOINT_OPTIONS,
+    *(value for value in list(globals().values()) if isinstance(value, Option)),
 )
 _BY_NAME: dict[str, Option[Any]] = {
     name: option for option in OPTIONS for name in (option.key, *option.aliases)
@@ -654,30 +446,7 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionErro
                 fix=f"lower {BUFFER_SIZE_MIN.key}, or raise {BUFFER_SIZE.key}",
             ),
         )
-    yield from _unaligned_contradictions(values)
-
-
-def _unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
-    if not values.get(UNALIGNED.key, UNALIGNED.default):
-        return
-    if values.get(CHECKPOINT_MODE.key, CHECKPOINT_MODE.default) != "EXACTLY_ONCE":
-        yield (
-            UNALIGNED.key,
-            OptionError(
-                f"unaligned checkpoints are exactly-once {CHECKPOINT_MODE.key}=`AT_LEAST_ONCE`",
-                fix=f"set {UNALIGNED.key} to false, or {CHECKPOINT_MODE.key} to EXACTLY_ONCE",
-            ),
-        )
-    concurrent = values.get(CHECKPOINT_MAX_CONCURRENT.key, CHECKPOINT_MAX_CONCURRENT.default)
-    if concurrent > 1:
-        yield (
-            CHECKPOINT_MAX_CONCURRENT.key,
-            OptionError(
-                f"unaligned checkpoints are taken one at a time "
-                f"{CHECKPOINT_MAX_CONCURRENT.key}=`{concurrent}`",
-                fix=f"set it to 1, or {UNALIGNED.key} to false",
-            ),
-        )
+    yield from unaligned_contradictions(values)
 
 
 def markdown() -> str:

@@ -14,6 +14,9 @@ from ..operators.graph import Graph, Input, Node
 from ..operators.partitioning import Forward
 from ..operators.settings import CheckpointSettings, RestartSettings
 from ..operators.sink import Guarantee, SinkOperator
+from ..runtime.checkpoint_options import (
+    RECOVERY_PATH,
+)
 from ..runtime.job import Job, absolute
 from ..runtime.job_spec import JobSpec
 from ..runtime.options import (
@@ -21,7 +24,6 @@ from ..runtime.options import (
     HEARTBEAT_INTERVAL,
     HEARTBEAT_TIMEOUT,
     PARALLELISM,
-    RECOVERY_PATH,
     TAKEOVERS_MAX,
     current_key,
 )

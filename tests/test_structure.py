@@ -24,7 +24,7 @@ ROOMS = {
 }
 """Which rooms of ours each room may import (ARCHITECTURE, section 1)."""
 LINES_MAX = 500
-LONGER_BY_DECISION: dict[str, int] = {"runtime.options": 700}  # one table
+LONGER_BY_DECISION: dict[str, int] = {}
 """Modules above LINES_MAX, with the limit each was granted."""
 IMPURE = {
     "asyncio", "threading", "multiprocessing", "concurrent", "socket", "subprocess",

@@ -9,8 +9,11 @@ import traceback
 import msgspec
 
 from ...errors import HeadgateError, InternalError, UserCodeError
+from ..checkpoint_options import (
+    RESTORE_FALLBACK,
+    WITHOUT_CHANNEL_STATE,
+)
 from ..control.messages import Deploy, Deployed, RestoreProgress, SubtaskAssignment, SubtaskFailed
-from ..options import RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
 from ..plan import Vertex
 from ..protocol.failures import FailureKind
 from ..protocol.manifest import Manifest

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 from ...errors import HeadgateError, JobError
+from ..checkpoint_options import (
+    CHECKPOINT_RETENTION,
+)
 from ..control.messages import CheckpointAcked
-from ..options import CHECKPOINT_RETENTION
 from ..protocol.joblog import JobStatus
 from ..storage.sweep import sweep_orphans
 from .checkpointing import PublishResult

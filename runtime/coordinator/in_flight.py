@@ -13,7 +13,9 @@ from ...errors import StateError
 from ...operators.partitioning import Custom, Global, HashColumns, HashFunction
 from ...state.keygroups import key_group_range
 from ...state.snapshot import ChannelAddress, StateHandle
-from ..options import WITHOUT_CHANNEL_STATE
+from ..checkpoint_options import (
+    WITHOUT_CHANNEL_STATE,
+)
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..protocol.manifest import Manifest
 

@@ -18,15 +18,17 @@ from typing import Any
 from ...errors import FencedError, HeadgateError, InternalError, JobError, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
+from ..checkpoint_options import (
+    CHECKPOINT_HISTORY,
+    CHECKPOINT_INCREMENTAL,
+    CHECKPOINT_TIMEOUT,
+)
 from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry
 from ..options import (
-    CHECKPOINT_HISTORY,
-    CHECKPOINT_INCREMENTAL,
-    CHECKPOINT_TIMEOUT,
     HEARTBEAT_INTERVAL,
     HEARTBEAT_TIMEOUT,
     TAKEOVERS_MAX,

@@ -9,7 +9,9 @@ import xxhash
 
 from ...errors import MissingFileError, StateError, UsageError
 from ...state.snapshot import StateHandle
-from ..options import RESTORE_FALLBACK
+from ..checkpoint_options import (
+    RESTORE_FALLBACK,
+)
 from ..plan import PhysicalPlan
 from ..protocol.manifest import Manifest
 from ..savepoint import store as savepoints

@@ -6,7 +6,9 @@ import secrets
 from typing import Any
 
 from ...errors import UsageError
-from ..options import SAVEPOINT_DIR
+from ..checkpoint_options import (
+    SAVEPOINT_DIR,
+)
 from ..plan import PhysicalPlan
 from ..savepoint.locate import savepoint_address
 from .context import ClientWish, JobContext

@@ -17,6 +17,11 @@ from ...operators.splits import SourceSplits
 from ...operators.watermarks.operator import EventTimeOperator
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, StateHandle
+from ..checkpoint_options import (
+    TRANSFERS_MAX,
+    UNALIGNED,
+    UNALIGNED_FORCED,
+)
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
@@ -34,7 +39,9 @@ from ..control.messages import (
 )
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..observe.metrics import MetricsRegistry
-from ..options import TRANSFERS_MAX, UNALIGNED, UNALIGNED_FORCED, Options
+from ..options import (
+    Options,
+)
 from ..plan import PhysicalPlan
 from ..protocol.failures import FailureKind
 from ..shipping import unship

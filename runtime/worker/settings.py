@@ -5,6 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from ..checkpoint_options import (
+    CHECKPOINT_INLINE,
+    CHECKPOINT_MODE,
+    DELTA_CHAIN_MAX,
+    LOCAL_DIRS,
+)
 from ..exchange.settings import ExchangeSettings
 from ..options import (
     BUFFER_ROWS,
@@ -12,16 +18,12 @@ from ..options import (
     BUFFER_SIZE_MIN,
     BUFFER_TIMEOUT,
     BUFFERS_PER_CHANNEL,
-    CHECKPOINT_INLINE,
-    CHECKPOINT_MODE,
     DEBLOAT,
     DEBLOAT_PERIOD,
     DEBLOAT_SAMPLES,
     DEBLOAT_TARGET,
     DEBLOAT_THRESHOLD,
-    DELTA_CHAIN_MAX,
     FLOATING_BUFFERS,
-    LOCAL_DIRS,
     TASK_SLICE,
     Options,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate.errors import OptionError
-from headgate.runtime import options
+from headgate.runtime import checkpoint_options, options
 from headgate.runtime.options import OPTIONS, Options, find_option, markdown
 
 ROOT = Path(options.__file__).parent.parent
@@ -18,9 +18,9 @@ ROOT = Path(options.__file__).parent.parent
 
 def test_defaults_are_those_of_the_table() -> None:
     empty = Options()
-    assert empty.get(options.CHECKPOINT_INTERVAL) is None
-    assert empty.get(options.CHECKPOINT_TIMEOUT) == 600_000
-    assert empty.get(options.CHECKPOINT_RETENTION) == "RETAIN_ON_CANCELLATION"
+    assert empty.get(checkpoint_options.CHECKPOINT_INTERVAL) is None
+    assert empty.get(checkpoint_options.CHECKPOINT_TIMEOUT) == 600_000
+    assert empty.get(checkpoint_options.CHECKPOINT_RETENTION) == "RETAIN_ON_CANCELLATION"
     assert empty.get(options.BUFFERS_PER_CHANNEL) == 2
     assert empty.get(options.FLOATING_BUFFERS) == 8
     assert empty.get(options.HEARTBEAT_INTERVAL) == 10_000
@@ -43,15 +43,20 @@ def test_keys_and_aliases_are_unique() -> None:
 @pytest.mark.parametrize(
     ("key", "text", "option", "value"),
     [
-        ("execution.checkpointing.interval", "30s", options.CHECKPOINT_INTERVAL, 30_000),
-        ("execution.checkpointing.timeout", "5 min", options.CHECKPOINT_TIMEOUT, 300_000),
+        ("execution.checkpointing.interval", "30s", checkpoint_options.CHECKPOINT_INTERVAL, 30_000),
+        (
+            "execution.checkpointing.timeout",
+            "5 min",
+            checkpoint_options.CHECKPOINT_TIMEOUT,
+            300_000,
+        ),
         ("headgate.buffer.max-size", "64kb", options.BUFFER_SIZE, 65_536),
         ("pipeline.operator-chaining.enabled", "FALSE", options.CHAINING, False),
         ("restart-strategy.type", "fixeddelay", options.RESTART_STRATEGY, "fixed-delay"),
         ("restart-strategy.type", "disable", options.RESTART_STRATEGY, "none"),
         ("s3.endpoint", " http://localhost:9000 ", options.S3_ENDPOINT, "http://localhost:9000"),
-        ("state.checkpoints.num-retained", "3", options.CHECKPOINT_RETAINED, 3),
-        ("state.checkpoints.dir", "/tmp/ck", options.CHECKPOINT_DIR, "/tmp/ck"),
+        ("state.checkpoints.num-retained", "3", checkpoint_options.CHECKPOINT_RETAINED, 3),
+        ("state.checkpoints.dir", "/tmp/ck", checkpoint_options.CHECKPOINT_DIR, "/tmp/ck"),
         ("execution.buffer-timeout", "0ms", options.BUFFER_TIMEOUT, 0),
         ("restart-strategy", "none", options.RESTART_STRATEGY, "none"),
     ],
@@ -135,9 +140,9 @@ def test_a_value_that_is_no_text_is_refused() -> None:
 def test_override_replaces_also_across_older_names() -> None:
     base = Options({"state.checkpoints.dir": "a", "parallelism.default": "2"})
     over = base.override({"execution.checkpointing.dir": "b"})
-    assert over.get(options.CHECKPOINT_DIR) == "b"
+    assert over.get(checkpoint_options.CHECKPOINT_DIR) == "b"
     assert over.get(options.PARALLELISM) == 2
-    assert base.get(options.CHECKPOINT_DIR) == "a"
+    assert base.get(checkpoint_options.CHECKPOINT_DIR) == "a"
     with pytest.raises(OptionError, match="unknown option"):
         base.override({"nope": "1"})
 
