@@ -127,6 +127,18 @@ def test_all_problems_are_reported_at_once() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"taskmanager.memory.min-segment-size": "2 mb"},
+        {"taskmanager.memory.min-segment-size": "8 kb", "headgate.buffer.max-size": "4 kb"},
+    ],
+)
+def test_the_smallest_buffer_is_not_above_the_largest(values: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match="the smallest buffer is larger than the largest"):
+        Options(values)
+
+
 def test_a_key_and_its_older_name_together_are_refused() -> None:
     with pytest.raises(OptionError, match="set twice"):
         Options({"state.checkpoints.dir": "a", "execution.checkpointing.dir": "b"})

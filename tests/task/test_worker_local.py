@@ -13,6 +13,7 @@ import pytest
 from headgate.errors import StorageError, UserCodeError
 from headgate.operators.base import Operator
 from headgate.runtime.options import Options
+from headgate.runtime.protocol.debloating import DebloatSettings
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain, call_and_wait
 from headgate.runtime.worker.local_directories import LocalDirectories
@@ -96,6 +97,37 @@ def test_options_reach_the_rooms_that_obey_them(tmp_path):
     assert len(local_dirs(Options())) == 1
     settings = task_settings(options)
     assert (settings.inline_bytes_max, settings.delta_chain_max) == (1024, 3)
+    assert settings.debloat is None
+
+
+def test_options_of_debloating_reach_the_task():
+    key = "taskmanager.network.memory.buffer-debloat"
+    plain = task_settings(Options({f"{key}.enabled": "true"})).debloat
+    assert plain == DebloatSettings(
+        size_max=1 << 20,
+        size_min=256,
+        target_ms=1000,
+        period_ms=200,
+        samples=20,
+        threshold_percentages=25,
+    )
+    options = {
+        f"{key}.enabled": "true",
+        f"{key}.target": "2 s",
+        f"{key}.period": "500 ms",
+        f"{key}.samples": "7",
+        f"{key}.threshold-percentages": "10",
+        "taskmanager.memory.min-segment-size": "1 kb",
+        "headgate.buffer.max-size": "64 kb",
+    }
+    assert task_settings(Options(options)).debloat == DebloatSettings(
+        size_max=65_536,
+        size_min=1024,
+        target_ms=2000,
+        period_ms=500,
+        samples=7,
+        threshold_percentages=10,
+    )
 
 
 class CountingStore(MemoryStore):
