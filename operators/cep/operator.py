@@ -12,22 +12,15 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError, StateError
 from ...state.hashing import hash_keys, key_groups_of
 from ...state.keyed.identity import token
-from ...state.snapshot import (
-    KEY_GROUP_COLUMN,
-    RestoredState,
-    StateInfo,
-    StateSnapshot,
-    TableCut,
-    state_info,
-)
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..async_io.map_async import TIMED_OUT
 from ..base import OperatorContext
-from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..elements import WATERMARK_MAX, Batch
+from ..key_group_times import times_cut, times_info, times_schema
 from ..per_record import pieces
 from ..process.context import Timer
 from ..process.operator import ProcessOperator, ProcessStep
@@ -46,14 +39,9 @@ PARTIAL_MAX: Final = 100_000
 RECORDS_PER_TIMER: Final = 256
 """Records of one key that are handled at a time; then its timer is set again."""
 _WATERMARK: Final = "match_watermark"
-_WATERMARK_SCHEMA: Final = pa.schema(
-    [
-        pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
-        pa.field("watermark", pa.int64(), False),
-        pa.field("within", pa.int64()),
-        pa.field("gap", pa.int64()),
-    ]
-)
+_LIMITS: Final = "match_limits"
+_LIMITS_SCHEMA: Final = times_schema("within", "gap")
+"""What the pattern said of time, ms; -1 for nothing."""
 _TIMED_OUT: Final[SideOutput[Any]] = SideOutput()
 _TIMED_OUT.name = TIMED_OUT
 
@@ -79,11 +67,18 @@ class MatchOperator(ProcessOperator):
         self._rules = rules
         self._expressions = expressions
         self._select = select
-        self._watermark = WATERMARK_MIN
+
+    @property
+    def _watermark_table(self) -> str:
+        return _WATERMARK
+
+    @property
+    def _limits(self) -> tuple[int, ...]:
+        limits = self._rules.within_ms, self._rules.gap_ms
+        return tuple(-1 if limit is None else limit for limit in limits)
 
     def states(self) -> Sequence[StateInfo]:
-        watermark = state_info(_WATERMARK, "window", _WATERMARK_SCHEMA, (KEY_GROUP_COLUMN,))
-        return [*super().states(), watermark]
+        return [*super().states(), times_info(_LIMITS, "window", _LIMITS_SCHEMA)]
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -108,7 +103,7 @@ class MatchOperator(ProcessOperator):
             )
         if batch.timestamps is None:
             return
-        is_late = batch.timestamps <= self._watermark
+        is_late = batch.timestamps <= self._context.watermark
         if is_late.any():
             late = np.flatnonzero(is_late)
             self._late_records.inc(len(late))
@@ -141,10 +136,6 @@ class MatchOperator(ProcessOperator):
 
     # --- time ----------------------------------------------------------------------------------
 
-    def on_watermark(self, timestamp: int) -> None:
-        self._watermark = max(self._watermark, timestamp)
-        super().on_watermark(timestamp)
-
     def _call_on_timer(self, key: Any, timer: Timer) -> None:
         """Handle what is due of a key; if that is much, only some of it."""
         matcher = self._matcher
@@ -170,10 +161,10 @@ class MatchOperator(ProcessOperator):
 
     def _handle_next(self, key: Any) -> bool:
         """Handle the next record, or the next end of a time, of a key; false if none is due."""
-        matcher, emitter = self._matcher, self._emitter
+        matcher, emitter, watermark = self._matcher, self._emitter, self._context.watermark
         at, time = matcher.next_deadline(), self._waiting.next_time(key)
         if at is not None and (time is None or at <= time):
-            if at > self._watermark:
+            if at > watermark:
                 return False
             emitter.time = at
             matched, timed_out = matcher.on_deadline(at)
@@ -181,11 +172,11 @@ class MatchOperator(ProcessOperator):
                 emitter.emit(_TIMED_OUT, self._match(key, node))
             self._timed_out.inc(len(timed_out))
         elif time is not None:
-            if time > self._watermark:
+            if time > watermark:
                 return False
             at = time
             matched = matcher.on_record(*self._waiting.pop(key))
-        elif self._watermark == WATERMARK_MAX and matcher.runs.complete:
+        elif watermark == WATERMARK_MAX and matcher.runs.complete:
             matched = matcher.on_end()
         else:
             return False
@@ -226,17 +217,10 @@ class MatchOperator(ProcessOperator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Tables of what waits, of runs, and of what they took; the watermark, once per key group."""
+        """Tables of what waits, of runs, and of what they took; what the pattern says of time."""
         snapshot = super().snapshot(checkpoint_id)
-        own, rules = self.context.key_groups, self._rules
-        values = (self._watermark, rules.within_ms, rules.gap_ms)
-
-        def make(_: int | None) -> pa.Table:
-            groups = pa.array(range(own.first, own.last + 1), pa.int32())
-            columns = [pa.array([value] * len(groups), pa.int64()) for value in values]
-            return pa.Table.from_arrays([groups, *columns], schema=_WATERMARK_SCHEMA)
-
-        snapshot.tables[_WATERMARK] = TableCut(make, keys=(KEY_GROUP_COLUMN,))
+        own = self.context.key_groups
+        snapshot.tables[_LIMITS] = times_cut(own, _LIMITS_SCHEMA, *self._limits)
         return snapshot
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
@@ -246,14 +230,11 @@ class MatchOperator(ProcessOperator):
             StateError: it is of a pattern of another form.
         """
         self._check_shape(state)
-        table, other_times = state.tables.get(_WATERMARK), False
-        if table is not None and table.num_rows:
-            self._watermark = int(table.column("watermark").to_numpy().min())
-            now = [self._rules.within_ms, self._rules.gap_ms]
-            other_times = any(
-                set(table.column(name).to_pylist()) != {value}
-                for name, value in zip(("within", "gap"), now, strict=True)
-            )
+        table = state.tables.get(_LIMITS)
+        other_times = table is not None and any(
+            set(table.column(name).to_pylist()) - {limit}
+            for name, limit in zip(_LIMITS_SCHEMA.names[1:], self._limits, strict=True)
+        )
         return self._restored(super().restore(state), other_times)
 
     async def _restored(self, waiting: Awaitable[None], other_times: bool) -> None:
