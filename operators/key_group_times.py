@@ -6,10 +6,12 @@ several, and goes by the least that is said of any.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
+from ..state.values import Index
 
 WATERMARK_COLUMN = "watermark"
 
@@ -25,14 +27,16 @@ def times_info(name: str, kind: str, schema: pa.Schema) -> StateInfo:
     return state_info(name, kind, schema, (KEY_GROUP_COLUMN,))
 
 
-def times_cut(own: KeyGroupRange, schema: pa.Schema, *values: int | str) -> TableCut:
-    """What the columns behind the key group have now, for all own key groups."""
+def times_cut(own: KeyGroupRange, schema: pa.Schema, *values: int | str | Index) -> TableCut:
+    """What the columns behind the key group have now: one value for all own key groups, or one for each."""
 
     def make(_: int | None) -> pa.Table:
         groups = pa.array(range(own.first, own.last + 1), pa.int32())
         types = [field.type for field in schema][1:]
         columns = [
-            pa.repeat(pa.scalar(value, kind), len(groups))
+            pa.array(value, kind)
+            if isinstance(value, np.ndarray)
+            else pa.repeat(pa.scalar(value, kind), len(groups))
             for value, kind in zip(values, types, strict=True)
         ]
         return pa.Table.from_arrays([groups, *columns], schema=schema)

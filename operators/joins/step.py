@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
+from ...state.hashing import hash_columns, key_groups_of
 from ...state.key_index import KeyHasher
 from ...state.values import Index
 from ..base import Operator, OperatorContext
@@ -72,7 +73,14 @@ class JoinOperator(Operator):
         """How many rows of a side wait."""
         raise NotImplementedError
 
-    def _timely(self, batch: Batch, side: int, late_before: int) -> tuple[pa.RecordBatch, Index]:
+    def _key_groups(self, side: int, data: pa.RecordBatch) -> Index:
+        """The key group of each row."""
+        hashes = hash_columns(self._columns.key_columns(side, data))
+        return key_groups_of(hashes, self.context.max_parallelism).astype(np.int64)
+
+    def _timely(
+        self, batch: Batch, side: int, late_before: int | Index
+    ) -> tuple[pa.RecordBatch, Index]:
         """Rows (as they are buffered) and times, without those before `late_before`, which go out here."""
         data, times = columns_of(batch, self._step.name), batch.timestamps
         if times is None:

@@ -100,8 +100,10 @@ def by_key_group(
         raise too_much_text(error) from error
 
 
-def time_cut(own: KeyGroupRange, watermark: int, gone_before: Sequence[int]) -> TableCut:
-    """Table `time`: the same for all own key groups."""
+def time_cut(
+    own: KeyGroupRange, watermark: int | Index, gone_before: Sequence[int | Index]
+) -> TableCut:
+    """Table `time`: the same for all own key groups, or a value for each."""
     return times_cut(own, _TIME_SCHEMA, watermark, *gone_before)
 
 
@@ -135,7 +137,15 @@ class RestoredTimes:
 
     def kept(self, side: int, groups: Index, times: Index) -> Index:
         """The rows that were not gone where, and when, the cut was taken."""
-        return np.flatnonzero(times >= self._by_group(_GONE[side], groups))
+        return np.flatnonzero(times >= self.gone_before_by_group(side, groups))
+
+    def gone_before_by_group(self, side: int, groups: Index) -> Index:
+        """Before which time rows of a side were gone, for each key group."""
+        return self._by_group(_GONE[side], groups)
+
+    def watermarks(self, groups: Index) -> Index:
+        """The watermark of each key group."""
+        return self._by_group(WATERMARK_COLUMN, groups)
 
 
 class RestoredRows:

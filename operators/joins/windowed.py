@@ -18,7 +18,9 @@ from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
+from ..keyed_aggregate import columns_of
 from ..window_aggregate import EMIT_ROWS_MAX
+from .ahead import Ahead
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .panes import PaneCut, PaneRows, by_pane
 from .ranges import Runs
@@ -57,6 +59,7 @@ class WindowedPair(JoinOperator):
         """The last window that takes no more rows."""
         self._first_kept: int | None = None
         """Rows of earlier panes are late."""
+        self._ahead: Ahead | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -96,9 +99,10 @@ class WindowedPair(JoinOperator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         side = input_index
-        late_before = WATERMARK_MIN
-        if self._first_kept is not None:
-            late_before = self._bound()
+        late_before: int | Index = self._bound()
+        if self._ahead is not None:
+            groups = self._key_groups(side, columns_of(batch, self._step.name))
+            late_before = np.maximum(self._ahead.gone_before[groups], late_before)
         rows, times = self._timely(batch, side, late_before)
         if not rows.num_rows:
             return
@@ -108,14 +112,31 @@ class WindowedPair(JoinOperator):
             else:
                 part = rows.take(pa.array(which))
             self._rows[side].add(pane, part, times[which])
-            if self._fired is None or self._lateness_ms == 0:
+            if self._lateness_ms:
+                self._look_for_late(side, part, pane)
+
+    def _look_for_late(self, side: int, part: pa.RecordBatch, pane: int) -> None:
+        """New rows of a pane: add them to the windows of it that have fired, and are not gone."""
+        fired, ahead = self._fired, self._ahead
+        groups = np.zeros(0, np.int64)
+        if ahead is not None:
+            fired = self._grid.ended(max(ahead.until, self._watermark) + 1)
+            groups = self._key_groups(side, part)
+        if fired is None:
+            return
+        first, last = self._grid.windows_of(pane)
+        if self._gone is not None:
+            first = max(first, self._gone + 1)
+        for window in range(first, min(last, fired) + 1):
+            if not self._grid.is_real(window):
                 continue
-            first, last = self._grid.windows_of(pane)
-            assert self._gone is not None
-            for window in range(max(first, self._gone + 1), min(last, self._fired) + 1):
-                if not self._grid.is_real(window):
-                    continue
-                self._add_late(side, part, window, self._grid.bounds(window)[1] - 1)
+            start, end = self._grid.bounds(window)
+            rows = part
+            if ahead is not None:
+                late = ahead.fired(groups, self._watermark, start, end - 1, self._lateness_ms)
+                rows = part.filter(pa.array(late))
+            if rows.num_rows:
+                self._add_late(side, rows, window, end - 1)
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -125,12 +146,22 @@ class WindowedPair(JoinOperator):
             before = self._fired
             self._set_watermark(timestamp)
             for window in self._due(before):
-                left, right = (self._rows_of(side, window) for side in (LEFT, RIGHT))
-                self._fire(left, right, self._grid.bounds(window)[1] - 1)
+                time = self._grid.bounds(window)[1] - 1
+                left, right = (self._not_fired(side, window, time) for side in (LEFT, RIGHT))
+                self._fire(left, right, time)
             for rows in self._rows:
                 assert self._first_kept is not None
                 rows.drop(self._first_kept)
+            if self._ahead is not None and self._ahead.caught_up(timestamp, self._bound()):
+                self._ahead = None
         self.output.emit_watermark(timestamp)
+
+    def _not_fired(self, side: int, window: int, time: int) -> pa.RecordBatch:
+        """The rows of a window that is due, but of key groups for which it had fired before a restore."""
+        rows = self._rows_of(side, window)
+        if self._ahead is None or not rows.num_rows:
+            return rows
+        return rows.filter(pa.array(self._ahead.not_fired(self._key_groups(side, rows), time)))
 
     def _set_watermark(self, timestamp: int) -> None:
         self._watermark = timestamp
@@ -157,16 +188,20 @@ class WindowedPair(JoinOperator):
 
     def _bound(self) -> int:
         """The time before which rows are late."""
-        assert self._first_kept is not None
+        if self._first_kept is None:
+            return WATERMARK_MIN
         return clamped(self._grid.pane_bounds(self._first_kept)[0])
 
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
-        gone_before = WATERMARK_MIN if self._first_kept is None else self._bound()
         own, groups = self.context.key_groups, self.context.max_parallelism
-        tables = {TIME: time_cut(own, self._watermark, (gone_before, gone_before))}
+        watermark: int | Index = self._watermark
+        gone_before: int | Index = self._bound()
+        if self._ahead is not None:
+            watermark, gone_before = self._ahead.now(own, self._watermark, self._bound())
+        tables = {TIME: time_cut(own, watermark, (gone_before, gone_before))}
         for side, name in enumerate(SIDES):
             tables[name] = _table(self._rows[side].cut(), self._columns, side, groups)
         return StateSnapshot(tables=tables)
@@ -178,6 +213,7 @@ class WindowedPair(JoinOperator):
     def restore(self, state: RestoredState) -> None:
         """Take over the rows that wait; how far time is, is the least of all own key groups."""
         restored = RestoredTimes(state)
+        self._ahead = Ahead.restored(restored, self.context.max_parallelism)
         if restored.watermark > WATERMARK_MIN:
             gone_before = max(restored.gone_before[LEFT], WATERMARK_MIN)
             if gone_before > WATERMARK_MIN:

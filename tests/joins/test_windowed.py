@@ -305,3 +305,71 @@ def test_small_batches_wait_in_large_pieces(fleet):
     running = running.restored(running.complete(running.cut()), 2)
     running.watermark(WATERMARK_MAX)
     assert sorted(row[1:3] for row in running.take()) == [(n, n) for n in range(600)]
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sliding"])
+@pytest.mark.parametrize("kind", ["full", "co-group"])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    before=st.tuples(rows_, rows_),
+    after=st.lists(st.tuples(rows_, rows_, st.integers(0, 15)), max_size=3),
+    watermarks=st.tuples(*[st.integers(-30, 30)] * 3),
+    lateness=st.sampled_from([0, 7]),
+    parallelism=st.integers(1, 2),
+)
+def test_subtasks_cut_at_different_times_go_on_together(
+    fleet, name, kind, before, after, watermarks, lateness, parallelism
+):
+    """As behind an unaligned checkpoint: nothing fires twice, and nothing is lost."""
+    window = window_of(name, lateness)
+    factory = (
+        partial(co_group, window) if kind == "co-group" else partial(WindowJoin, step(kind), window)
+    )
+    here = fleet(factory, KEYS, 3)
+    numbers = iter(range(10_000))
+
+    def push(running, rows):
+        for side in (0, 1):
+            for row in rows[side]:
+                running.process(side, batch(side, [row]))
+
+    def numbered(rows):
+        return tuple([(key, time, next(numbers)) for key, time in own] for own in rows)
+
+    push(here, numbered(before))
+    for operator, watermark in zip(here.operators, watermarks, strict=True):
+        operator.on_watermark(watermark)
+    for tag in ("rows", "late", "late_other"):
+        here.take(tag)
+    chains = here.complete(here.cut(), full=True)
+    there = here.restored(chains, parallelism)
+    now = min(watermarks)
+    for *rows, step_ in after:
+        new = numbered(rows)
+        now += step_
+        for running in (here, there):
+            push(running, new)
+            running.watermark(now)
+        for tag in ("rows", "late", "late_other"):
+            assert Counter(map(repr, there.take(tag))) == Counter(map(repr, here.take(tag)))
+        there = there.restored(there.complete(there.cut()), parallelism)
+    for running in (here, there):
+        running.watermark(WATERMARK_MAX)
+    assert Counter(map(repr, there.take())) == Counter(map(repr, here.take()))
+
+
+def test_what_fired_ahead_of_others_does_not_fire_again(fleet):
+    running = fleet(lambda: WindowJoin(step("inner"), sliding("10ms", "5ms")), KEYS, 2)
+    rows = [(n, 7, n) for n in range(8)]
+    for side in (0, 1):
+        running.process(side, batch(side, rows))
+    for operator, watermark in zip(running.operators, (9, 2), strict=True):
+        operator.on_watermark(watermark)
+    out = running.take()
+    assert 0 < len(out) < 8
+    again = running.restored(running.complete(running.cut()), 1)
+    again.watermark(WATERMARK_MAX)
+    expected = Counter((f"k{n}", n, n, end) for n in range(8) for end in (9, 14))
+    assert Counter(out + again.take()) == expected
