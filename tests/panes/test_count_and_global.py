@@ -80,7 +80,7 @@ def in_parts(start, make_batch, operator, batches, cut, parallelisms, keyed):
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "whole"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_count_windows_equal_record_by_record(start, make_batch, keyed, data):
     window = CountWindow(data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8)))
@@ -118,7 +118,7 @@ def test_a_snapshot_of_other_count_windows_is_refused(start, make_batch):
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "whole"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_global_windows_show_what_changed_and_all_at_the_end(start, make_batch, keyed, data):
     window = GlobalWindow(Early(0, data.draw(st.sampled_from([0, 1, 7]))))

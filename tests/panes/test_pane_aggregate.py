@@ -255,7 +255,7 @@ def check(start, make_batch, window, aggregates, keyed, history, cut, parallelis
 
 @pytest.mark.parametrize("aggregates", [EXACT, MIXED], ids=["exact", "mixed"])
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "whole"])
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_equals_record_by_record_over_snapshots_and_rescales(
     start, make_batch, keyed, aggregates, data

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,53 +15,20 @@ import pytest
 
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.clock import SystemClock
-from headgate.operators.elements import Batch
 from headgate.runtime.task.table_merge import merge_chain
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState
 
+_PATH = Path(__file__).parents[1] / "windows" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("windows_conftest", _PATH)
+assert _spec is not None
+assert _spec.loader is not None
+_windows = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _windows
+_spec.loader.exec_module(_windows)
+
 MAX_PARALLELISM = 8
-
-
-@dataclass
-class Recorder:
-    """An output and metrics in one: keeps `events` in order, and counters."""
-
-    events: list[tuple[str, Any]] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
-
-    def emit(self, batch: Batch) -> None:
-        self.events.append(("rows", batch))
-
-    def emit_side(self, tag: str, batch: Batch) -> None:
-        self.events.append((tag, batch))
-
-    def emit_watermark(self, timestamp: int) -> None:
-        self.events.append(("watermark", timestamp))
-
-    def counter(self, name: str) -> Any:
-        recorder = self
-
-        class Counter:
-            def inc(self, amount: int = 1) -> None:
-                recorder.counters[name] = recorder.counters.get(name, 0) + amount
-
-        return Counter()
-
-    def rows(self, kind: str = "rows") -> list[tuple[Any, ...]]:
-        """All rows that went out, as tuples, instants in ms, each with its timestamp at the end."""
-        found: list[tuple[Any, ...]] = []
-        for event, batch in self.events:
-            if event == kind:
-                for row, time in zip(
-                    batch.data.to_pylist(), batch.timestamps.tolist(), strict=True
-                ):
-                    found.append((*map(plain, row.values()), time))
-        return found
-
-
-def plain(value: Any) -> Any:
-    return round(value.timestamp() * 1000) if hasattr(value, "timestamp") else value
+Recorder = _windows.MillisecondsRecorder
 
 
 @dataclass

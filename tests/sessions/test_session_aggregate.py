@@ -143,7 +143,7 @@ def play(subtasks, owns, history, model):
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(random=st.randoms(use_true_random=True))
 def test_equals_record_by_record_over_snapshots_and_rescales(start, keyed, random):
     # One source of chance: examples that hypothesis varies from each other are too much alike.

@@ -229,7 +229,7 @@ FORMS = ["process", "aggregate", "evictor", "aggregate with evictor"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(random=st.randoms(use_true_random=True))
 def test_equals_a_list_per_window(world, form, random):
     # One source of chance: examples that hypothesis varies from each other are too much alike.

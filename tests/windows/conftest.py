@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,27 @@ class Recorder:
         found: list[tuple[Any, ...]] = []
         for event, batch in self.events:
             if event == kind:
-                records = (
-                    [tuple(row.values()) for row in batch.data.to_pylist()]
-                    if isinstance(batch, ColumnBatch)
-                    else [(record,) for record in batch.records]
-                )
                 times = batch.timestamps
                 stamps = [None] * len(batch) if times is None else times.tolist()
-                found += [(*row, t) for row, t in zip(records, stamps, strict=True)]
+                found += [(*row, t) for row, t in zip(self.records(batch), stamps, strict=True)]
         return found
+
+    def records(self, batch: Batch) -> list[tuple[Any, ...]]:
+        """The rows of a batch as tuples."""
+        if isinstance(batch, ColumnBatch):
+            return [tuple(row.values()) for row in batch.data.to_pylist()]
+        return [(record,) for record in batch.records]
+
+
+class MillisecondsRecorder(Recorder):
+    """The same; `rows` has instants as ms since 1970 UTC."""
+
+    def records(self, batch: Batch) -> list[tuple[Any, ...]]:
+        return [tuple(map(_milliseconds, row)) for row in super().records(batch)]
+
+
+def _milliseconds(value: Any) -> Any:
+    return round(value.timestamp() * 1_000) if isinstance(value, datetime) else value
 
 
 @dataclass

@@ -131,7 +131,7 @@ def results(harnesses, kind="rows"):
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-@quick
+@settings(max_examples=100, deadline=None)
 @given(window=windows, history=steps, cut=st.integers(0, 8), data=st.data())
 def test_equals_record_by_record_over_snapshots_and_rescales(
     start, keyed, window, history, cut, data
