@@ -84,15 +84,17 @@ Batch: TypeAlias = ColumnBatch | ObjectBatch
 
 
 def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
-    """Batches of the same columns, at least one, as one.
+    """Batches of the same columns, at least one, as one. In some of them a column may never be null.
 
     Raises:
         StateError: one batch cannot hold so much text.
     """
     if len(batches) == 1:
         return batches[0]
+    schema = pa.unify_schemas([batch.data.schema for batch in batches])
+    parts = [pa.RecordBatch.from_arrays(batch.data.columns, schema=schema) for batch in batches]
     try:
-        data = pa.concat_batches([batch.data for batch in batches])
+        data = pa.concat_batches(parts)
     except pa.ArrowInvalid as error:
         raise StateError(
             f"records cannot be put together into one batch reason=`{error}`",

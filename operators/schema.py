@@ -125,6 +125,21 @@ def same_columns(left: pa.Schema, right: pa.Schema) -> bool:
     return bool(left.names == right.names and left.types == right.types)
 
 
+def united(first: pa.Schema, *others: pa.Schema) -> pa.Schema:
+    """The same columns of several streams in one: what may be null in one of them may be null."""
+    found = first
+    for other in others:
+        for at, field in enumerate(other):
+            if field.nullable:
+                found = found.set(at, found.field(at).with_nullable(True))
+    return found
+
+
+def optional(schema: pa.Schema) -> pa.Schema:
+    """The same columns, of which each may be null."""
+    return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
+
+
 def difference(wanted: pa.Schema, found: pa.Schema) -> str:
     """In words, what is wrong with `found`; empty if it has the wanted columns, in any order."""
     problems = [f"no column `{n}`" for n in wanted.names if n not in found.names]

@@ -41,7 +41,7 @@ from .partitioning import (
 from .per_record import MAX_IN_FLIGHT
 from .process.sides import SideOutput
 from .required_name import named
-from .schema import SchemaLike, unknown_column
+from .schema import SchemaLike, united, unknown_column
 from .sessions.window import SessionWindow
 from .sink import Sink, SinkOperator
 from .source import REJECTED
@@ -264,6 +264,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
         streams = (self, *others)
         for other in others:
             self._check_union(other, origin)
+        schemas = [stream.schema for stream in streams if stream.schema is not None]
         node = Node(
             id=-1,
             name=name,
@@ -271,7 +272,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
             origin=origin,
             inputs=tuple(stream._input() for stream in streams),
             factory=UnionOperator,
-            schema=self.schema,
+            schema=united(*schemas) if schemas else None,
             row_type=self._row_type
             if all(stream._row_type is self._row_type for stream in streams)
             else None,

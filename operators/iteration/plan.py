@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from ...errors import PlanError
 from ..durations import Duration, format_duration, parse_duration
 from ..functions import check_plain
 from ..graph import Chaining, Node, Origin
-from ..schema import difference, same_columns
+from ..schema import difference, optional, same_columns
 from ..stream_base import StreamBase, check_parallelism
 from .conditions import matching
 from .head import IterationHead, IterationTail
@@ -35,7 +37,7 @@ def add_iterate(
 ) -> Stream[Any]:
     """The loop of `stream.iterate(...)`; returns the body's output."""
     wait_ms = parse_duration(wait, "wait of iterate", str(origin))
-    settings = LoopSettings(name, stream.schema, wait_ms)
+    settings = LoopSettings(name, _schema_in_loop(stream), wait_ms)
     detail = f"waits {format_duration(wait_ms)} at the end" if wait_ms else ""
     return _add(stream, body, settings, parallelism, detail, stream.has_event_time, origin)
 
@@ -57,7 +59,7 @@ def add_rounds(
             where=str(origin),
         )
     condition = None if while_any is None else matching(stream, while_any, name, origin)
-    settings = LoopSettings(name, stream.schema, rounds=Rounds(max_rounds, condition))
+    settings = LoopSettings(name, _schema_in_loop(stream), rounds=Rounds(max_rounds, condition))
     return _add(stream, body, settings, parallelism, f"at most {max_rounds} rounds", True, origin)
 
 
@@ -82,7 +84,7 @@ def _add(
             origin=origin,
             inputs=(stream._input(),),
             factory=partial(IterationHead, settings),
-            schema=stream.schema,
+            schema=settings.schema,
             row_type=stream._row_type,
             parallelism=parallelism,
             # Barriers leave it at once and come back later: no other operator may be cut with it.
@@ -105,7 +107,7 @@ def _add(
             origin=origin,
             inputs=(feedback._input(),),
             factory=IterationTail,
-            schema=stream.schema,
+            schema=settings.schema,
             parallelism=head.parallelism,
             feeds=head.id,
         )
@@ -117,6 +119,11 @@ def _add(
             fix="leave out the partitioning of the feedback stream, or give iterate parallelism=1",
         )
     return output
+
+
+def _schema_in_loop(stream: StreamBase[Any]) -> pa.Schema | None:
+    """What comes back may be null where the input is not."""
+    return None if stream.schema is None else optional(stream.schema)
 
 
 def _returned(
