@@ -19,9 +19,11 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, Usage
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..checkpoint_options import (
+    ALIGNED_TIMEOUT,
     CHECKPOINT_HISTORY,
     CHECKPOINT_INCREMENTAL,
     CHECKPOINT_TIMEOUT,
+    UNALIGNED,
 )
 from ..control.cluster import Cluster
 from ..control.link import Link
@@ -361,6 +363,8 @@ def _checkpoint_settings(spec: JobSpec, options: Options) -> CheckpointSettings:
         max_concurrent=settings.max_concurrent,
         tolerable_failures=settings.tolerable_failures,
         incremental=incremental,
+        unaligned=options.get(UNALIGNED),
+        aligned_timeout_ms=options.get(ALIGNED_TIMEOUT),
     )
 
 

@@ -23,6 +23,10 @@ class CheckpointSettings:
         max_concurrent: how many may be under way at once (a stop or final checkpoint goes on top).
         tolerable_failures: how many may fail in a row without failing the job.
         incremental: whether a checkpoint may build on the files of the one before.
+        unaligned: barriers overtake records. Then checkpoints are taken one at a time, and none beside a
+            savepoint, whose barriers stay in line: one would overtake the other's.
+        aligned_timeout_ms: with `unaligned`: barriers overtake only once a checkpoint is this old; 0: at
+            once.
     """
 
     interval_ms: int | None
@@ -31,6 +35,8 @@ class CheckpointSettings:
     max_concurrent: int = 1
     tolerable_failures: int = 0
     incremental: bool = True
+    unaligned: bool = False
+    aligned_timeout_ms: int = 0
 
     def __post_init__(self) -> None:
         at_least = {
@@ -39,6 +45,7 @@ class CheckpointSettings:
             "min_pause_ms": 0,
             "max_concurrent": 1,
             "tolerable_failures": 0,
+            "aligned_timeout_ms": 0,
         }
         for name, smallest in at_least.items():
             value = getattr(self, name)
@@ -55,5 +62,5 @@ class CheckpointSettings:
 
     @property
     def effective_max_concurrent(self) -> int:
-        """The limit, 1 if there is a pause to keep."""
-        return 1 if self.min_pause_ms else self.max_concurrent
+        """The limit, 1 if there is a pause to keep, or if barriers overtake records."""
+        return 1 if self.min_pause_ms or self.unaligned else self.max_concurrent

@@ -289,6 +289,8 @@ class CheckpointCoordinator(Generic[Payload]):
         self._next_id = CheckpointId(checkpoint_id + 1)
         if self._settings.incremental and not options.savepoint:
             options = replace(options, base=self._base)
+        if self._settings.unaligned:
+            options = self._overtaking(options, final=final)
         pending: PendingCheckpoint[Payload] = PendingCheckpoint(
             checkpoint_id,
             self._now_ms,
@@ -302,6 +304,19 @@ class CheckpointCoordinator(Generic[Payload]):
         if pending.ending:
             self._phase = Phase.ENDING
         self._out.append(Trigger(checkpoint_id, self._now_ms, pending.options))
+
+    def _overtaking(self, options: CheckpointOptions, *, final: bool) -> CheckpointOptions:
+        """How the barriers of a job's plain checkpoints travel; those of all others stay in line."""
+        if options.stop or final:
+            # Nothing waits any more that would be worth overtaking; and an older checkpoint whose barriers
+            # are still on their way would meet ours in any order.
+            for older in self._by_age():
+                if not older.savepoint and not older.publishing:
+                    self._abort(older, CheckpointFailure.SUBSUMED)
+        if options.stop or final or options.savepoint:
+            return options
+        timeout_ms = self._settings.aligned_timeout_ms
+        return replace(options, unaligned=not timeout_ms, aligned_timeout_ms=timeout_ms or None)
 
     def _fail(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         """Abort a checkpoint by its own fault, and draw the consequences for the job."""
@@ -396,7 +411,7 @@ class CheckpointCoordinator(Generic[Payload]):
             )
 
     def _trigger_due(self) -> None:
-        if self._savepoint_requests and not any(p.savepoint for p in self._pending.values()):
+        if self._savepoint_requests and self._may_trigger_savepoint():
             self._trigger(*self._savepoint_requests.popleft())
         while self._may_trigger() and self._requests:
             self._trigger(self._requests.popleft())
@@ -406,8 +421,15 @@ class CheckpointCoordinator(Generic[Payload]):
             self._next_periodic_ms = self._now_ms + interval_ms
             self._trigger(None)
 
+    def _may_trigger_savepoint(self) -> bool:
+        if self._settings.unaligned:
+            return not self._pending
+        return not any(pending.savepoint for pending in self._pending.values())
+
     def _may_trigger(self) -> bool:
         under_way = sum(not pending.savepoint for pending in self._pending.values())
+        if self._settings.unaligned and len(self._pending) > under_way:
+            return False
         concurrent = self._settings.effective_max_concurrent
         return self._phase is Phase.RUNNING and under_way < concurrent
 
