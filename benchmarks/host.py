@@ -17,8 +17,9 @@ from typing import Any
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # as in every worker process
 
+import nexmark_files
+import queries
 from metering import read_marks
-from queries import make_job
 
 from headgate.runtime.cluster.embedded import embedded_ray, prepare_environment
 from headgate.runtime.worker.process import tune_process
@@ -39,19 +40,28 @@ def _cluster(kind: str) -> Iterator[None]:
         yield
 
 
+def _job(request: dict[str, Any], directory: str) -> Any:
+    name, parallelism = request["query"], request["parallelism"]
+    if request.get("suite") == "nexmark":
+        return nexmark_files.make_job(
+            name, parallelism, request["data"], directory, request["sums"]
+        )
+    return queries.make_job(
+        name,
+        request["source"],
+        parallelism,
+        request["checkpoint"],
+        request["events"],
+        request["data"],
+        directory,
+        request["sums"],
+    )
+
+
 def run(request: dict[str, Any], cluster: str) -> dict[str, Any]:
     """Run one job and say how its steady part went."""
     with tempfile.TemporaryDirectory(prefix="hg-bench-") as directory:
-        job = make_job(
-            request["query"],
-            request["source"],
-            request["parallelism"],
-            request["checkpoint"],
-            request["events"],
-            request["data"],
-            directory,
-            request["sums"],
-        )
+        job = _job(request, directory)
         outcome = job.run(cluster=cluster)
         steady = read_marks(directory)
     return {

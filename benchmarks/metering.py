@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ WARM_SHARE = 0.25
 
 
 class MeteredSource(Source):
-    """Another source, watched."""
+    """Another source, watched. `name` tells it from the other sources of the job."""
 
-    def __init__(self, inner: Source, directory: str) -> None:
+    def __init__(self, inner: Source, directory: str, name: str = "source") -> None:
         self._inner = inner
         self._directory = directory
+        self._name = name
         self.schema = inner.schema
         self.row_type = inner.row_type
         self.bounded = inner.bounded
@@ -41,19 +42,23 @@ class MeteredSource(Source):
         return self._inner.splits(parallelism)
 
     def reader(self) -> SourceReader:
-        return _MeteredReader(self._inner.reader(), self._directory)
+        return _MeteredReader(self._inner.reader(), self._directory, self._name)
+
+    def configure(self, options: Mapping[str, str]) -> MeteredSource:
+        return MeteredSource(self._inner.configure(options), self._directory, self._name)
 
     def with_columns(self, columns: Sequence[str]) -> MeteredSource:
-        return MeteredSource(self._inner.with_columns(columns), self._directory)
+        return MeteredSource(self._inner.with_columns(columns), self._directory, self._name)
 
     def describe(self) -> str:
         return self._inner.describe()
 
 
 class _MeteredReader(SourceReader):
-    def __init__(self, inner: SourceReader, directory: str) -> None:
+    def __init__(self, inner: SourceReader, directory: str, name: str) -> None:
         self._inner = inner
         self._directory = directory
+        self._name = name
         self._marks: list[tuple[float, int, float]] = []
         self._rows = 0
         self._written = False
@@ -83,7 +88,7 @@ class _MeteredReader(SourceReader):
         if done and not self._written:
             self._written = True
             body = {"marks": self._marks, "rows": self._rows}
-            _write(self._directory, "source", self.context.subtask_index, body)
+            _write(self._directory, f"source-{self._name}", self.context.subtask_index, body)
         return done
 
     def snapshot(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What Flink needs to make the very rows of headgate's Nexmark generator: its pools, and a small jar."""
+"""What Flink needs for the very rows and queries of headgate's Nexmark: its pools, and a small jar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.connectors.nexmark import nexmark
 
 BLOCK_ROWS = 65_536
 EXTRA_BYTES = 60
-_JAVA = Path(__file__).with_name("java") / "Bids.java"
+_JAVA = sorted(Path(__file__).with_name("java").glob("*.java"))
 _SERVICE = "META-INF/services/org.apache.flink.table.factories.Factory"
 
 
@@ -43,14 +43,14 @@ def _missing(seed: int) -> None:
 
 
 def build_jar(jar: Path, flink_home: Path) -> None:
-    """Compile the table source. Needs a JDK; the classes of Flink are in `flink_home`/lib."""
+    """Compile the tables and functions. Needs a JDK; the classes of Flink are in `flink_home`/lib."""
     classes = jar.with_suffix(".classes")
     shutil.rmtree(classes, ignore_errors=True)
     (classes / _SERVICE).parent.mkdir(parents=True)
-    (classes / _SERVICE).write_text("Bids\n")
+    (classes / _SERVICE).write_text("Bids\nSide\n")
     classpath = f"{flink_home}/lib/*"
     subprocess.run(
-        ["javac", "-nowarn", "-proc:none", "-cp", classpath, "-d", str(classes), str(_JAVA)],
+        ["javac", "-nowarn", "-proc:none", "-cp", classpath, "-d", str(classes), *map(str, _JAVA)],
         check=True,
         stderr=subprocess.PIPE,
         text=True,

@@ -225,8 +225,10 @@ class ParquetReader:
         self._skip = split.position
         self._end = split.end or 0
         try:
-            # Pre-buffering joins the many small reads of columns into few large ones.
-            self._file = pq.ParquetFile(store.open_input_file(split.path), pre_buffer=True)
+            # Pre-buffering joins the many small reads of columns into few large ones. On a disk small
+            # ones cost less than memory for whole row groups.
+            remote = not isinstance(store, pafs.LocalFileSystem)
+            self._file = pq.ParquetFile(store.open_input_file(split.path), pre_buffer=remote)
             self._batches: Iterator[Any] = self._file.iter_batches(
                 batch_size=batch_rows, row_groups=[split.row_group], columns=schema.names,
                 use_threads=False,
