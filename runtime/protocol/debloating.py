@@ -62,7 +62,7 @@ class BufferDebloater:
             idle_ms: of it, without input.
             buffers_in_use: buffers that wait at the gate, or at its senders for room in it.
         """
-        throughput = self._measure(elapsed_ms - idle_ms, buffers_in_use)
+        throughput = self._measure(elapsed_ms - idle_ms, idle_ms, buffers_in_use)
         if throughput is None:
             return None
         settings, buffers = self._settings, max(1, buffers_in_use)
@@ -81,11 +81,13 @@ class BufferDebloater:
         average = self._average + self._alpha * (wanted - self._average)
         self._average = min(max(average, self._settings.size_min), self._settings.size_max)
 
-    def _measure(self, active_ms: float, buffers_in_use: int) -> int | None:
+    def _measure(self, active_ms: float, idle_ms: float, buffers_in_use: int) -> int | None:
         """Bytes per second; the last value where there was nothing to measure, None before the first."""
         size_bytes, self._bytes = self._bytes, 0
-        # Without records there may still be work, such as watermarks: it says nothing of throughput.
-        if active_ms >= ACTIVE_MIN_MS and (size_bytes or buffers_in_use):
+        # Without records there may still be work, such as watermarks, or mails while barriers are aligned:
+        # it says nothing of throughput. Only who has records and is busy with none of them is slow.
+        stuck = buffers_in_use > 0 and active_ms >= idle_ms
+        if active_ms >= ACTIVE_MIN_MS and (size_bytes or stuck):
             self._throughput = int(size_bytes * 1000 / active_ms)
         return self._throughput
 

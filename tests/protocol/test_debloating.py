@@ -70,9 +70,14 @@ def test_nothing_to_measure_keeps_the_last_throughput() -> None:
     debloater.consumed(2_000)
     debloater.period_over(200, 0, 10)
     assert debloater.time_to_consume_ms > 25_000
-    for idle_ms in (200, 199):  # no time at all, then a watermark's worth of it
-        debloater.period_over(200, idle_ms, 0)
-        assert 2_000 < debloater.time_to_consume_ms < 4_000
+    for idle_ms, buffers in (
+        (200, 0),  # no time at all
+        (199, 0),  # a watermark's worth of it
+        (0, 0),  # the end of a large window
+        (150, 10),  # channels are blocked, and there is mail
+    ):
+        debloater.period_over(200, idle_ms, buffers)
+        assert 2_000 < debloater.time_to_consume_ms / max(1, buffers) < 4_000
     debloater.period_over(200, 0, 10)
     assert debloater.time_to_consume_ms > 1_000_000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +150,23 @@ def test_nothing_is_lost_and_order_is_kept(runs: list[VirtualRun], kind: str) ->
     assert all(sender.buffer_size_bytes is not None for sender in made.senders)
     numbers_in = [row["n"] if kind == "columns" else row for row in sink.rows]
     assert numbers_in == list(range(rows))
+
+
+def test_two_workers_whose_sizes_change_all_the_time(tmp_path: Path) -> None:
+    """Over sockets, and in real time; how small buffers become is left to chance."""
+    job = hg.Job(
+        "restless",
+        parallelism=2,
+        options={
+            f"{DEBLOAT}.enabled": "true",
+            f"{DEBLOAT}.target": "1 ms",
+            f"{DEBLOAT}.period": "1 ms",
+            f"{DEBLOAT}.threshold-percentages": "1",
+        },
+    )
+    job.checkpoint(every="1h", storage=str(tmp_path))
+    sink = collect(guarantee="none")
+    read = job.read(numbers(20_000, batch_rows=500), name="in")
+    read.rebalance().filter(lambda n: n % 2 == 0, name="even").rebalance().write(sink, name="out")
+    job.run()
+    assert sorted(sink.rows) == list(range(0, 20_000, 2))

@@ -1,0 +1,65 @@
+"""What buffer debloating costs where nothing waits: `python benchmarks/debloating.py [rounds]`.
+
+The same job with and without it, in one process and in turns: rows per second of the process's CPU time
+in the best round of each, which is the one that other processes disturbed least. Above 1, debloating costs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from statistics import median
+
+import headgate as hg
+from headgate.connectors import blackhole, generator, numbers, pattern, random_int, sequence
+
+ROWS = {"numbers as columns": 6_000_000, "texts as columns": 3_000_000, "objects": 1_000_000}
+BATCH_ROWS = 8_192
+
+
+def job(kind: str, debloated: bool) -> hg.Job:
+    """Two shuffles between steps that do little, two subtasks each."""
+    enabled = {"taskmanager.network.memory.buffer-debloat.enabled": str(debloated).lower()}
+    job = hg.Job("debloating", parallelism=2, options=enabled)
+    job.checkpoint(every="1h", storage=tempfile.mkdtemp(prefix="hg-debloating-"))
+    rows = ROWS[kind]
+    if kind == "objects":
+        read = job.read(numbers(rows, batch_rows=BATCH_ROWS), name="in")
+        passed = read.rebalance().filter(lambda n: n >= 0, name="pass")
+    else:
+        fields = {"n": sequence(), "key": random_int(0, 1000)}
+        if kind.startswith("texts"):
+            fields["text"] = pattern("user-", distinct=1000)
+        read = job.read(generator(fields, rows=rows, batch_rows=BATCH_ROWS), name="in")
+        passed = read.rebalance().filter("n >= 0", name="pass")
+    passed.rebalance().write(blackhole(), name="out")
+    return job
+
+
+def cpu_seconds(kind: str, debloated: bool) -> float:
+    made = job(kind, debloated)
+    began = time.process_time()
+    made.run()
+    return time.process_time() - began
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 25
+    print("records               without       with          ratio  of medians")
+    for kind, rows in ROWS.items():
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(rounds):
+            for debloated in (False, True) if number % 2 else (True, False):
+                spent[debloated].append(cpu_seconds(kind, debloated))
+        without, with_ = min(spent[False]), min(spent[True])
+        medians = median(spent[True]) / median(spent[False])
+        print(
+            f"{kind:<20} {rows / without / 1e6:7.2f} M/s   {rows / with_ / 1e6:7.2f} M/s"
+            f"   {with_ / without:8.3f} {medians:8.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
