@@ -61,6 +61,11 @@ class BarrierOutlet:
         self._in_line.clear()
         self._settled.set()
 
+    def forget(self) -> None:
+        """Let go of what was overtaken: it is written, or not wanted."""
+        self.give_up()
+        self.overtaken = InFlightRecords()
+
     async def settled(self) -> None:
         """Wait until it is known what the barrier overtook here."""
         await self._settled.wait()

@@ -77,6 +77,11 @@ class InFlightCut:
         for outlet in self._outlets:
             yield "output", outlet.overtaken
 
+    def release(self) -> None:
+        """Hold nothing any longer: partitions remember their last barrier, not what it overtook."""
+        for outlet in self._outlets:
+            outlet.forget()
+
     def encode(self) -> tuple[list[StateHandle], bytes]:
         """All pieces, and where each lies in the bytes of all. Takes its time: for a thread."""
         handles: list[StateHandle] = []

@@ -253,6 +253,8 @@ class SnapshotRunner:
             env.reports.declined(checkpoint_id, reason.value, text)
             return
         finally:
+            if in_flight is not None:
+                in_flight.release()
             await writer.close()
         if not barrier.options.savepoint:
             self._book.acknowledged(checkpoint_id, result.written)

@@ -218,3 +218,16 @@ def test_where_barriers_keep_their_turn_none_is_urgent():
     assert gate.poll_urgent() is None
     assert isinstance(gate.poll()[1], ObjectBatch)
     assert isinstance(gate.poll()[1], CheckpointBarrier)
+
+
+def test_a_barrier_that_nobody_waits_for_any_more_stays_in_line():
+    lab = Lab(1, 0)
+    for _ in range(8):
+        lab.send(0)
+    outlet = BarrierOutlet(barrier(1, unaligned=False, timeout=5), lab.channels, [address(0)])
+    outlet.send()
+    outlet.forget()
+    outlet.overtake()
+    assert not outlet.overtaken
+    assert lab.gate.poll_urgent() is None
+    assert lab.channels[0].holds_barrier(1)
