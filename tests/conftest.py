@@ -17,6 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is a matter of how fast the machine is.
+settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headgate")
 
 AWS_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
