@@ -31,7 +31,7 @@ from .checkpoint_options import (
 from .control.messages import Event
 from .coordinator.job import JobOutcome
 from .explain import explain_plan
-from .job_spec import JobSpec
+from .job_spec import JobSpec, checkpoint_rules
 from .option_types import Option
 from .options import (
     CHAINING,
@@ -128,6 +128,7 @@ class Job(JobGraph):
         if options.is_set(MAX_PARALLELISM):
             self.max_parallelism = options.get(MAX_PARALLELISM)
         self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
+        checkpoint_rules(self.checkpoint_settings, options)  # raises here, and not on the cluster
         return options
 
     def spec(

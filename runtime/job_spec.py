@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from ..operators.graph import Graph
 from ..operators.settings import CheckpointSettings, RestartSettings
+from .checkpoint_options import (
+    ALIGNED_TIMEOUT,
+    CHECKPOINT_INCREMENTAL,
+    CHECKPOINT_MODE,
+    CHECKPOINT_TIMEOUT,
+    UNALIGNED,
+)
+from .options import Options
 from .plan import PhysicalPlan, make_plan
+from .protocol.checkpoint_settings import CheckpointSettings as CheckpointRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +57,27 @@ class JobSpec:
             max_parallelism=max_parallelism,
             chaining=self.chaining,
         )
+
+
+def checkpoint_rules(settings: CheckpointSettings | None, options: Options) -> CheckpointRules:
+    """When a job takes checkpoints, and how; without storage only savepoints, on request.
+
+    Raises:
+        OptionError: what is asked for does not go together.
+    """
+    incremental = options.get(CHECKPOINT_INCREMENTAL)
+    if settings is None:
+        return CheckpointRules(
+            None, timeout_ms=options.get(CHECKPOINT_TIMEOUT), incremental=incremental
+        )
+    return CheckpointRules(
+        interval_ms=settings.every_ms,
+        timeout_ms=settings.timeout_ms,
+        min_pause_ms=settings.min_pause_ms,
+        max_concurrent=settings.max_concurrent,
+        tolerable_failures=settings.tolerable_failures,
+        incremental=incremental,
+        exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
+        unaligned=options.get(UNALIGNED),
+        aligned_timeout_ms=options.get(ALIGNED_TIMEOUT),
+    )

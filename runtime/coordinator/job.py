@@ -19,16 +19,12 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, Usage
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..checkpoint_options import (
-    ALIGNED_TIMEOUT,
     CHECKPOINT_HISTORY,
-    CHECKPOINT_INCREMENTAL,
-    CHECKPOINT_TIMEOUT,
-    UNALIGNED,
 )
 from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello
-from ..job_spec import JobSpec
+from ..job_spec import JobSpec, checkpoint_rules
 from ..observe.metrics import MetricsRegistry
 from ..options import (
     HEARTBEAT_INTERVAL,
@@ -37,7 +33,6 @@ from ..options import (
     TAKEOVERS_WINDOW,
     Options,
 )
-from ..protocol.checkpoint_settings import CheckpointSettings
 from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failures import FailureKind
@@ -260,7 +255,7 @@ class JobCoordinator:
         self, log: JobLog | None, store: CheckpointStore | None, generation: int
     ) -> CheckpointDriver:
         protocol: CheckpointCoordinator[CheckpointAcked] = CheckpointCoordinator(
-            _checkpoint_settings(self.spec, self._options)
+            checkpoint_rules(self.spec.checkpoint, self._options)
         )
         checkpoint = self.spec.checkpoint
 
@@ -346,26 +341,6 @@ def _starts_fresh(spec: JobSpec, before: LogView) -> bool:
     if before.empty or before.run == spec.run:
         return False  # nothing to leave behind, or a takeover within the run
     return spec.fresh or bool(spec.restore_from) or _finished(before)
-
-
-def _checkpoint_settings(spec: JobSpec, options: Options) -> CheckpointSettings:
-    """When this job takes checkpoints; without storage only savepoints, on request."""
-    incremental = options.get(CHECKPOINT_INCREMENTAL)
-    settings = spec.checkpoint
-    if settings is None:
-        return CheckpointSettings(
-            None, timeout_ms=options.get(CHECKPOINT_TIMEOUT), incremental=incremental
-        )
-    return CheckpointSettings(
-        interval_ms=settings.every_ms,
-        timeout_ms=settings.timeout_ms,
-        min_pause_ms=settings.min_pause_ms,
-        max_concurrent=settings.max_concurrent,
-        tolerable_failures=settings.tolerable_failures,
-        incremental=incremental,
-        unaligned=options.get(UNALIGNED),
-        aligned_timeout_ms=options.get(ALIGNED_TIMEOUT),
-    )
 
 
 async def _sweep(store: CheckpointStore, log: JobLog) -> None:

@@ -26,16 +26,6 @@ from .alignment_decisions import (
 from .failures import CheckpointFailure
 from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 
-__all__ = [
-    "AbortCheckpoint",
-    "AlignedBarrierHandler",
-    "AlignmentDecision",
-    "Block",
-    "ForwardCancel",
-    "TriggerSnapshot",
-    "UnblockAll",
-]
-
 
 @final
 class AlignedBarrierHandler:

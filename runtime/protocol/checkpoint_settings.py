@@ -1,4 +1,17 @@
-"""When checkpoints are taken, and how many may fail."""
+"""When checkpoints are taken, how, and how many may fail.
+
+With *unaligned* checkpoints a checkpoint and a savepoint are never under way together, either waits for
+the other: the barrier of a newer checkpoint would overtake that of an older savepoint, which subtasks
+would then give up. Savepoints and the last checkpoint of a job are always aligned. The last one, or the
+savepoint in front of it, is triggered at once all the same: it subsumes an unaligned one under way then
+and there. That one could do no harm (it is older, so its barrier stays in front on every channel), but a
+subtask that reads the last one's barrier on some channel first would give it up in any case.
+
+Not as features.md 3.10 says: the first periodic checkpoint comes one interval after the start, not after
+a part of it by chance (a coordinator has one job, so jobs do not start in step). Old checkpoints that are
+still being deleted hold no trigger up: one trim runs at a time, and what it leaves the next one deletes.
+The plan of a checkpoint is always all subtasks: finished ones take part until the job ends.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from ...errors import OptionError
+from ...operators.elements import CheckpointOptions
 
 INTERVAL_MS_MIN = 10
 
@@ -13,7 +27,7 @@ INTERVAL_MS_MIN = 10
 @final
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """When checkpoints are taken, and how many may fail.
+    """When checkpoints are taken, how, and how many may fail.
 
     Attributes:
         interval_ms: time between two triggers; None: only on request.
@@ -23,10 +37,10 @@ class CheckpointSettings:
         max_concurrent: how many may be under way at once (a stop or final checkpoint goes on top).
         tolerable_failures: how many may fail in a row without failing the job.
         incremental: whether a checkpoint may build on the files of the one before.
-        unaligned: barriers overtake records. Then checkpoints are taken one at a time, and none beside a
-            savepoint, whose barriers stay in line: one would overtake the other's.
-        aligned_timeout_ms: with `unaligned`: barriers overtake only once a checkpoint is this old; 0: at
-            once.
+        exactly_once: channels wait for each other's barriers, or capture what those overtake.
+        unaligned: barriers overtake records, except those of savepoints and of a job's last checkpoint.
+        aligned_timeout_ms: of unaligned ones: barriers stay in line until a checkpoint is this old; 0:
+            they overtake at once.
     """
 
     interval_ms: int | None
@@ -35,6 +49,7 @@ class CheckpointSettings:
     max_concurrent: int = 1
     tolerable_failures: int = 0
     incremental: bool = True
+    exactly_once: bool = True
     unaligned: bool = False
     aligned_timeout_ms: int = 0
 
@@ -55,6 +70,34 @@ class CheckpointSettings:
                     fix=f"use at least {smallest}",
                 )
 
+        if self.unaligned:
+            self._check_unaligned()
+
+    def _check_unaligned(self) -> None:
+        if not self.exactly_once:
+            raise OptionError(
+                "unaligned checkpoints are exactly-once "
+                "execution.checkpointing.unaligned.enabled=`true` "
+                "execution.checkpointing.mode=`AT_LEAST_ONCE`",
+                fix="leave out one of the two",
+            )
+        if self.max_concurrent > 1:
+            raise OptionError(
+                "unaligned checkpoints are taken one at a time "
+                "execution.checkpointing.unaligned.enabled=`true` "
+                f"execution.checkpointing.max-concurrent-checkpoints=`{self.max_concurrent}`",
+                fix="leave out one of the two; job.checkpoint(max_concurrent=...) is the second, too",
+            )
+
+    @property
+    def plain_options(self) -> CheckpointOptions:
+        """How a checkpoint is taken that is neither a savepoint nor a job's last."""
+        if not self.unaligned:
+            return CheckpointOptions()
+        if self.aligned_timeout_ms == 0:
+            return CheckpointOptions(unaligned=True)
+        return CheckpointOptions(aligned_timeout_ms=self.aligned_timeout_ms)
+
     @property
     def effective_interval_ms(self) -> int | None:
         """The interval, raised to the minimum pause."""
@@ -62,5 +105,5 @@ class CheckpointSettings:
 
     @property
     def effective_max_concurrent(self) -> int:
-        """The limit, 1 if there is a pause to keep, or if barriers overtake records."""
-        return 1 if self.min_pause_ms or self.unaligned else self.max_concurrent
+        """The limit, 1 if there is a pause to keep."""
+        return 1 if self.min_pause_ms else self.max_concurrent

@@ -10,6 +10,8 @@ was triggered, in the lineage of this attempt. Whoever deletes old checkpoints a
 A *savepoint* goes through the same phases but belongs to the user: it is written in full, it subsumes
 nothing and is no base, its failure counts for nothing, and nobody is told that it completed except who
 asked. A job that stops with a savepoint takes its last checkpoint behind it.
+
+What unaligned checkpoints change, and what is not as in 3.10, is in `checkpoint_settings.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Generic, final
 
 from ...errors import check
 from ...operators.elements import CheckpointOptions
+from .aborted_checkpoints import AbortedCheckpoints
 from .checkpoint_decisions import (
     CheckpointDecision,
     Discard,
@@ -28,7 +31,6 @@ from .checkpoint_decisions import (
     NotifyAborted,
     NotifyComplete,
     Payload,
-    Publish,
     RequestDone,
     RequestFailed,
     RequestToken,
@@ -36,16 +38,13 @@ from .checkpoint_decisions import (
     WakeAt,
 )
 from .checkpoint_phase import Phase
+from .checkpoint_requests import CheckpointRequests
 from .checkpoint_settings import CheckpointSettings
 from .failures import CheckpointFailure
 from .ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from .pending_checkpoint import PendingCheckpoint
 
-REQUESTS_WAITING_MAX = 1000
-ABORTED_REMEMBERED_MAX = 16
-"""Aborted checkpoints whose late acknowledgements are still recognised, and their files deleted."""
 STORY_EVENTS_MAX = 64
-_PLAIN = CheckpointOptions()
 
 
 @final
@@ -64,9 +63,8 @@ class CheckpointCoordinator(Generic[Payload]):
         self._subtasks: frozenset[SubtaskId] = frozenset()
         self._next_id = CheckpointId(1)
         self._pending: dict[CheckpointId, PendingCheckpoint[Payload]] = {}
-        self._requests: deque[RequestToken] = deque()
-        self._savepoint_requests: deque[tuple[RequestToken, CheckpointOptions]] = deque()
-        self._aborted: dict[CheckpointId, CheckpointOptions] = {}
+        self._requests = CheckpointRequests()
+        self._aborted = AbortedCheckpoints()
         self._base = NO_CHECKPOINT
         self._last_completed = NO_CHECKPOINT
         self._last_failed = NO_CHECKPOINT
@@ -173,13 +171,15 @@ class CheckpointCoordinator(Generic[Payload]):
             self._out.append(RequestFailed(token, CheckpointFailure.NOT_ALL_RUNNING))
         elif stop or final:
             self._refuse_requests(CheckpointFailure.STOPPING)
+            if self._settings.unaligned:
+                self._subsume_older_than(self._next_id)
             self._trigger(token, options, final=final)
-        elif len(self._requests) + len(self._savepoint_requests) >= REQUESTS_WAITING_MAX:
+        elif self._requests.full:
             self._out.append(RequestFailed(token, CheckpointFailure.TOO_MANY_REQUESTS))
         elif savepoint:
-            self._savepoint_requests.append((token, options))
+            self._requests.add_savepoint(token, options)
         else:
-            self._requests.append(token)
+            self._requests.add_checkpoint(token)
         return self._decisions()
 
     # -- events: subtasks ---------------------------------------------------------------------------
@@ -192,8 +192,7 @@ class CheckpointCoordinator(Generic[Payload]):
         pending = self._pending.get(checkpoint_id)
         if pending is None:
             # Not if the id is merely unknown: it may be complete, and the files in use.
-            if checkpoint_id in self._aborted:
-                options = self._aborted[checkpoint_id]
+            if (options := self._aborted.options_of(checkpoint_id)) is not None:
                 self._out.append(Discard(checkpoint_id, options, (payload,)))
         elif subtask in pending.missing:
             pending.missing.remove(subtask)
@@ -244,9 +243,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._out.append(NotifyComplete(checkpoint_id))
         if pending.token is not None:
             self._out.append(RequestDone(pending.token, checkpoint_id))
-        for older in self._by_age():
-            if older.checkpoint_id < checkpoint_id and not older.savepoint:
-                self._abort(older, CheckpointFailure.SUBSUMED)
+        self._subsume_older_than(checkpoint_id)
         if pending.ending:
             self._phase = Phase.ENDED
 
@@ -280,7 +277,7 @@ class CheckpointCoordinator(Generic[Payload]):
     def _trigger(
         self,
         token: RequestToken | None,
-        options: CheckpointOptions = _PLAIN,
+        options: CheckpointOptions,
         *,
         final: bool = False,
         after_savepoint: bool = False,
@@ -289,8 +286,6 @@ class CheckpointCoordinator(Generic[Payload]):
         self._next_id = CheckpointId(checkpoint_id + 1)
         if self._settings.incremental and not options.savepoint:
             options = replace(options, base=self._base)
-        if self._settings.unaligned:
-            options = self._overtaking(options, final=final)
         pending: PendingCheckpoint[Payload] = PendingCheckpoint(
             checkpoint_id,
             self._now_ms,
@@ -304,19 +299,6 @@ class CheckpointCoordinator(Generic[Payload]):
         if pending.ending:
             self._phase = Phase.ENDING
         self._out.append(Trigger(checkpoint_id, self._now_ms, pending.options))
-
-    def _overtaking(self, options: CheckpointOptions, *, final: bool) -> CheckpointOptions:
-        """How the barriers of a job's plain checkpoints travel; those of all others stay in line."""
-        if options.stop or final:
-            # Nothing waits any more that would be worth overtaking; and an older checkpoint whose barriers
-            # are still on their way would meet ours in any order.
-            for older in self._by_age():
-                if not older.savepoint and not older.publishing:
-                    self._abort(older, CheckpointFailure.SUBSUMED)
-        if options.stop or final or options.savepoint:
-            return options
-        timeout_ms = self._settings.aligned_timeout_ms
-        return replace(options, unaligned=not timeout_ms, aligned_timeout_ms=timeout_ms or None)
 
     def _fail(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         """Abort a checkpoint by its own fault, and draw the consequences for the job."""
@@ -354,6 +336,11 @@ class CheckpointCoordinator(Generic[Payload]):
         self._next_periodic_ms = None
         self._phase = Phase.IDLE
 
+    def _subsume_older_than(self, checkpoint_id: CheckpointId) -> None:
+        for older in self._by_age():
+            if older.checkpoint_id < checkpoint_id and not (older.savepoint or older.publishing):
+                self._abort(older, CheckpointFailure.SUBSUMED)
+
     def _abort(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         del self._pending[pending.checkpoint_id]
         # Once the entry of a checkpoint may exist its files may be in use, whatever we believe.
@@ -363,9 +350,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._refuse(pending, reason)
 
     def _discard(self, pending: PendingCheckpoint[Payload]) -> None:
-        self._aborted[pending.checkpoint_id] = pending.options
-        if len(self._aborted) > ABORTED_REMEMBERED_MAX:
-            del self._aborted[next(iter(self._aborted))]
+        self._aborted.add(pending.checkpoint_id, pending.options)
         if pending.acks:
             payloads = tuple(pending.acks[subtask] for subtask in sorted(pending.acks))
             self._out.append(Discard(pending.checkpoint_id, pending.options, payloads))
@@ -377,10 +362,8 @@ class CheckpointCoordinator(Generic[Payload]):
             pending.token = None
 
     def _refuse_requests(self, reason: CheckpointFailure) -> None:
-        waiting = [*self._requests, *(token for token, _ in self._savepoint_requests)]
-        self._out.extend(RequestFailed(token, reason) for token in waiting)
+        self._out.extend(RequestFailed(token, reason) for token in self._requests.tokens)
         self._requests.clear()
-        self._savepoint_requests.clear()
 
     # -- after every event --------------------------------------------------------------------------
 
@@ -402,34 +385,29 @@ class CheckpointCoordinator(Generic[Payload]):
             if pending.missing or pending.publishing or (busy and not pending.savepoint):
                 continue
             busy = busy or not pending.savepoint
-            pending.publishing = True
-            acks = {subtask: pending.acks[subtask] for subtask in sorted(pending.acks)}
-            self._out.append(
-                Publish(
-                    pending.checkpoint_id, pending.trigger_ms, pending.options, pending.final, acks
-                )
-            )
+            self._out.append(pending.publish())
 
     def _trigger_due(self) -> None:
-        if self._savepoint_requests and self._may_trigger_savepoint():
-            self._trigger(*self._savepoint_requests.popleft())
-        while self._may_trigger() and self._requests:
-            self._trigger(self._requests.popleft())
+        plain = self._settings.plain_options
+        if self._may_trigger_savepoint() and (asked := self._requests.next_savepoint()):
+            self._trigger(*asked)
+        while self._may_trigger() and (token := self._requests.next_checkpoint()) is not None:
+            self._trigger(token, plain)
         due_ms = self._periodic_due_ms()
         interval_ms = self._settings.effective_interval_ms
         if interval_ms is not None and due_ms is not None and due_ms <= self._now_ms:
             self._next_periodic_ms = self._now_ms + interval_ms
-            self._trigger(None)
+            self._trigger(None, plain)
 
     def _may_trigger_savepoint(self) -> bool:
-        if self._settings.unaligned:
-            return not self._pending
-        return not any(pending.savepoint for pending in self._pending.values())
+        alone = self._settings.unaligned
+        return not any(pending.savepoint or alone for pending in self._pending.values())
 
     def _may_trigger(self) -> bool:
-        under_way = sum(not pending.savepoint for pending in self._pending.values())
-        if self._settings.unaligned and len(self._pending) > under_way:
+        savepoints = sum(pending.savepoint for pending in self._pending.values())
+        if savepoints and self._settings.unaligned:
             return False
+        under_way = len(self._pending) - savepoints
         concurrent = self._settings.effective_max_concurrent
         return self._phase is Phase.RUNNING and under_way < concurrent
 
@@ -486,8 +464,11 @@ class CheckpointCoordinator(Generic[Payload]):
             everyone = pending.missing | pending.acks.keys()
             self._check(everyone == self._subtasks, "a subtask is unaccounted for", id=id_)
             self._check(not (pending.publishing and pending.missing), "published early", id=id_)
-            self._check(id_ not in self._aborted, "both pending and aborted", id=id_)
+            self._check(self._aborted.options_of(id_) is None, "both pending and aborted", id=id_)
             base = pending.options.base
+            plain = not (pending.savepoint or pending.ending)
+            overtakes = plain and self._settings.unaligned
+            self._check(pending.options.may_overtake == overtakes, "wrong kind of barrier", id=id_)
             self._check(base <= self._base and base < id_, "a base that is not complete", id=id_)
         checkpoints = [p for p in self._pending.values() if not p.savepoint]
         savepoints = [p for p in self._pending.values() if p.savepoint]
@@ -495,26 +476,23 @@ class CheckpointCoordinator(Generic[Payload]):
         ready = [p for p in checkpoints if not p.missing]
         ending = [p.checkpoint_id for p in self._pending.values() if p.ending]
         self._check(len(publishing) == min(1, len(ready)), "not exactly one ready one publishing")
-        self._check(
-            all(p.publishing != bool(p.missing) for p in savepoints),
-            "a savepoint waits for nothing",
-        )
-        self._check(self._last_completed not in self._aborted, "both completed and aborted")
+        idle = [p for p in savepoints if p.publishing == bool(p.missing)]
+        self._check(not idle, "a savepoint waits for nothing")
+        self._check(not self._aborted.options_of(self._last_completed), "completed and aborted")
         if self._phase is Phase.IDLE:
-            self._check(
-                all(p.publishing for p in self._pending.values()), "pending without a running job"
-            )
+            left = [p for p in self._pending.values() if not p.publishing]
+            self._check(not left, "pending without a running job")
         else:
             self._check((self._phase is Phase.ENDING) == bool(ending), "ending without its reason")
-            self._check(
-                ending in ([], [self._next_id - 1]), "the last checkpoint is not the newest"
-            )
+            newest = self._next_id - 1
+            self._check(all(id_ == newest for id_ in ending), "the last one is not the newest")
             limit = self._settings.effective_max_concurrent + len(ending)
             self._check(len(checkpoints) <= limit, "too many checkpoints at once")
             self._check(len(savepoints) <= 1 + len(ending), "too many savepoints at once")
         if self._phase is not Phase.RUNNING:
-            waiting = self._requests or self._savepoint_requests
-            self._check(not waiting, "requests wait for nothing")
+            self._check(not self._requests, "requests wait for nothing")
+        elif self._settings.unaligned:
+            self._check(not (checkpoints and savepoints), "a barrier may overtake a savepoint's")
         tolerable = self._settings.tolerable_failures
         self._check(self._failures_in_a_row <= tolerable, "failures beyond what is tolerable")
         self._check(not self._out, "decisions were left behind")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, final
 
 from ...operators.elements import CheckpointOptions
-from .checkpoint_decisions import Payload, RequestToken
+from .checkpoint_decisions import Payload, Publish, RequestToken
 from .ids import CheckpointId, SubtaskId
 
 
@@ -35,3 +35,9 @@ class PendingCheckpoint(Generic[Payload]):
     def ending(self) -> bool:
         """It is the last one of the job, or of this run of it."""
         return self.final or self.options.stop
+
+    def publish(self) -> Publish[Payload]:
+        """All subtasks acknowledged: what is to be made durable."""
+        self.publishing = True
+        acks = {subtask: self.acks[subtask] for subtask in sorted(self.acks)}
+        return Publish(self.checkpoint_id, self.trigger_ms, self.options, self.final, acks)

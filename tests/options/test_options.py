@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import headgate as hg
+from headgate.connectors import blackhole, from_list
 from headgate.errors import OptionError
 from headgate.runtime import checkpoint_options, options
 from headgate.runtime.options import OPTIONS, Options, find_option, markdown
@@ -173,3 +175,13 @@ def test_the_docs_are_current() -> None:
 def test_the_module_prints_the_docs() -> None:
     command = [sys.executable, "-m", "headgate.runtime.options"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == markdown()
+
+
+def test_unaligned_checkpoints_and_a_limit_set_by_the_program_do_not_go_together(
+    tmp_path: Path,
+) -> None:
+    job = hg.Job("job", options={"execution.checkpointing.unaligned.enabled": "true"})
+    job.read(from_list([{"a": 1}]), name="in").write(blackhole(), name="out")
+    job.checkpoint(every="1s", storage=str(tmp_path), max_concurrent=2)
+    with pytest.raises(OptionError, match="max-concurrent-checkpoints=`2`"):
+        job.spec()

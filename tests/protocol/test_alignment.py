@@ -10,9 +10,9 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.alignment import (
+from headgate.runtime.protocol.alignment import AlignedBarrierHandler
+from headgate.runtime.protocol.alignment_decisions import (
     AbortCheckpoint,
-    AlignedBarrierHandler,
     Block,
     ForwardCancel,
     TriggerSnapshot,

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.errors import InternalError, OptionError
 from headgate.operators.elements import CheckpointOptions
-from headgate.runtime.protocol import checkpoints
+from headgate.runtime.protocol import checkpoint_requests
 from headgate.runtime.protocol.checkpoint_decisions import (
     Discard,
     FailJob,
@@ -222,7 +222,7 @@ def test_requests_wait_their_turn_ahead_of_the_periodic_one() -> None:
 
 
 def test_the_queue_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "REQUESTS_WAITING_MAX", 1)
+    monkeypatch.setattr(checkpoint_requests, "REQUESTS_WAITING_MAX", 1)
     job = Harness()
     job.tick(100)
     job.request(110, token="a")
