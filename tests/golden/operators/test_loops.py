@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 from golden_input import ORDERS, Order, row
 
 import headgate as hg
@@ -42,6 +43,34 @@ def test_records_that_go_round(golden: Any) -> None:
         lambda orders, rates: orders.iterate(countdown, name="x"),
         rows=[
             row(msgspec.structs.replace(order, amount=order.amount - turn, tip=turn))
+            for order in ORDERS
+            for turn in range(1, max(1, order.amount) + 1)
+        ],
+    )
+
+
+def quickly(stream: Any) -> tuple[Any, Any]:
+    less = stream.select("id", "ad", "amount - 1 AS amount", "tip", "at", name="less")
+    return less.filter("amount > 0", name="more"), less
+
+
+QUICK = {
+    "each its own way": ("", lambda orders: orders.iterate(quickly, name="x")),
+    "in rounds": (
+        ", maxRounds: 99",
+        lambda orders: orders.iterate_rounds(quickly, name="x", max_rounds=99),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "twin"), QUICK.values(), ids=QUICK)
+def test_what_comes_back_waits_in_the_head(golden: Any, text: str, twin: Any) -> None:
+    """While a barrier is in the loop, or until the first round is over: until the input ends."""
+    golden(
+        f'x: {{from: orders, iterate: {{body: "HERE:quickly"{text}}}}}',
+        lambda orders, rates: twin(orders),
+        rows=[
+            row(msgspec.structs.replace(order, amount=order.amount - turn))
             for order in ORDERS
             for turn in range(1, max(1, order.amount) + 1)
         ],
