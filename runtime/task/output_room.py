@@ -44,9 +44,10 @@ class OutputRoom:
 
         None while no receiver wants small buffers, or nothing is known of what a row sends.
         """
-        fitting = [
-            rows_within(room, sent / self._rows)
-            for partition, sent in zip(self._partitions, self._sent, strict=True)
-            if (room := partition.debloated_bytes) is not None and sent >= 1
-        ]
-        return min(fitting, default=None)
+        fitting: int | None = None
+        for partition, sent in zip(self._partitions, self._sent, strict=True):
+            room = partition.debloated_bytes
+            if room is not None and sent >= 1:
+                rows = rows_within(room, sent / self._rows)
+                fitting = rows if fitting is None else min(fitting, rows)
+        return fitting
