@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+from .dead_letters import OnErrorLike
 from .graph import Origin
 from .origin import capture_origin
 from .partitioning import Broadcast
@@ -62,7 +63,12 @@ class ConnectedStreams(Generic[T, U]):
 
     @named("stateful step", _STATE)
     def process(
-        self, function: CoProcess[Any, T, U, Out], *, name: str, into: SchemaLike | None = None
+        self,
+        function: CoProcess[Any, T, U, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
     ) -> Stream[Out]:
         """Call a function with shared keyed state for each record of both streams.
 
@@ -70,8 +76,11 @@ class ConnectedStreams(Generic[T, U]):
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects.
+            on_error: what becomes of records and timers for which it raises, as for `KeyedStream.process`.
         """
-        return add_connected(self._first, self._second, function, name, into, capture_origin())
+        return add_connected(
+            self._first, self._second, function, name, into, on_error, capture_origin()
+        )
 
 
 class BroadcastConnected(Generic[T, U]):
@@ -94,6 +103,7 @@ class BroadcastConnected(Generic[T, U]):
         *,
         name: str,
         into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
     ) -> Stream[Out]:
         """Call a function for each keyed record, and in every subtask for each broadcast record.
 
@@ -101,5 +111,8 @@ class BroadcastConnected(Generic[T, U]):
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects.
+            on_error: what becomes of records and timers for which it raises, as for `KeyedStream.process`.
         """
-        return add_broadcast(self._keyed, self._broadcast, function, name, into, capture_origin())
+        return add_broadcast(
+            self._keyed, self._broadcast, function, name, into, on_error, capture_origin()
+        )

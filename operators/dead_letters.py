@@ -63,6 +63,8 @@ class FailedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where the step was written: `file:line`."""
     event_time: datetime | None
     """Of the record, if the stream has event time; None beyond the years 1 to 9999."""
+    key: Any = None
+    """Of a process function: the key of the record or timer."""
 
 
 def checked_on_error(given: object, origin: Origin) -> OnError:
@@ -129,15 +131,26 @@ class DeadLetters:
         self._failed = context.metrics.counter(FAILED_COUNTER)
         self._dropped = context.metrics.counter(DROPPED_COUNTER)
 
-    def take(self, records: Batch, errors: Sequence[BaseException]) -> None:
-        """Handle records as they came to the operator, and what was raised for each."""
+    def take(
+        self,
+        records: Batch,
+        errors: Sequence[BaseException],
+        keys: Sequence[Any] | None = None,
+    ) -> None:
+        """Handle records as they came to the operator, and what was raised for each.
+
+        Args:
+            records: with columns if `.failed` has columns.
+            errors: one for each.
+            keys: likewise, of Python objects.
+        """
         self._failed.inc(len(errors))
         if self._policy.then == "drop":
             self._dropped.inc(len(errors))
         elif isinstance(records, ColumnBatch):
             self._output.emit_side(FAILED, self._columns(records, errors))
         else:
-            self._output.emit_side(FAILED, self._objects(records, errors))
+            self._output.emit_side(FAILED, self._objects(records, errors, keys))
 
     def _columns(self, records: ColumnBatch, errors: Sequence[BaseException]) -> ColumnBatch:
         data, times = records.data, records.timestamps
@@ -154,7 +167,9 @@ class DeadLetters:
         columns[-1] = columns[-1].cast(schema.field("event_time").type)
         return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema), times)
 
-    def _objects(self, records: ObjectBatch, errors: Sequence[BaseException]) -> ObjectBatch:
+    def _objects(
+        self, records: ObjectBatch, errors: Sequence[BaseException], keys: Sequence[Any] | None
+    ) -> ObjectBatch:
         times = records.timestamps
         moments: list[datetime | None] = [None] * len(errors)
         if times is not None:
@@ -167,8 +182,11 @@ class DeadLetters:
                 operator=self._step,
                 origin=self._origin,
                 event_time=moment,
+                key=key,
             )
-            for record, error, moment in zip(records.records, errors, moments, strict=True)
+            for record, error, moment, key in zip(
+                records.records, errors, moments, keys or [None] * len(errors), strict=True
+            )
         ]
         return ObjectBatch(letters, times)
 

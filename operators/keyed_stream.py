@@ -95,14 +95,6 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             stream, "reduce", name, origin, operator, self._keyed_by, stream.schema, row_type
         )
 
-    @overload
-    def process(
-        self, function: KeyedProcess[Any, T, Out], *, name: str, into: SchemaLike | None = None
-    ) -> Stream[Out]: ...
-    @overload
-    def process(
-        self, function: KeyedBatchProcess[Any, T, Out], *, name: str, into: SchemaLike | None = None
-    ) -> Stream[Out]: ...
     @named("stateful step", _STATE)
     def process(
         self,
@@ -110,6 +102,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         *,
         name: str,
         into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
     ) -> Stream[Out]:
         """Call a function with keyed state and timers for each record, or for each batch.
 
@@ -120,8 +113,12 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects, or, of a
                 `KeyedBatchProcess`, have the columns of this stream.
+            on_error: what becomes of records and timers for which it raises, as for `map`; what it changed
+                and made of them is taken back. `.failed` has Python objects.
         """
-        return add_keyed(self._stream, self._keyed_by, function, name, into, capture_origin())
+        return add_keyed(
+            self._stream, self._keyed_by, function, name, into, on_error, capture_origin()
+        )
 
     @named("async step", "the records it has calls under way for are stored under this name")
     def map_async(

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, ForwardRef, Generic, Literal, Self, TypeVar, g
 
 from ..errors import PlanError
 from .codecs import Codec, codec_of
-from .keyed.base import KeyedBackend, TableSpec
+from .keyed.base import Tables, TableSpec
 from .keyed.canonical import Layout
 from .keyed.handles import (
     AggregateFunction,
@@ -160,15 +160,15 @@ class KeyedState(StateDescriptor):
         )
         return TableSpec(self.name, layout, ttl_ms, self.version, self.migrate)
 
-    def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> Any:
+    def handle(self, backend: Tables, expiry: Expiry | None) -> Any:
         """What the user's function holds."""
         raise NotImplementedError
 
-    def _values(self, backend: KeyedBackend, expiry: Expiry | None) -> Any:
+    def _values(self, backend: Tables, expiry: Expiry | None) -> Any:
         table = backend.value_table(self.name)
         return table if expiry is None else TtlValueTable(table, expiry)
 
-    def _entries(self, backend: KeyedBackend, expiry: Expiry | None) -> Any:
+    def _entries(self, backend: Tables, expiry: Expiry | None) -> Any:
         table = backend.entry_table(self.name)
         return table if expiry is None else TtlEntryTable(table, expiry)
 
@@ -207,7 +207,7 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
                 raise PlanError(f"default of state `{self.name}`: {error}") from error
         return spec
 
-    def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> ValueHandle[T]:
+    def handle(self, backend: Tables, expiry: Expiry | None) -> ValueHandle[T]:
         codec = backend.specs[self.name].layout.value
         return ValueHandle(self._values(backend, expiry), codec, self.default)
 
@@ -220,7 +220,7 @@ class ListState(KeyedState, Attribute[ListHandle[T]], Generic[T]):
     def entry(self) -> Codec:
         return codec_of(int)
 
-    def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> ListHandle[T]:
+    def handle(self, backend: Tables, expiry: Expiry | None) -> ListHandle[T]:
         return ListHandle(self._entries(backend, expiry))
 
 
@@ -236,7 +236,7 @@ class MapState(KeyedState, Attribute[MapHandle[K, V]], Generic[K, V]):
     def entry(self) -> Codec:
         return entry_codec(self.types()[0])
 
-    def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> MapHandle[K, V]:
+    def handle(self, backend: Tables, expiry: Expiry | None) -> MapHandle[K, V]:
         return MapHandle(self._entries(backend, expiry))
 
 
@@ -261,7 +261,7 @@ class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
         self.reduce = reduce
 
-    def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> ReducingHandle[T]:
+    def handle(self, backend: Tables, expiry: Expiry | None) -> ReducingHandle[T]:
         return ReducingHandle(self._values(backend, expiry), self.reduce)
 
 
@@ -299,7 +299,7 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
     def value_type(self) -> Any:
         return self.types()[1]
 
-    def handle(self, backend: KeyedBackend, expiry: Expiry | None) -> AggregatingHandle[IN, OUT]:
+    def handle(self, backend: Tables, expiry: Expiry | None) -> AggregatingHandle[IN, OUT]:
         return AggregatingHandle(self._values(backend, expiry), self.aggregate)
 
 

@@ -13,6 +13,7 @@ from .codecs import Codec
 from .evolution import ENCODING, check_compatible
 from .keyed.identity import decode_token, encode_token, key_of, token
 from .snapshot import ItemsCut, Redistribution, RestoredState, StateInfo, state_info
+from .undo import UndoLog
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -27,6 +28,7 @@ class OperatorListHandle(Generic[T]):
         self._codec = codec
         self._redistribution: Final = redistribution
         self._items: list[bytes] = []
+        self.undo: UndoLog | None = None
 
     def get(self) -> list[T]:
         """The elements, as a new list."""
@@ -35,14 +37,21 @@ class OperatorListHandle(Generic[T]):
     def add(self, value: T) -> None:
         """Append one element. Raises TypeError if it is not of the declared type."""
         self._items.append(self._codec.encode(value))
+        if self.undo is not None:
+            self.undo.note(lambda: self._items.__delitem__(-1))
 
     def update(self, values: Iterable[T]) -> None:
         """Replace all elements."""
-        self._items = list(map(self._codec.encode, values))
+        self._replace(list(map(self._codec.encode, values)))
 
     def clear(self) -> None:
         """Remove all elements."""
-        self._items = []
+        self._replace([])
+
+    def _replace(self, items: list[bytes]) -> None:
+        before, self._items = self._items, items
+        if self.undo is not None:
+            self.undo.note(lambda: setattr(self, "_items", before))
 
     @property
     def info(self) -> StateInfo:
@@ -67,6 +76,7 @@ class BroadcastHandle(Generic[K, V]):
         self._codec = codec
         self._may_write = may_write
         self._entries: dict[Any, bytes] = {}
+        self.undo: UndoLog | None = None
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value of an entry, or `default`."""
@@ -76,17 +86,22 @@ class BroadcastHandle(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         """Set an entry."""
         self._check_writable()
-        self._entries[token(key)] = self._codec.encode(value)
+        name, held = token(key), self._codec.encode(value)
+        self._note(name)
+        self._entries[name] = held
 
     def remove(self, key: K) -> None:
         """Remove an entry, if there."""
         self._check_writable()
+        self._note(token(key))
         self._entries.pop(token(key), None)
 
     def clear(self) -> None:
         """Remove all entries."""
         self._check_writable()
-        self._entries.clear()
+        before, self._entries = self._entries, {}
+        if self.undo is not None:
+            self.undo.note(lambda: setattr(self, "_entries", before))
 
     def contains(self, key: K) -> bool:
         """True if there is such an entry."""
@@ -103,6 +118,17 @@ class BroadcastHandle(Generic[K, V]):
     def items(self) -> Iterator[tuple[K, V]]:
         """The entries as they are now."""
         return zip(self.keys(), self.values(), strict=True)
+
+    def _note(self, name: Any) -> None:
+        if self.undo is not None:
+            before = self._entries.get(name)
+            self.undo.note(lambda: self._restore(name, before))
+
+    def _restore(self, name: Any, before: bytes | None) -> None:
+        if before is None:
+            self._entries.pop(name, None)
+        else:
+            self._entries[name] = before
 
     def _check_writable(self) -> None:
         if not self._may_write():

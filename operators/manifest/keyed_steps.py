@@ -14,6 +14,7 @@ from ..process.batches import KeyedBatchProcess
 from ..process.functions import BroadcastProcess, CoProcess, KeyedProcess
 from ..stream import Stream
 from ..windowing.functions import WindowProcess
+from .call_steps import on_error
 from .fields import Table
 from .pair_steps import check_connect, connected
 from .step import (
@@ -181,9 +182,17 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
         return None
     if not table.tried("window") and not check_keys("process", name, table, line, builder):
         return None
+    policy = on_error(table)
+    if policy and table.tried("window"):
+        builder.problems.add(
+            table.line_of("onError"),
+            f"onError is not for functions of windows operator=`{name}`",
+            "remove it: what such a function raises fails the job",
+        )
+        return None
     if not two:
         groups = _Groups("process", name, table, builder)
-        return _plan_function(name, table, "process", function, groups, builder)
+        return _plan_function(name, table, "process", function, groups, builder, **policy)
     fits, into = check_connect(name, table, builder), builder.schema_of(table, "into")
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
@@ -192,7 +201,7 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
         both = connected(flows, table, builder)
         if both is None or function is None or not sound(table, into=into):
             return None
-        return builder.attempt(line, lambda: both.process(function, into=into, name=name))
+        return builder.attempt(line, lambda: both.process(function, into=into, name=name, **policy))
 
     return step
 

@@ -42,7 +42,7 @@ _BELONGS_TO: Final = {
     "ordered": ("mapAsync",),
     "retry": ("mapAsync",),
     "onTimeout": ("mapAsync",),
-    "onError": ("filter", *_CALLS),
+    "onError": ("filter", "process", *_CALLS),
     "from": tuple(verb for verb in VERBS if verb != "union"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, Generic, TypeVar, final
 
 import numpy as np
@@ -15,9 +16,10 @@ from ..elements import Batch, ColumnBatch, Timestamps
 from ..rows import column_batch, to_list
 from ..schema import difference
 from ..user_code import FAILURES, bad_result, user_error
+from .attempts import Attempts
 from .context import Context, Timer
 from .functions import ProcessFunction
-from .operator import ProcessOperator, ProcessStep
+from .operator import ProcessOperator, ProcessStep, whole_record
 
 K = TypeVar("K")
 In = TypeVar("In")
@@ -90,6 +92,9 @@ class KeyedBatchProcessOperator(ProcessOperator):
             return
         given = column_batch(batch)
         self._emitter.timed = given.timestamps is not None
+        if self._attempts is not None:
+            self._attempt_batch(self._attempts, given)
+            return
         try:
             made = self._call_on_batch(given)
             for result in made if made is not None else ():
@@ -102,6 +107,39 @@ class KeyedBatchProcessOperator(ProcessOperator):
         finally:
             self._no_key()
         self._flush()
+
+    def _attempt_batch(self, attempts: Attempts, batch: ColumnBatch) -> None:
+        """The same under a policy for errors: in ever smaller parts, until the rows are known that fail."""
+        left = [batch]
+        try:
+            while left:
+                part = left.pop()
+                results, error = attempts.call(partial(self._made_of, part), _shown(part.data))
+                if error is None:
+                    for result in results or ():
+                        self._collect(result, part, None)
+                elif len(part) == 1 or self._user.on_error.then == "fail":
+                    self._give_up_row(attempts, part, error)
+                else:
+                    half = len(part) // 2
+                    left += [part.slice(half, len(part) - half), part.slice(0, half)]
+        finally:
+            self._no_key()
+        self._flush()
+
+    def _made_of(self, part: ColumnBatch) -> list[Any]:
+        made = self._call_on_batch(part)
+        return [] if made is None else list(made)
+
+    def _give_up_row(self, attempts: Attempts, part: ColumnBatch, error: BaseException) -> None:
+        if len(part) > 1:
+            shown = _shown(part.data)
+            raise user_error(self._user.step, self._user.origin, shown, error) from error
+        names = self._step.inputs[0].key
+        assert isinstance(names, tuple)
+        keys = self._keys_of(part, [], names)
+        time = None if part.timestamps is None else int(part.timestamps[0])
+        attempts.give_up(whole_record(part, 0), keys[0], time, error)
 
     def _call_on_batch(self, batch: ColumnBatch) -> Iterable[pa.RecordBatch] | None:
         names = self._step.inputs[0].key
@@ -144,6 +182,14 @@ class KeyedBatchProcessOperator(ProcessOperator):
             raise
         except FAILURES as error:
             raise user_error(self._user.step, self._user.origin, (key, timer), error) from error
+
+    def _made_on_timer(self, attempts: Attempts, key: Any, timer: Timer) -> list[Any]:
+        made = self._function.on_timer(timer, self._context)
+        return [] if made is None else list(made)
+
+    def _add_timer_results(self, key: Any, timer: Timer, results: list[Any]) -> None:
+        for result in results:
+            self._collect(result, (key, timer), timer.timestamp)
 
     def _collect(self, result: Any, cause: object, time: int | None) -> None:
         """Check one record batch and keep it for `_flush`.

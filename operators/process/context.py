@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import StateError
 from ...state.timers import TimerTable
+from ...state.undo import UndoTimers
 from ..clock import Clock
 from ..durations import Duration, parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN
@@ -22,6 +23,7 @@ U = TypeVar("U")
 State = TypeVar("State")
 
 TimerClock: TypeAlias = Literal["event", "processing"]
+Timers: TypeAlias = TimerTable | UndoTimers
 END_REPEATS_MAX: Final = 10_000
 """How often one timer may set itself again after the end of the input."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,7 +48,7 @@ class Timer:
 class _Timers:
     """One clock of a context: one timer per key and tag. Without a table, `refusal` says why."""
 
-    def __init__(self, context: Context[Any], table: TimerTable | None, refusal: str) -> None:
+    def __init__(self, context: Context[Any], table: Timers | None, refusal: str) -> None:
         self._context = context
         self._table = table
         self._refusal = refusal
@@ -68,10 +70,10 @@ class _Timers:
         """Delete the timer of this key and tag; false if there is none."""
         return self._table_for_key().cancel(self._context.key, tag)
 
-    def _set(self, table: TimerTable, timestamp: int, tag: str) -> None:
+    def _set(self, table: Timers, timestamp: int, tag: str) -> None:
         table.set(self._context.key, tag, timestamp)
 
-    def _table_for_key(self) -> TimerTable:
+    def _table_for_key(self) -> Timers:
         if self._table is None:
             raise StateError(self._refusal)
         return self._table
@@ -80,11 +82,11 @@ class _Timers:
 class EventTimers(_Timers):
     """`ctx.event_time`: timers that are due when the watermark reaches them, in the order of time."""
 
-    def __init__(self, context: Context[Any], table: TimerTable | None, refusal: str) -> None:
+    def __init__(self, context: Context[Any], table: Timers | None, refusal: str) -> None:
         super().__init__(context, table, refusal)
         self._after_end: dict[tuple[Any, str], int] = {}
 
-    def _set(self, table: TimerTable, timestamp: int, tag: str) -> None:
+    def _set(self, table: Timers, timestamp: int, tag: str) -> None:
         if self._context.input_ended:
             self._count_after_end(tag)
         table.set(self._context.key, tag, timestamp)
@@ -107,7 +109,7 @@ class ProcessingTimers(_Timers):
     def __init__(
         self,
         context: Context[Any],
-        table: TimerTable | None,
+        table: Timers | None,
         refusal: str,
         clock: Clock,
         arm: Callable[[], None],
@@ -125,7 +127,7 @@ class ProcessingTimers(_Timers):
         """Call `on_timer` with this key after a delay such as `"30s"`; otherwise as `at`."""
         self.at(self.now + parse_duration(delay, "delay of a timer"), tag=tag)
 
-    def _set(self, table: TimerTable, timestamp: int, tag: str) -> None:
+    def _set(self, table: Timers, timestamp: int, tag: str) -> None:
         super()._set(table, timestamp, tag)
         self._arm()
 

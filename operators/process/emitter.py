@@ -53,7 +53,7 @@ class Emitter:
         output: where it all goes.
     """
 
-    __slots__ = ("_main", "_output", "_sides", "_user", "time", "timed")
+    __slots__ = ("_main", "_marks", "_output", "_sides", "_user", "time", "timed")
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Emitter:
         self._main = _Collected(user)
         objects = replace(user, into=None)
         self._sides = {name: _Collected(objects) for name in sides}
+        self._marks: dict[str, int] | None = None
 
     def add(self, cause: Any, made: Iterable[Any]) -> None:
         """Take over what a record or timer, `cause`, became; large results are sent on while they come.
@@ -119,8 +120,30 @@ class Emitter:
             )
         collected.records.append(record)
         collected.times.append(self.time)
-        if len(collected.records) >= PER_RECORD_ROWS:
+        if self._marks is None and len(collected.records) >= PER_RECORD_ROWS:
             self._output.emit_side(side.name, collected.take(self.timed))
+
+    def listed(self, cause: Any, made: Iterable[Any] | None) -> list[Any]:
+        """All that a record or timer became. Raises what the function raises, and as `add` does."""
+        return [] if made is None else list(self._checked(cause, made))
+
+    def hold(self) -> None:
+        """Send no side records until `release` or `take_back`."""
+        self._marks = {name: len(collected.records) for name, collected in self._sides.items()}
+
+    def release(self) -> None:
+        """Those since `hold` may go."""
+        self._marks = None
+        for name, collected in self._sides.items():
+            if len(collected.records) >= PER_RECORD_ROWS:
+                self._output.emit_side(name, collected.take(self.timed))
+
+    def take_back(self) -> None:
+        """Forget those since `hold`."""
+        for name, mark in (self._marks or {}).items():
+            collected = self._sides[name]
+            del collected.records[mark:], collected.times[mark:]
+        self._marks = None
 
     def flush(self) -> None:
         """Send on what there is."""

@@ -11,18 +11,22 @@ from ...errors import HeadgateError
 from ...state.hashing import hash_key, hash_keys, key_group_of, key_groups_of
 from ...state.keyed.base import KeyedBackend
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.undo import UndoLog, UndoTimers
 from ..base import Operator, OperatorContext
+from ..dead_letters import FAIL
 from ..elements import Batch, ColumnBatch
 from ..key_group_times import WATERMARK_COLUMN, least, times_cut, times_info, times_schema
 from ..per_record import UserFunction, pieces
-from ..rows import RowReader, to_list
+from ..rows import RowReader, to_list, to_rows
 from ..user_code import FAILURES, user_error
+from .attempts import Attempts
 from .context import (
     Context,
     EventTimers,
     ProcessingTimers,
     Timer,
     TimerClock,
+    Timers,
 )
 from .declared import WATERMARK_TABLE, Declared
 from .emitter import Emitter
@@ -75,6 +79,8 @@ class ProcessOperator(Operator):
         self._function: Any = copy.deepcopy(step.function)
         self._writable = False
         self._opened = False
+        self._attempts: Attempts | None = None
+        """None: what the function raises fails the job at once."""
         self._states: FunctionStates | None = None
         self._timers: FunctionTimers | None = None
         self._firing: TimerFiring | None = None
@@ -100,12 +106,22 @@ class ProcessOperator(Operator):
         declared = self._step.declared
         self._emitter = Emitter(self._user, self._step.sides, self._step.timed, self.output)
         self._context: Context[Any] = self._new_context()
+        undo = None
+        if self._user.on_error != FAIL:
+            undo = UndoLog(lambda: self._context.key, self._set_key)
+            self._attempts = Attempts(self._user, undo, self._emitter, context, self.output)
         if declared.timers:
             self._timers = FunctionTimers(declared.keys, context, self._on_clock)
             self._firing = TimerFiring(self._timers, context, self, self.output)
         self._give_timers(self._context, self._timers, _NO_TIMERS)
         self._states = FunctionStates(
-            declared, self._function, self._user, context, self._context, lambda: self._writable
+            declared,
+            self._function,
+            self._user,
+            context,
+            self._context,
+            lambda: self._writable,
+            undo,
         )
 
     def _new_context(self) -> Context[Any]:
@@ -115,10 +131,15 @@ class ProcessOperator(Operator):
     def _give_timers(
         self, context: Context[Any], timers: FunctionTimers | None, refusal: str
     ) -> None:
-        event = processing = None
+        event: Timers | None = None
+        processing: Timers | None = None
         arm: Callable[[], None] = lambda: None  # noqa: E731  never called without timers
         if timers is not None:
             event, processing, arm = timers.event, timers.processing, timers.arm
+            if self._attempts is not None:
+                undo = self._attempts.undo
+                event = UndoTimers(timers.event, undo)
+                processing = UndoTimers(timers.processing, undo)
         context.event_time = EventTimers(context, event, refusal)
         context.processing_time = ProcessingTimers(
             context, processing, refusal, self.context.clock, arm
@@ -185,7 +206,10 @@ class ProcessOperator(Operator):
         for piece in pieces(batch):
             records = given.reader(piece)
             keys = self._keys_of(piece, records, given.key)
-            self._process_piece(keys, records, piece, function)
+            if self._attempts is None:
+                self._process_piece(keys, records, piece, function)
+            else:
+                self._attempt_piece(self._attempts, keys, records, piece, function)
         self._flush()
 
     def _process_piece(
@@ -215,6 +239,35 @@ class ProcessOperator(Operator):
                     raise user_error(self._user.step, self._user.origin, record, error) from error
                 if made is not None:
                     add(record, made)
+        finally:
+            self._no_key()
+
+    def _attempt_piece(
+        self,
+        attempts: Attempts,
+        keys: list[Any],
+        records: list[Any],
+        batch: Batch,
+        function: Callable[[Any, Any], Iterable[Any] | None],
+    ) -> None:
+        """The same under a policy for errors."""
+        context, emitter = self._context, self._emitter
+        try:
+            for place, (key, time, record) in enumerate(
+                zip(keys, self._times_of(batch), records, strict=True)
+            ):
+                context.timestamp = emitter.time = time
+
+                def call(key: Any = key, record: Any = record) -> list[Any]:
+                    self._set_key(key)
+                    made = emitter.listed(record, function(record, context))
+                    return attempts.check(made)
+
+                results, error = attempts.call(call, record)
+                if error is not None:
+                    attempts.give_up(whole_record(batch, place), key, time, error)
+                elif results:
+                    emitter.add(record, results)
         finally:
             self._no_key()
 
@@ -258,10 +311,24 @@ class ProcessOperator(Operator):
 
     def handle_timer(self, timestamp: int, key: Any, tag: str, clock: TimerClock) -> None:
         """Call `on_timer` with the key of a timer; see `TimerOwner`."""
-        self._set_key(key)
         self._context.timestamp = timestamp if clock == "event" else None
         self._emitter.time = timestamp
-        self._call_on_timer(key, Timer(tag, timestamp, clock))
+        timer, attempts = Timer(tag, timestamp, clock), self._attempts
+        if attempts is None:
+            self._set_key(key)
+            self._call_on_timer(key, timer)
+            return
+
+        def call() -> list[Any]:
+            self._set_key(key)
+            return self._made_on_timer(attempts, key, timer)
+
+        results, error = attempts.call(call, timer)
+        if error is not None:
+            time = timestamp if self._emitter.timed else None
+            attempts.give_up(timer, key, time, error)
+        elif results:
+            self._add_timer_results(key, timer, results)
 
     def end_timers(self) -> None:
         """See `TimerOwner`."""
@@ -289,6 +356,13 @@ class ProcessOperator(Operator):
             raise user_error(self._user.step, self._user.origin, (key, timer), error) from error
         if made is not None:
             self._emitter.add((key, timer), made)
+
+    def _made_on_timer(self, attempts: Attempts, key: Any, timer: Timer) -> list[Any]:
+        made = self._function.on_timer(timer, self._context)
+        return attempts.check(self._emitter.listed((key, timer), made))
+
+    def _add_timer_results(self, key: Any, timer: Timer, results: list[Any]) -> None:
+        self._emitter.add((key, timer), results)
 
     # life
 
@@ -322,6 +396,13 @@ class ProcessOperator(Operator):
         finally:
             if self._states is not None:
                 self._states.close()
+
+
+def whole_record(batch: Batch, place: int) -> Any:
+    """A record with all its columns, also those that the function does not read."""
+    if not isinstance(batch, ColumnBatch):
+        return batch.records[place]
+    return to_rows(batch.data.slice(place, 1))[0]
 
 
 class KeyedProcessOperator(ProcessOperator):

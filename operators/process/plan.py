@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ...errors import PlanError
 from ...state.evolution import keeps_hash
+from ..dead_letters import FAILED, OnErrorLike, checked_on_error, failed_sides
 from ..functions import is_async
 from ..graph import Node, Origin
 from ..partitioning import HashColumns, HashFunction
@@ -43,15 +44,16 @@ def add_keyed(
     function: object,
     name: str,
     into: SchemaLike | None,
+    on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
     """The step of `keyed.process(...)`."""
     if isinstance(function, KeyedBatchProcess):
-        return _add_batches(stream, keyed_by, function, name, into, origin)
+        return _add_batches(stream, keyed_by, function, name, into, on_error, origin)
     checked = _checked(function, KeyedProcess, origin)
     fields = _key_fields(stream, keyed_by, origin)
     inputs = ((stream, keyed_by),)
-    return _add(inputs, KeyedProcessOperator, checked, fields, name, into, origin)
+    return _add(inputs, KeyedProcessOperator, checked, fields, name, into, on_error, origin)
 
 
 def _add_batches(
@@ -60,6 +62,7 @@ def _add_batches(
     function: KeyedBatchProcess[Any, Any, Any],
     name: str,
     into: SchemaLike | None,
+    on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
     _checked(function, KeyedBatchProcess, origin)
@@ -80,9 +83,8 @@ def _add_batches(
         )
     inputs = ((stream, keyed_by),)
     operator = KeyedBatchProcessOperator
-    result = _add(
-        inputs, operator, function, fields, name, schema if into is None else into, origin
-    )
+    made = schema if into is None else into
+    result = _add(inputs, operator, function, fields, name, made, on_error, origin)
     if into is None:
         result._node.row_type = stream._row_type
     return result
@@ -94,6 +96,7 @@ def add_connected(
     function: object,
     name: str,
     into: SchemaLike | None,
+    on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
     """The step of `keyed.connect(keyed).process(...)`."""
@@ -101,7 +104,7 @@ def add_connected(
     fields = _common_fields(
         _key_fields(*first, origin), _key_fields(*second, origin), first[0], second[0], origin
     )
-    return _add((first, second), CoProcessOperator, checked, fields, name, into, origin)
+    return _add((first, second), CoProcessOperator, checked, fields, name, into, on_error, origin)
 
 
 def add_broadcast(
@@ -110,13 +113,14 @@ def add_broadcast(
     function: object,
     name: str,
     into: SchemaLike | None,
+    on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
     """The step of `keyed.connect(stream.broadcast()).process(...)`."""
     checked = _checked(function, BroadcastProcess, origin)
     fields = _key_fields(*keyed, origin)
     inputs = (keyed, (broadcast, None))
-    return _add(inputs, BroadcastProcessOperator, checked, fields, name, into, origin)
+    return _add(inputs, BroadcastProcessOperator, checked, fields, name, into, on_error, origin)
 
 
 def check_connected(first: Stream[Any], second: Stream[Any], origin: Origin) -> None:
@@ -141,8 +145,10 @@ def _add(
     fields: Sequence[pa.Field] | None,
     name: str,
     into: SchemaLike | None,
+    on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
+    policy = checked_on_error(on_error, origin)
     schema = None if into is None else into_schema(into, origin)
     main = inputs[0][0]
     declared = declared_states(function, fields, str(origin), event_time=main.has_event_time)
@@ -152,9 +158,16 @@ def _add(
         for (stream, keyed_by), method in zip(inputs, methods, strict=True)
     )
     sides = _sides(function, origin)
+    failed = failed_sides(policy, None)
+    if FAILED in sides and failed:
+        raise PlanError(
+            f"`{type(function).__name__}.{FAILED}` has the name of the side output of failed records",
+            where=str(origin),
+            fix="give it another name, or do not say on_error=side_output",
+        )
     step = ProcessStep(
         function,
-        UserFunction(methods[0], name, origin, given[0].reader, schema),
+        UserFunction(methods[0], name, origin, given[0].reader, schema, on_error=policy),
         given,
         declared,
         sides,
@@ -172,7 +185,7 @@ def _add(
                 schema=schema,
                 row_type=record_class(into),
                 stateful=True,
-                sides=dict.fromkeys(sides),
+                sides={**dict.fromkeys(sides), **failed},
                 detail=type(function).__name__,
             )
         )

@@ -8,8 +8,10 @@ from typing import Any, Final
 from ...errors import StateError
 from ...state.keyed.base import KeyedBackend
 from ...state.keyed.ttl import Expiry
+from ...state.keyed.undo_tables import UndoTables
 from ...state.operator_state import BroadcastHandle, OperatorListHandle
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
+from ...state.undo import UndoLog
 from ..base import OperatorContext
 from ..clock import Clock
 from ..keyed_backend import open_keyed_backend
@@ -58,6 +60,7 @@ class FunctionStates:
         context: of the subtask.
         times: of the record at hand, for state that expires by event time.
         may_write: whether broadcast state can be written at the moment.
+        undo: notes what the function changes, if there is one.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class FunctionStates:
         context: OperatorContext,
         times: Context[Any],
         may_write: Callable[[], bool],
+        undo: UndoLog | None = None,
     ) -> None:
         self._context = context
         self._user = user
@@ -77,19 +81,22 @@ class FunctionStates:
         self._items: dict[str, OperatorListHandle[Any] | BroadcastHandle[Any, Any]] = {}
         self._handles: dict[str, Any] = {}
         self._keyed: dict[int, str] = {}
+        tables = self.backend if undo is None else UndoTables(self.backend, undo)
         processing, event = _ProcessingTime(context.clock), _EventTime(times)
         for name, descriptor in declared.keyed.items():
             ttl = descriptor.ttl
             if ttl is not None:
                 clock = event if ttl.time == "event" else processing
                 self._expiries[name] = Expiry(declared.ttl_ms[name], ttl, clock)
-            handle = descriptor.handle(self.backend, self._expiries.get(name))
+            handle = descriptor.handle(tables, self._expiries.get(name))
             self._handles[descriptor.attribute] = handle
             self._keyed[id(handle)] = name
         for name, listed in declared.lists.items():
             self._items[name] = self._handles[listed.attribute] = listed.handle()
         for name, broadcast in declared.broadcast.items():
             self._items[name] = self._handles[broadcast.attribute] = broadcast.handle(may_write)
+        for item in self._items.values():
+            item.undo = undo
         # In the instance, where they hide the descriptors: access costs one look-up.
         vars(function).update(self._handles)
         self._cancel_sweep: Callable[[], None] | None = None

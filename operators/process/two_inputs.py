@@ -10,8 +10,9 @@ from ..base import OperatorContext
 from ..elements import Batch
 from ..per_record import pieces
 from ..user_code import FAILURES, user_error
+from .attempts import Attempts
 from .context import BroadcastContext
-from .operator import ProcessOperator
+from .operator import ProcessOperator, whole_record
 
 _NO_KEY: Final = "there are no timers in on_broadcast: a broadcast record has no key"
 
@@ -46,15 +47,39 @@ class BroadcastProcessOperator(ProcessOperator):
 
     def _process_broadcast(self, batch: Batch) -> None:
         self._open_function()
-        context, emitter = self._broadcast_context, self._emitter
+        context, emitter, attempts = self._broadcast_context, self._emitter, self._attempts
         for piece in pieces(batch):
             records = self._step.inputs[1].reader(piece)
-            for record, time in zip(records, self._times_of(piece), strict=True):
+            for place, (record, time) in enumerate(
+                zip(records, self._times_of(piece), strict=True)
+            ):
                 context.timestamp = emitter.time = time
+                if attempts is not None:
+                    self._attempt_broadcast(attempts, piece, place, record, time)
+                    continue
                 made = self._call_on_broadcast(record)
                 if made is not None:
                     emitter.add(record, made)
         self._flush()
+
+    def _attempt_broadcast(
+        self, attempts: Attempts, batch: Batch, place: int, record: Any, time: int | None
+    ) -> None:
+        """Handle a broadcast record under a policy for errors."""
+
+        def call() -> list[Any]:
+            self._writable = True
+            try:
+                made = self._function.on_broadcast(record, self._broadcast_context)
+                return attempts.check(self._emitter.listed(record, made))
+            finally:
+                self._writable = False
+
+        results, error = attempts.call(call, record)
+        if error is not None:
+            attempts.give_up(whole_record(batch, place), None, time, error)
+        elif results:
+            self._emitter.add(record, results)
 
     def _call_on_broadcast(self, record: Any) -> Iterable[Any] | None:
         """What the function makes of one record; a generator runs here to its end, so that it may write."""
@@ -81,6 +106,9 @@ class BroadcastProcessOperator(ProcessOperator):
                 fix="keyed states: "
                 + (", ".join(f"self.{a}" for a in self._states.keyed_attributes()) or "none"),
             )
+        if self._attempts is not None:
+            # A failure in one subtask alone would let what is the same in all subtasks differ.
+            self._attempts.undo.keep_always()
         self._writable = False
         # for state that expires by event time
         self._context.timestamp = self._broadcast_context.timestamp

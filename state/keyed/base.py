@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, Protocol, final
 
 from ..snapshot import FilesCut, RestoredState, StateInfo, TableCut
 from .canonical import Layout
@@ -120,6 +120,20 @@ class EntryTable(ABC):
     @abstractmethod
     def sweep(self, limit: int, dead_until: int) -> int:
         """As in `ValueTable`, entry by entry."""
+
+
+class Tables(Protocol):
+    """Where handles find the tables of their states."""
+
+    specs: dict[str, TableSpec]
+
+    def value_table(self, name: str) -> ValueTable:
+        """The table of a state with one value per key."""
+        ...
+
+    def entry_table(self, name: str) -> EntryTable:
+        """The table of a list or map state."""
+        ...
 
 
 class KeyedBackend(ABC):

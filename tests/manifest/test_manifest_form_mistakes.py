@@ -229,6 +229,10 @@ OPERATORS = [
         "a KeyedProcess is for a keyed stream, not for windows operator=`x` | remove connect or wind",
     ),
     (
+        JOIN + "window: {tumbling: 1m}, process: 'twin_steps:Count', onError: drop}",
+        "onError is not for functions of windows operator=`x` | remove it: what such a function",
+    ),
+    (
         JOIN + "connect: {broadcast: orders, keyBy: id}, process: 'twin_steps:Known'}",
         "keyBy means nothing for a broadcast stream operator=`x` | remove it",
     ),

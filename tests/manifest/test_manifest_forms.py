@@ -270,6 +270,17 @@ PROCESSES = {
         ),
         side="small",
     ),
+    "failing": Form(
+        'x: {from: orders, keyBy: ad, process: "twin_steps:Refusing", '
+        f"onError: {{then: side_output, retries: 2}}, {INTO}}}",
+        lambda steps, orders, rates: orders.key_by("ad").process(
+            steps.Refusing(),
+            into=steps.Result,
+            name="x",
+            on_error=hg.OnError("side_output", retries=2),
+        ),
+        side="failed",
+    ),
     "with arguments": Form(
         'x: {from: orders, keyBy: ad, process: {python: "twin_steps:Needy", '
         f"arguments: {{limit: 7, names: [a, b]}}}}, {INTO}}}",

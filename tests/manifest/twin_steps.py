@@ -121,6 +121,15 @@ class Guard(hg.KeyedProcess[str, Order, Result]):
 
     def on_timer(self, timer: hg.Timer, ctx: hg.Context[str]) -> Iterator[Result]:
         yield Result(ctx.key, self.count.get(), timer.tag)
+
+
+class Refusing(Guard):
+    """Raises for small orders."""
+
+    def on_record(self, record: Order, ctx: hg.Context[str]) -> None:
+        super().on_record(record, ctx)
+        if record.amount < 3:
+            raise ValueError("small")
         self.count.clear()
 
 

@@ -1,0 +1,88 @@
+"""Calls of process functions under a policy for errors: what fails leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...errors import HeadgateError
+from ...state.undo import UndoLog
+from ..base import OperatorContext, Output
+from ..dead_letters import DeadLetters
+from ..elements import ObjectBatch
+from ..per_record import UserFunction
+from ..user_code import FAILURES, user_error
+from .emitter import Emitter
+
+R = TypeVar("R")
+
+
+class Attempts:
+    """Belongs to one operator subtask with a policy other than to fail at once.
+
+    Attributes:
+        undo: notes the changes of state and timers of a call.
+    """
+
+    def __init__(
+        self,
+        user: UserFunction,
+        undo: UndoLog,
+        emitter: Emitter,
+        context: OperatorContext,
+        output: Output,
+    ) -> None:
+        self.undo = undo
+        self._user = user
+        self._emitter = emitter
+        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+        if user.on_error.then != "fail":
+            self._letters.open(context, output)
+
+    def call(self, function: Callable[[], R], cause: Any) -> tuple[R | None, BaseException | None]:
+        """What `function` returns for `cause`; or what its last attempt raised, and nothing was changed.
+
+        The current key is any afterwards, if it raised.
+
+        Raises:
+            HeadgateError: it raised one, which no policy takes.
+            UserCodeError: it raised after a change that cannot be taken back.
+        """
+        attempts, failure = self._user.on_error.retries + 1, None
+        for _ in range(attempts):
+            self.undo.begin()
+            self._emitter.hold()
+            try:
+                made = function()
+            except HeadgateError:
+                raise
+            except FAILURES as error:
+                if self.undo.final:
+                    raise user_error(self._user.step, self._user.origin, cause, error) from error
+                self.undo.roll_back()
+                self._emitter.take_back()
+                failure = error
+            else:
+                self.undo.keep()
+                self._emitter.release()
+                return made, None
+        return None, failure
+
+    def give_up(self, cause: Any, key: Any, time: int | None, error: BaseException) -> None:
+        """Make a dead letter of a record or timer whose last attempt failed.
+
+        Raises:
+            UserCodeError: the policy is to fail.
+        """
+        if self._user.on_error.then == "fail":
+            raise user_error(self._user.step, self._user.origin, cause, error) from error
+        times = None if time is None else np.array([time], np.int64)
+        self._letters.take(ObjectBatch([cause], times), [error], [key])
+
+    def check(self, made: list[Any]) -> list[Any]:
+        """Raise RowMismatch if a result does not fit the columns of `into`."""
+        if self._user.into is not None and made:
+            self._user.columns(made, None)
+        return made
