@@ -18,31 +18,30 @@ BLOCK_ROWS = 65_536
 GROUP_ROWS = 1 << 20
 
 
-def write_streams(directory: Path, events: int, parts: int) -> None:
-    """The first `events` events of all kinds as `directory`/kind/part.parquet, unless they are there.
+def write_stream(directory: Path, kind: str, events: int, parts: int) -> None:
+    """The rows of one kind in the first `events` events, as `directory`/kind/part.parquet, unless there.
 
     Blocks of rows are dealt to the parts in turn. Each of several parts is one row group: so a subtask
     of either engine reads one file from end to end, and all come through event time side by side.
     """
-    if directory.exists():
+    if (directory / kind).exists():
         return
-    draft = directory.with_suffix(".draft")
-    for kind, share in SHARES.items():
-        (draft / kind).mkdir(parents=True)
-        source, rows = nexmark(kind), events * share // 50
-        blocks = [
-            source.make(first, min(BLOCK_ROWS, rows - first)).data
-            for first in range(0, rows, BLOCK_ROWS)
-        ]
-        for part in range(parts):
-            own = pa.Table.from_batches(blocks[part::parts], schema=source.schema)
-            group = GROUP_ROWS if parts == 1 else max(1, own.num_rows)
-            pq.write_table(own, draft / kind / f"{part}.parquet", row_group_size=group)
-    draft.rename(directory)
+    draft = directory / f"{kind}.draft"
+    draft.mkdir(parents=True)
+    source, rows = nexmark(kind), events * SHARES[kind] // 50
+    blocks = [
+        source.make(first, min(BLOCK_ROWS, rows - first)).data
+        for first in range(0, rows, BLOCK_ROWS)
+    ]
+    for part in range(parts):
+        own = pa.Table.from_batches(blocks[part::parts], schema=source.schema)
+        group = GROUP_ROWS if parts == 1 else max(1, own.num_rows)
+        pq.write_table(own, draft / f"{part}.parquet", row_group_size=group)
+    draft.rename(directory / kind)
 
 
 class FileStreams(Streams):
-    """The streams from `write_streams`, metered."""
+    """The streams from `write_stream`, metered."""
 
     def __init__(self, job: hg.Job, data: Path, marks: str) -> None:
         super().__init__(job, 0)
