@@ -57,6 +57,10 @@ _HOMES = {
     "count": "operators.aggregates",
     "count_window": "operators.windows",
     "cumulative": "operators.windows",
+    "exponential_delay": "operators.restarts",
+    "failure_rate": "operators.restarts",
+    "fixed_delay": "operators.restarts",
+    "no_restart": "operators.restarts",
     "global_window": "operators.windows",
     "approx_count_distinct": "operators.aggregates",
     "collect": "operators.aggregates",
@@ -113,6 +117,7 @@ if TYPE_CHECKING:
     from .operators.process.context import BroadcastContext, Context, Timer
     from .operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
     from .operators.process.sides import SideOutput
+    from .operators.restarts import exponential_delay, failure_rate, fixed_delay, no_restart
     from .operators.sessions.window import session
     from .operators.stream import Stream
     from .operators.watermarks.generators import WatermarkGenerator
@@ -193,6 +198,10 @@ __all__ = [
     "errors",
     "evictors",
     "first",
+    "exponential_delay",
+    "failure_rate",
+    "fixed_delay",
+    "no_restart",
     "global_window",
     "last",
     "max",

@@ -14,7 +14,8 @@ from .optimize import optimize
 from .origin import capture_origin
 from .partitioning import Global
 from .required_name import named
-from .settings import CheckpointSettings, RestartSettings
+from .restarts import fixed_delay
+from .settings import CheckpointSettings, ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from .sink import Guarantee
 from .source import REJECTED, Source
 from .stream import Stream
@@ -129,16 +130,21 @@ class JobGraph:
             retain=retain,
         )
 
-    def restart(self, attempts: int = 3, delay: Duration = "1s") -> None:
-        """After a failure start again from the last checkpoint, at most `attempts` times."""
-        where = str(capture_origin())
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
-            raise PlanError(
-                f"restart(attempts=...) must be a whole number from 0 value=`{attempts}`",
-                where=where,
-            )
-        delay_ms = parse_duration(delay, "restart delay", where)
-        self.restart_settings = RestartSettings(attempts, delay_ms)
+    def restart(self, attempts: int | RestartSettings = 3, delay: Duration = "1s") -> None:
+        """After a failure start again from the last checkpoint.
+
+        Args:
+            attempts: how often, at most; or a strategy: `hg.exponential_delay(...)`,
+                `hg.failure_rate(...)`, `hg.fixed_delay(...)`, `hg.no_restart()`.
+            delay: pause before each restart; with a number of attempts.
+
+        Raises:
+            PlanError: a number below 0, or a duration that is none.
+        """
+        if isinstance(attempts, FixedDelay | FailureRate | ExponentialDelay):
+            self.restart_settings = attempts
+        else:
+            self.restart_settings = fixed_delay(attempts, delay)
 
     def validate(self) -> None:
         """Check the whole job.

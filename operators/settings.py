@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,40 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartSettings:
-    """How often, and after how long, a failed job starts again."""
+class FixedDelay:
+    """At most `attempts` restarts, each `delay_ms` after the failure. 0 attempts: never restart."""
 
     attempts: int
     delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """Restarts, each `delay_ms` after the failure, while at most `max_failures` fall in `interval_ms`."""
+
+    max_failures: int = 1
+    interval_ms: int = 60_000
+    delay_ms: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDelay:
+    """Restarts after pauses that grow from `initial_ms` by `multiplier` up to `max_ms`.
+
+    Attributes:
+        jitter: each pause is longer or shorter by a random part of it, up to this one.
+        reset_ms: after so long without a failure, counted from the restart, pauses begin anew.
+        attempts: restarts before pauses begin anew; None: any number.
+    """
+
+    initial_ms: int = 1_000
+    max_ms: int = 60_000
+    multiplier: float = 1.5
+    jitter: float = 0.1
+    reset_ms: int = 3_600_000
+    attempts: int | None = None
+
+
+RestartSettings: TypeAlias = FixedDelay | FailureRate | ExponentialDelay
+"""When a failed job starts again, and when it is given up."""
+NO_RESTART = FixedDelay(0, 0)

@@ -16,6 +16,7 @@ from ..operators.partitioning import (
     Rescale,
     Shuffle,
 )
+from ..operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.sink import Guarantee
 from .job_spec import JobSpec
 from .plan import PhysicalPlan, Vertex
@@ -47,10 +48,26 @@ def _checkpoints(spec: JobSpec) -> list[str]:
     every = (
         "on demand" if settings.every_ms is None else f"every {format_duration(settings.every_ms)}"
     )
-    restart = (
-        f"restart: {spec.restart.attempts} attempts, {format_duration(spec.restart.delay_ms)} apart"
-    )
+    restart = f"restart: {_restart(spec.restart)}"
     return [f"checkpoints: {every} to {settings.storage}, retain {settings.retain}", restart]
+
+
+def _restart(settings: RestartSettings) -> str:
+    match settings:
+        case FixedDelay(0):
+            return "never"
+        case FixedDelay(attempts, delay_ms):
+            return f"{attempts} attempts, {format_duration(delay_ms)} apart"
+        case FailureRate(failures, interval_ms, delay_ms):
+            return (
+                f"{format_duration(delay_ms)} after a failure, "
+                f"up to {failures} failures in {format_duration(interval_ms)}"
+            )
+        case ExponentialDelay(initial_ms, max_ms):
+            most = "any number of" if settings.attempts is None else str(settings.attempts)
+            return (
+                f"{most} attempts, {format_duration(initial_ms)} to {format_duration(max_ms)} apart"
+            )
 
 
 def _logical(node: Node) -> str:

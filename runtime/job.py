@@ -9,12 +9,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..errors import JobError, PlanError, UsageError
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
-from ..operators.settings import CheckpointSettings, RestartSettings
+from ..operators.settings import CheckpointSettings
 from .checkpoint_options import (
     CHECKPOINT_DIR,
     CHECKPOINT_INTERVAL,
@@ -37,17 +37,13 @@ from .options import (
     CHAINING,
     MAX_PARALLELISM,
     PARALLELISM,
-    RESTART_ATTEMPTS,
-    RESTART_DELAY,
-    RESTART_STRATEGY,
     Options,
     current_key,
 )
 from .plan import make_plan
+from .restart_settings import restart_settings
 
 _log = logging.getLogger("headgate.run")
-DEFAULT_RESTART: Final = RestartSettings(attempts=3, delay_ms=1_000)
-"""With checkpoints and nothing said. Without checkpoints a failed job stays failed."""
 _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
     "timeout_ms": CHECKPOINT_TIMEOUT,
     "min_pause_ms": CHECKPOINT_MIN_PAUSE,
@@ -170,7 +166,7 @@ class Job(JobGraph):
             plan=plan,
             parallelism=self.parallelism,
             checkpoint=self.checkpoint_settings,
-            restart=_restart_settings(
+            restart=restart_settings(
                 self.restart_settings, options, self.checkpoint_settings is not None
             ),
             options=_travelling(options),
@@ -227,19 +223,3 @@ def _log_event(event: Event) -> None:
     if event.kind not in ("progress", "ended"):
         level = logging.WARNING if event.kind == "failure" else logging.INFO
         _log.log(level, "%s", event.text)
-
-
-def _restart_settings(
-    written: RestartSettings | None, options: Options, checkpoints: bool
-) -> RestartSettings:
-    strategy = options.get(RESTART_STRATEGY)
-    if strategy == "none":
-        return RestartSettings(0, 0)
-    settings = written or (DEFAULT_RESTART if checkpoints else RestartSettings(0, 0))
-    if strategy == "fixed-delay" and written is None:
-        settings = RestartSettings(options.get(RESTART_ATTEMPTS), options.get(RESTART_DELAY))
-    if options.is_set(RESTART_ATTEMPTS):
-        settings = replace(settings, attempts=options.get(RESTART_ATTEMPTS))
-    if options.is_set(RESTART_DELAY):
-        settings = replace(settings, delay_ms=options.get(RESTART_DELAY))
-    return settings

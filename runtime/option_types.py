@@ -104,6 +104,27 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """A number within bounds."""
+
+    at_least: float
+    at_most: float
+    name: str = "number"
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise OptionError("must be a number, such as 1.5") from None
+        if not self.at_least <= value <= self.at_most:
+            raise OptionError(f"must lie in {self.at_least:g}..{self.at_most:g}")
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Boolean:
     """`true` or `false`."""
 

@@ -15,6 +15,7 @@ from ..operators.durations import format_duration
 from ..operators.sizes import format_size
 from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
+from .restart_options import RESTART_OPTIONS
 
 T = TypeVar("T")
 
@@ -113,32 +114,6 @@ WATERMARK_INTERVAL = Option[int](
     200,
     "ms",
     "How often watermarks are sent; 0: after every batch.",
-)
-RESTART_STRATEGY = Option[str | None](
-    "restart-strategy.type",
-    Choice(
-        ("fixed-delay", "none"),
-        (("fixeddelay", "fixed-delay"), ("off", "none"), ("disable", "none")),
-    ),
-    None,
-    "",
-    "What to do when a job fails; unset: as the job says, else 3 restarts 1 s apart with checkpoints, "
-    "and none without.",
-    ("restart-strategy",),
-)
-RESTART_ATTEMPTS = Option[int](
-    "restart-strategy.fixed-delay.attempts",
-    Integer(),
-    1,
-    "restarts",
-    "How many times a job is restarted before it fails.",
-)
-RESTART_DELAY = Option[int](
-    "restart-strategy.fixed-delay.delay",
-    Duration(),
-    1_000,
-    "ms",
-    "Pause before a restart.",
 )
 TAKEOVERS_MAX = Option[int](
     "headgate.coordinator.takeovers-max",
@@ -310,6 +285,7 @@ MATCH_PARTIAL_MAX = Option[int](
 
 OPTIONS: tuple[Option[Any], ...] = (
     *CHECKPOINT_OPTIONS,
+    *RESTART_OPTIONS,
     *(value for value in list(globals().values()) if isinstance(value, Option)),
 )
 _BY_NAME: dict[str, Option[Any]] = {

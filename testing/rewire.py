@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import UsageError
 from ..operators.graph import Graph, Input, Node
 from ..operators.partitioning import Forward
-from ..operators.settings import CheckpointSettings, RestartSettings
+from ..operators.settings import NO_RESTART, CheckpointSettings
 from ..operators.sink import Guarantee, SinkOperator
 from ..runtime.checkpoint_options import (
     RECOVERY_PATH,
@@ -72,7 +72,7 @@ def rewire(
     return replace(
         spec,
         checkpoint=CheckpointSettings(every_ms=None, storage=STORAGE),
-        restart=RestartSettings(0, 0),
+        restart=NO_RESTART,
         options={**spec.options, **_OPTIONS},
         slots_per_worker=_ONE_WORKER,
     )

@@ -12,6 +12,7 @@ from .fields import (
     Integer,
     Items,
     Kind,
+    Number,
     Section,
     Text,
     duration,
@@ -50,9 +51,26 @@ CHECKPOINT = Section(
 RESTART = Section(
     "restart",
     {
-        "strategy": Field(Choice(("fixed-delay", "none")), "what to do when the job fails"),
-        "attempts": Field(Integer(0, 2**31 - 1), "restarts before the job fails"),
-        "delay": Field(duration(), "pause before a restart"),
+        "strategy": Field(
+            Choice(("fixed-delay", "failure-rate", "exponential-delay", "none")),
+            "what to do when the job fails; fixed-delay",
+        ),
+        "attempts": Field(
+            Integer(0, 2**31 - 1),
+            "restarts before the job fails; of exponential-delay: until pauses begin anew",
+        ),
+        "delay": Field(duration(), "fixed-delay, failure-rate: pause before a restart"),
+        "maxFailures": Field(Integer(1, 2**31 - 1), "failure-rate: failures within the interval"),
+        "interval": Field(duration(), "failure-rate: the time in which failures are counted"),
+        "initialBackoff": Field(duration(), "exponential-delay: the first pause"),
+        "maxBackoff": Field(duration(), "exponential-delay: the longest pause"),
+        "backoffMultiplier": Field(Number(1), "exponential-delay: from one pause to the next"),
+        "jitterFactor": Field(
+            Number(0), "exponential-delay: random part of a pause, 0 to 1, added or taken off"
+        ),
+        "resetBackoffThreshold": Field(
+            duration(), "exponential-delay: pauses begin anew after so long without a failure"
+        ),
     },
 )
 _METADATA = Section(

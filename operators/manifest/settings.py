@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..job_graph import JobGraph
+from ..restarts import exponential_delay, failure_rate, fixed_delay, no_restart
+from ..settings import RestartSettings
 from .document import Problems
 from .fields import Table
 from .registry import Toolbox
@@ -23,6 +25,15 @@ OPTION_OF = {
     ("restart", "strategy"): "restart-strategy.type",
     ("restart", "attempts"): "restart-strategy.fixed-delay.attempts",
     ("restart", "delay"): "restart-strategy.fixed-delay.delay",
+    ("restart", "maxFailures"): "restart-strategy.failure-rate.max-failures-per-interval",
+    ("restart", "interval"): "restart-strategy.failure-rate.failure-rate-interval",
+    ("restart", "initialBackoff"): "restart-strategy.exponential-delay.initial-backoff",
+    ("restart", "maxBackoff"): "restart-strategy.exponential-delay.max-backoff",
+    ("restart", "backoffMultiplier"): "restart-strategy.exponential-delay.backoff-multiplier",
+    ("restart", "jitterFactor"): "restart-strategy.exponential-delay.jitter-factor",
+    ("restart", "resetBackoffThreshold"): (
+        "restart-strategy.exponential-delay.reset-backoff-threshold"
+    ),
 }
 """Fields that say the same as an option: who sets both contradicts himself."""
 
@@ -91,14 +102,52 @@ def apply_settings(job: JobGraph, spec: Table, attempts: Attempts) -> None:
         _restart(job, restart, attempts)
 
 
+def _fixed_delay(attempts: int = 3, delay: str = "1s") -> RestartSettings:
+    """As `job.restart` without arguments."""
+    return fixed_delay(attempts, delay)
+
+
+_RESTARTS: dict[str, tuple[Callable[..., RestartSettings], dict[str, str]]] = {
+    "none": (no_restart, {}),
+    "fixed-delay": (
+        _fixed_delay,
+        {"attempts": "attempts", "delay": "delay"},
+    ),
+    "failure-rate": (
+        failure_rate,
+        {"maxFailures": "max_failures", "interval": "interval", "delay": "delay"},
+    ),
+    "exponential-delay": (
+        exponential_delay,
+        {
+            "attempts": "attempts",
+            "initialBackoff": "initial",
+            "maxBackoff": "max",
+            "backoffMultiplier": "multiplier",
+            "jitterFactor": "jitter",
+            "resetBackoffThreshold": "reset_after",
+        },
+    ),
+}
+"""By strategy: what makes it, and its arguments by field."""
+
+
 def _restart(job: JobGraph, restart: Table, attempts: Attempts) -> None:
-    arguments = {
-        name: restart.get(name) for name in ("attempts", "delay") if name in restart.values
-    }
-    if restart.get("strategy") == "none":
-        for name in restart.present(["attempts", "delay"]):
+    name = restart.get("strategy", "fixed-delay")
+    if name not in _RESTARTS:
+        return  # noted already
+    make, arguments = _RESTARTS[name]
+    for field in restart.present(_RESTART_FIELDS):
+        if field not in arguments:
             attempts.problems.add(
-                restart.line_of(name), f"strategy `none` has no {name}", "remove one of them"
+                restart.line_of(field), f"strategy `{name}` has no {field}", "remove one of them"
             )
-        arguments = {"attempts": 0}
-    attempts.attempt(restart.line, lambda: job.restart(**arguments))
+    given = {
+        argument: restart.get(field)
+        for field, argument in arguments.items()
+        if field in restart.values
+    }
+    attempts.attempt(restart.line, lambda: job.restart(make(**given)))
+
+
+_RESTART_FIELDS = sorted({field for _, fields in _RESTARTS.values() for field in fields})

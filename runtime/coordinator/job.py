@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import JobEnded, JobStatus, LogView
-from ..protocol.restart import FixedDelayRestart
+from ..protocol.restart import restart_strategy
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
 from ..storage.base import CheckpointStore, StoreOpener
@@ -226,7 +227,7 @@ class JobCoordinator:
             clock=self._clock,
             pool=self._pool,
             events=self._events,
-            strategy=FixedDelayRestart(spec.restart.attempts, spec.restart.delay_ms),
+            strategy=restart_strategy(spec.restart, random.Random().uniform),
             log=log,
             store=store,
             checkpoints=self._make_driver(log, store, generation),

@@ -1,11 +1,19 @@
-"""When a failed job is restarted, and when it is given up (features.md 3.12)."""
+"""When a failed job is restarted, and when it is given up (features.md 3.12).
+
+All strategies merge failures: one that comes before the pending restart has happened belongs to it. The
+same `Restart` comes back, and nothing is counted.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, log
 from typing import Protocol, TypeAlias, final
 
 from ...errors import check
+from ...operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 
 
 @final
@@ -27,10 +35,11 @@ class GiveUp:
 
 
 RestartDecision: TypeAlias = Restart | GiveUp
+NOT_RECOVERABLE = GiveUp("the failure would happen again")
 
 
 class RestartStrategy(Protocol):
-    """Decides after each failure. One instance per job; it is not reset by a success."""
+    """Decides after each failure. One instance per coordinator."""
 
     def on_failure(self, now_ms: int, *, recoverable: bool) -> RestartDecision:
         """The running attempt failed, or a further failure came while its restart is pending.
@@ -39,6 +48,19 @@ class RestartStrategy(Protocol):
         of attempts that are over must not be passed in.
         """
         ...
+
+
+def restart_strategy(
+    settings: RestartSettings, uniform: Callable[[float, float], float]
+) -> RestartStrategy:
+    """The strategy that `settings` describe; `uniform(low, high)` draws a random number."""
+    match settings:
+        case FixedDelay():
+            return FixedDelayRestart(settings.attempts, settings.delay_ms)
+        case FailureRate():
+            return FailureRateRestart(settings)
+        case ExponentialDelay():
+            return ExponentialDelayRestart(settings, uniform)
 
 
 @final
@@ -55,7 +77,7 @@ class FixedDelayRestart:
     def on_failure(self, now_ms: int, *, recoverable: bool) -> RestartDecision:
         """See `RestartStrategy`."""
         if not recoverable:
-            return GiveUp("the failure would happen again")
+            return NOT_RECOVERABLE
         # Strictly before: with a delay of 0 every failure counts, or an instant failure would loop.
         if self._last is not None and now_ms < self._last.at_ms:
             return self._last
@@ -64,3 +86,82 @@ class FixedDelayRestart:
             return GiveUp(f"all restart attempts are used up attempts=`{self._attempts}`")
         self._last = Restart(now_ms + self._delay_ms, number)
         return self._last
+
+
+@final
+class FailureRateRestart:
+    """Restarts while no more than `max_failures` failures fall into any `interval_ms`."""
+
+    def __init__(self, settings: FailureRate) -> None:
+        check(settings.max_failures >= 1, "no failure is allowed", settings=settings)
+        self._settings = settings
+        self._failures_ms: deque[int] = deque(maxlen=settings.max_failures + 1)
+        self._last: Restart | None = None
+
+    def on_failure(self, now_ms: int, *, recoverable: bool) -> RestartDecision:
+        """See `RestartStrategy`."""
+        if not recoverable:
+            return NOT_RECOVERABLE
+        if self._last is not None and now_ms < self._last.at_ms:
+            return self._last
+        settings, failures = self._settings, self._failures_ms
+        failures.append(now_ms)
+        full = len(failures) == failures.maxlen
+        if full and now_ms - failures[0] <= settings.interval_ms:
+            return GiveUp(
+                f"too many failures in a short time max_failures=`{settings.max_failures}` "
+                f"interval_ms=`{settings.interval_ms}`"
+            )
+        number = 1 if self._last is None else self._last.number + 1
+        self._last = Restart(now_ms + settings.delay_ms, number)
+        return self._last
+
+
+@final
+class ExponentialDelayRestart:
+    """Pauses grow from failure to failure, and begin anew after a long time without one.
+
+    Flink's `ExponentialDelayRestartBackoffTimeStrategy`: the time without failure counts from when the
+    restart was due; the first pause is never below the initial one, and none is above the longest.
+    """
+
+    def __init__(
+        self, settings: ExponentialDelay, uniform: Callable[[float, float], float]
+    ) -> None:
+        self._settings = settings
+        self._uniform = uniform
+        self._attempt = 0
+        self._last: Restart | None = None
+
+    def on_failure(self, now_ms: int, *, recoverable: bool) -> RestartDecision:
+        """See `RestartStrategy`."""
+        if not recoverable:
+            return NOT_RECOVERABLE
+        settings, last = self._settings, self._last
+        if last is not None and now_ms <= last.at_ms:
+            return last
+        if last is not None and now_ms - last.at_ms >= settings.reset_ms:
+            self._attempt = 0
+        if settings.attempts is not None and self._attempt >= settings.attempts:
+            return GiveUp(f"all restart attempts are used up attempts=`{settings.attempts}`")
+        delay_ms = self._delay_ms()
+        self._attempt += 1
+        number = 1 if last is None else last.number + 1
+        self._last = Restart(now_ms + delay_ms, number)
+        return self._last
+
+    def _delay_ms(self) -> int:
+        settings = self._settings
+        base = self._base_ms()
+        if base == inf:
+            return settings.max_ms
+        spread = base * settings.jitter
+        jittered = base + self._uniform(-spread, spread) if spread else base
+        return round(max(settings.initial_ms, min(jittered, settings.max_ms)))
+
+    def _base_ms(self) -> float:
+        settings = self._settings
+        # So far above the longest pause that no jitter brings it back, and numbers stay finite.
+        if self._attempt * log(settings.multiplier) > log(settings.max_ms) + log(1e6):
+            return inf
+        return float(settings.initial_ms * settings.multiplier**self._attempt)

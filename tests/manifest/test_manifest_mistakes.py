@@ -227,7 +227,15 @@ SPECS = [
     ),
     (
         "restart: {strategy: exponential}",
-        "5: strategy must be one of fixed-delay, none, not the text",
+        "5: strategy must be one of fixed-delay, failure-rate, exponential-delay, none, not the text",
+    ),
+    (
+        "restart: {strategy: failure-rate, maxBackoff: 3s}",
+        "5: strategy `failure-rate` has no maxBackoff | remove one of them",
+    ),
+    (
+        "restart: {strategy: exponential-delay, jitterFactor: 2}",
+        "5: a restart jitter must be a number in 0..1",
     ),
     ("options: {heartbeat.timeout: 5}", "5: bad option value key=`heartbeat.timeout` value=`5` | "),
     ("options: {heartbeat.timeout: 1s}", "5: heartbeat timeout is not above the interval"),

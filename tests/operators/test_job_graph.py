@@ -8,7 +8,7 @@ import pytest
 
 from headgate.errors import PlanError, UsageError
 from headgate.operators.job_graph import JobGraph
-from headgate.operators.settings import CheckpointSettings, RestartSettings
+from headgate.operators.settings import CheckpointSettings, FixedDelay
 from headgate.operators.sink import Guarantee
 
 
@@ -30,7 +30,7 @@ def test_settings_are_plain_numbers():
         tolerable_failures=0,
         retain=3,
     )
-    assert job.restart_settings == RestartSettings(attempts=5, delay_ms=2_000)
+    assert job.restart_settings == FixedDelay(attempts=5, delay_ms=2_000)
     assert job.options == {"key": "1"}
 
 

@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import OptionError
-from headgate.runtime import checkpoint_options, options
+from headgate.runtime import checkpoint_options, options, restart_options
 from headgate.runtime.options import OPTIONS, Options, find_option, markdown
 
 ROOT = Path(options.__file__).parent.parent
@@ -54,13 +54,13 @@ def test_keys_and_aliases_are_unique() -> None:
         ),
         ("headgate.buffer.max-size", "64kb", options.BUFFER_SIZE, 65_536),
         ("pipeline.operator-chaining.enabled", "FALSE", options.CHAINING, False),
-        ("restart-strategy.type", "fixeddelay", options.RESTART_STRATEGY, "fixed-delay"),
-        ("restart-strategy.type", "disable", options.RESTART_STRATEGY, "none"),
+        ("restart-strategy.type", "fixeddelay", restart_options.RESTART_STRATEGY, "fixed-delay"),
+        ("restart-strategy.type", "disable", restart_options.RESTART_STRATEGY, "none"),
         ("s3.endpoint", " http://localhost:9000 ", options.S3_ENDPOINT, "http://localhost:9000"),
         ("state.checkpoints.num-retained", "3", checkpoint_options.CHECKPOINT_RETAINED, 3),
         ("state.checkpoints.dir", "/tmp/ck", checkpoint_options.CHECKPOINT_DIR, "/tmp/ck"),
         ("execution.buffer-timeout", "0ms", options.BUFFER_TIMEOUT, 0),
-        ("restart-strategy", "none", options.RESTART_STRATEGY, "none"),
+        ("restart-strategy", "none", restart_options.RESTART_STRATEGY, "none"),
     ],
 )
 def test_a_text_becomes_a_value(
@@ -79,7 +79,11 @@ def test_a_text_becomes_a_value(
         ("execution.checkpointing.interval", "5", "unit"),
         ("execution.checkpointing.num-retained", "0", "1..10000"),
         ("execution.checkpointing.num-retained", "two", "whole number"),
-        ("restart-strategy.type", "exponential-delay", "one of fixed-delay, none"),
+        (
+            "restart-strategy.type",
+            "sometimes",
+            "one of none, fixed-delay, failure-rate, exponential-delay",
+        ),
         ("pipeline.operator-chaining.enabled", "yes", "true or false"),
         ("parallelism.default", "40000", "1..32768"),
         ("metrics.port", "70000", "0..65535"),

@@ -1,0 +1,66 @@
+"""Which restart strategy a job runs with: options first, then what the job says, then the default."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import OptionError
+from ..operators.durations import format_duration
+from ..operators.settings import NO_RESTART, ExponentialDelay, RestartSettings
+from .options import Options
+from .restart_options import (
+    EXPONENTIAL_INITIAL,
+    EXPONENTIAL_MAX,
+    FIELDS,
+    RESTART_STRATEGY,
+    STRATEGIES,
+)
+
+
+def restart_settings(
+    written: RestartSettings | None, options: Options, checkpoints: bool
+) -> RestartSettings:
+    """The strategy of a job.
+
+    Args:
+        written: what `job.restart` or the manifest said, if anything.
+        options: those that are set explicitly change single values of the strategy.
+        checkpoints: the job takes some; without them it is not restarted unless somebody says so.
+
+    Raises:
+        OptionError: an option is set for another strategy than the one that is chosen.
+    """
+    name = options.get(RESTART_STRATEGY)
+    if name is not None:
+        named = STRATEGIES[name]
+        chosen = written if written is not None and type(written) is type(named) else named
+        chosen = named if name == "none" else chosen
+    elif written is not None:
+        chosen = written
+    else:
+        chosen = ExponentialDelay() if checkpoints else NO_RESTART
+        _refuse_others(chosen, options)
+    fields = FIELDS[type(chosen)] if name != "none" else {}
+    changed = replace(
+        chosen, **{field: options.get(o) for field, o in fields.items() if options.is_set(o)}
+    )
+    if isinstance(changed, ExponentialDelay) and changed.max_ms < changed.initial_ms:
+        raise OptionError(
+            f"the longest restart delay is below the first "
+            f"{EXPONENTIAL_INITIAL.key}=`{format_duration(changed.initial_ms)}` "
+            f"{EXPONENTIAL_MAX.key}=`{format_duration(changed.max_ms)}`",
+            fix=f"raise {EXPONENTIAL_MAX.key}",
+        )
+    return changed
+
+
+def _refuse_others(chosen: RestartSettings, options: Options) -> None:
+    """Nobody named a strategy, but somebody set a value of one: it would have no effect."""
+    names = {type(settings): name for name, settings in STRATEGIES.items() if name != "none"}
+    for kind, fields in FIELDS.items():
+        for option in fields.values():
+            if kind is not type(chosen) and options.is_set(option):
+                raise OptionError(
+                    f"option has no effect key=`{option.key}` strategy=`{names[type(chosen)]}`",
+                    fix=f"set {RESTART_STRATEGY.key} to {names[kind]}",
+                )
