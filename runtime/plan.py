@@ -69,9 +69,14 @@ class ExchangeEdge:
     partitioning: Partitioning
 
     @property
+    def by_key(self) -> bool:
+        """The key group of a record decides which subtask gets it."""
+        return isinstance(self.partitioning, HashColumns | HashFunction)
+
+    @property
     def by_content(self) -> bool:
         """A record alone decides which subtask gets it."""
-        return isinstance(self.partitioning, HashColumns | HashFunction | Custom)
+        return self.by_key or isinstance(self.partitioning, Custom)
 
 
 @dataclass(frozen=True, slots=True)

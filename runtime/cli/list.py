@@ -46,6 +46,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
         "last_checkpoint_ms": known.get("last_checkpoint_ms") or None,
         "last_checkpoint_at_ms": known.get("last_checkpoint_at_ms") or None,
         "event_time": known.get("event_time", []),
+        "backpressure": known.get("backpressure", []),
         "cluster": record.cluster,
         "pid": record.pid,
         "workers": known.get("workers", []),
@@ -77,7 +78,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_row(*map(Text, cells))  # as they are: brackets in a name are no markup
     console = make_console()
     console.print(table)
-    for line in (line for row in rows for line in _held(row)):
+    for line in (line for row in rows for line in (*_held(row), *_backpressure(row))):
         console.print(Text(line))
 
 
@@ -89,6 +90,11 @@ def _held(row: dict[str, Any]) -> list[str]:
         for step in row.get("event_time", ())
         if (holder := step["held_by"]) is not None and holder["for_ms"] >= HELD_SHOWN_MS
     ]
+
+
+def _backpressure(row: dict[str, Any]) -> list[str]:
+    """Who is slow, and makes others wait."""
+    return [f"{row['name']}: {each['sentence']}" for each in row.get("backpressure", ())]
 
 
 def _holder(holder: dict[str, Any]) -> str:

@@ -85,7 +85,10 @@ class LiveReporter:
         for vertex in self.progress.vertices:
             table.add_row(*_cells(vertex))
         header = self._header()
-        return Group(header, table) if self.progress.vertices else Group(header)
+        if not self.progress.vertices:
+            return Group(header)
+        causes = (Text(sentence) for sentence in self.progress.backpressure)
+        return Group(header, table, *causes)
 
     def _header(self) -> Text:
         progress = self.progress

@@ -72,6 +72,8 @@ class LineReporter:
         elif now >= self._next_line and self.progress.status == "RUNNING":
             self._next_line = now + PROGRESS_EVERY_S
             self._line("progress", self.progress.line(_now_ms()), body)
+            for sentence in self.progress.backpressure:
+                self._line("backpressure", sentence, None)
 
     def note(self, text: str) -> None:
         """Write a line of the command's own."""

@@ -44,6 +44,8 @@ class Progress:
     read: int = 0
     written: int = 0
     vertices: list[VertexView] = field(default_factory=list)
+    backpressure: list[str] = field(default_factory=list)
+    """A sentence per cause."""
     _samples: deque[tuple[float, list[Mapping[str, Any]]]] = field(
         default_factory=lambda: deque(maxlen=WINDOW + 1)
     )
@@ -58,6 +60,7 @@ class Progress:
         self.checkpoint = body["last_checkpoint"]
         self.checkpoint_ms = body["last_checkpoint_ms"]
         self.checkpoint_at_ms = body["last_checkpoint_at_ms"]
+        self.backpressure = [each["sentence"] for each in body["backpressure"]]
         vertices = body["vertices"]
         self.read = sum(vertex["records_read"] for vertex in vertices)
         self.written = sum(vertex["records_written"] for vertex in vertices)

@@ -13,6 +13,7 @@ import msgspec
 
 from ...operators.elements import CheckpointOptions
 from ...state.snapshot import OperatorSnapshot, StateHandle
+from ..protocol.backpressure import HotGroup, WaitsFor
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
@@ -295,6 +296,10 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Records that the sinks in this subtask took."""
     times: tuple[StepTime, ...] = ()
     """Of its event-time steps."""
+    waits_for: WaitsFor = WaitsFor.NOTHING
+    """At the moment."""
+    hot_groups: tuple[HotGroup, ...] = ()
+    """Where most of what it sends goes, by exchange; only while it is backpressured."""
 
 
 class Statistics(Message, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from ..control.messages import Event, SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex
+from ..protocol.backpressure import RecentRecords, level_of
 from ..protocol.failures import FailureKind
 from ..protocol.restart import RestartStrategy
 from ..savepoint.locate import Located
@@ -23,6 +24,7 @@ from ..savepoint.store import AddressOpener
 from ..shipping import ship
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
+from .backpressure import describe_backpressure
 from .checkpointing import CheckpointDriver, PublishResult
 from .event_time import describe_event_time
 from .restored import Restored
@@ -134,6 +136,7 @@ class JobContext:
     attempts_started: int = 0
     restarts: int = 0
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
+    recent: RecentRecords = field(default_factory=RecentRecords)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
     splits: dict[str, list[bytes]] = field(default_factory=dict)
     """Fresh splits of each source, by its name, made once."""
@@ -161,6 +164,12 @@ class JobContext:
         """False for a job without checkpoint storage: savepoints are all it can take."""
         return self.log is not None
 
+    def report(self, statistics: Iterable[SubtaskStatistics]) -> None:
+        """Take in what subtasks of the attempt did."""
+        for subtask in statistics:
+            self.statistics[subtask.vertex, subtask.index] = subtask
+            self.recent.report(subtask.vertex, subtask.index, subtask.records_in)
+
     def adopt(self, plan: PhysicalPlan, parallelism: int) -> None:
         """Run another plan from the next attempt on."""
         if plan is not self.plan:
@@ -169,7 +178,9 @@ class JobContext:
             self.plan_blob = ship(plan)
 
     def next_attempt(self) -> int:
-        """A number no attempt of this job ever had, in any generation."""
+        """A number no attempt of this job ever had, in any generation. Its subtasks count from 0."""
+        self.statistics.clear()
+        self.recent.clear()
         self.attempts_started += 1
         self.attempt = self.generation * ATTEMPTS_PER_GENERATION + self.attempts_started
         return self.attempt
@@ -241,8 +252,15 @@ class JobContext:
             "metrics": self._metrics_endpoints(),
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
             "event_time": describe_event_time(self.plan, self.statistics, self.clock.now_ms()),
+            "backpressure": self._describe_backpressure(),
             "exceptions": self.exceptions,
         }
+
+    def _describe_backpressure(self) -> list[dict[str, Any]]:
+        """Nobody waits for anybody unless the job runs: what is known is old then."""
+        if self.status != "RUNNING":
+            return []
+        return describe_backpressure(self.plan, self.statistics, self.recent)
 
     def _metrics_endpoints(self) -> list[dict[str, str]]:
         """Every endpoint of the job's processes, the coordinator's first."""
@@ -257,6 +275,7 @@ class JobContext:
         subtasks = [self.statistics.get((vertex.id, index)) for index in range(vertex.parallelism)]
         known = [subtask for subtask in subtasks if subtask is not None]
         records_in = sum(subtask.records_in for subtask in known)
+        pressure = max((subtask.backpressured_ms_per_second for subtask in known), default=0)
         return {
             "id": vertex.id,
             "name": vertex.name,
@@ -267,8 +286,7 @@ class JobContext:
             "records_out": sum(subtask.records_out for subtask in known),
             "busy": max((subtask.busy_ms_per_second for subtask in known), default=0),
             "idle": min((subtask.idle_ms_per_second for subtask in known), default=0),
-            "backpressured": max(
-                (subtask.backpressured_ms_per_second for subtask in known), default=0
-            ),
+            "backpressured": pressure,
+            "backpressure_level": level_of(pressure).value,
             "watermark": min((subtask.watermark for subtask in known), default=None),
         }

@@ -42,7 +42,6 @@ class Deploying(State):
     async def run(self, job: JobContext) -> State:
         job.set_status("RESTARTING" if job.restarts or job.rescale else "INITIALIZING")
         job.next_attempt()
-        job.statistics.clear()
         job.restoring.clear()
         job.restored = None
         preparing = asyncio.get_running_loop().create_task(self._prepare(job), name="deploy")

@@ -133,8 +133,7 @@ class Running(State):
         checkpoints = job.checkpoints
         match message:
             case Statistics(subtasks=subtasks):
-                for subtask in subtasks:
-                    job.statistics[subtask.vertex, subtask.index] = subtask
+                job.report(subtasks)
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)
                 now_ms = _monotonic_ms(job)

@@ -289,6 +289,11 @@ class InputGate:
             channel.queued = 0
 
     @property
+    def blocks(self) -> bool:
+        """True if there is a channel that nothing is taken from."""
+        return any(channel.blocked for channel in self._channels)
+
+    @property
     def holds_barrier(self) -> bool:
         """True if a barrier waits here, perhaps behind batches."""
         return self._barriers > 0

@@ -30,8 +30,9 @@ from ...operators.partitioning import (
     Shuffle,
 )
 from ...operators.rows import to_rows
-from ...state.hashing import hash_columns, hash_key, hash_keys, key_groups_of
+from ...state.hashing import Hashes, hash_columns, hash_key, hash_keys, key_groups_of
 from ...state.keygroups import owner_of
+from .key_group_sampler import KeyGroupSampler
 
 Partitioner: TypeAlias = Callable[[Batch], Iterable[tuple[int, Batch]]]
 """Splits a batch into (channel index, part). No part is empty if the batch is not."""
@@ -72,6 +73,7 @@ def make_partitioner(
     max_parallelism: int,
     rng: random.Random,
     rows: Rows = records_of,
+    sampler: KeyGroupSampler | None = None,
 ) -> Partitioner:
     """The partitioner of sender subtask `sender` over its `targets` channels.
 
@@ -82,6 +84,7 @@ def make_partitioner(
         max_parallelism: number of key groups.
         rng: used by Shuffle only.
         rows: turns a batch into the records that user functions (HashFunction, Custom) get.
+        sampler: counts records by key group, where the partitioner makes out key groups.
     """
     match partitioning:
         case Broadcast():
@@ -91,9 +94,9 @@ def make_partitioner(
         case _ if targets == 1 or isinstance(partitioning, Global):
             return _to_first
         case HashColumns(columns):
-            return _HashColumns(columns, targets, max_parallelism)
+            return _HashColumns(columns, targets, max_parallelism, sampler)
         case HashFunction(function):
-            return _HashFunction(function, targets, max_parallelism, rows)
+            return _HashFunction(function, targets, max_parallelism, rows, sampler)
         case Rebalance() | Rescale():
             return _RoundRobin(targets, sender)
         case Shuffle():
@@ -136,12 +139,35 @@ def _owner_table(channels: int, max_parallelism: int) -> npt.NDArray[Any]:
     return np.array(owners, dtype=np.uint8 if channels <= 256 else np.uint16)
 
 
-class _HashColumns:
-    def __init__(self, columns: tuple[str, ...], channels: int, max_parallelism: int) -> None:
-        self._columns = columns
+class _ByKeyGroup:
+    """Key hash -> key group -> owner."""
+
+    def __init__(
+        self, channels: int, max_parallelism: int, sampler: KeyGroupSampler | None
+    ) -> None:
         self._channels = channels
         self._max_parallelism = max_parallelism
         self._owners = _owner_table(channels, max_parallelism)
+        self._sampler = sampler
+
+    def split(self, batch: Batch, hashes: Hashes) -> list[tuple[int, Batch]]:
+        """Split by the owners of the keys with these hashes."""
+        groups = key_groups_of(hashes, self._max_parallelism)
+        if self._sampler is not None:
+            self._sampler.count(groups)
+        return split(batch, self._owners[groups], self._channels)
+
+
+class _HashColumns:
+    def __init__(
+        self,
+        columns: tuple[str, ...],
+        channels: int,
+        max_parallelism: int,
+        sampler: KeyGroupSampler | None,
+    ) -> None:
+        self._columns = columns
+        self._by_key_group = _ByKeyGroup(channels, max_parallelism, sampler)
 
     def __call__(self, batch: Batch) -> list[tuple[int, Batch]]:
         if not isinstance(batch, ColumnBatch):
@@ -150,18 +176,20 @@ class _HashColumns:
                 fix="use key_with(function), or give the stream a schema with into=",
             )
         hashes = hash_columns([batch.data.column(name) for name in self._columns])
-        groups = key_groups_of(hashes, self._max_parallelism)
-        return split(batch, self._owners[groups], self._channels)
+        return self._by_key_group.split(batch, hashes)
 
 
 class _HashFunction:
     def __init__(
-        self, function: Callable[[Any], Any], channels: int, max_parallelism: int, rows: Rows
+        self,
+        function: Callable[[Any], Any],
+        channels: int,
+        max_parallelism: int,
+        rows: Rows,
+        sampler: KeyGroupSampler | None,
     ) -> None:
         self._function = function
-        self._channels = channels
-        self._max_parallelism = max_parallelism
-        self._owners = _owner_table(channels, max_parallelism)
+        self._by_key_group = _ByKeyGroup(channels, max_parallelism, sampler)
         self._rows = rows
 
     def __call__(self, batch: Batch) -> list[tuple[int, Batch]]:
@@ -172,8 +200,7 @@ class _HashFunction:
         except StateError:
             _refuse_bad_key(keys, records)
             raise
-        groups = key_groups_of(hashes, self._max_parallelism)
-        return split(batch, self._owners[groups], self._channels)
+        return self._by_key_group.split(batch, hashes)
 
 
 def _refuse_bad_key(keys: Sequence[Any], records: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ from ...operators.rows import to_rows
 from ..control.messages import Deploy
 from ..exchange.gate import InputChannelSpec, InputGate
 from ..exchange.hub import ExchangeHub, WorkerAddress
+from ..exchange.key_group_sampler import KeyGroupSampler
 from ..exchange.partition import ResultPartition
 from ..exchange.partitioners import connections, make_partitioner
 from ..exchange.settings import ExchangeSettings
@@ -44,6 +45,8 @@ class ChannelMap:
             settings: limits.
             overtaken: vertices on whose inputs barriers may overtake records.
         """
+        self.samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
+        """By sending subtask, once it has its partitions: what counts its records by key group."""
         self._overtaken = overtaken
         self._plan = plan
         self._message = message
@@ -95,6 +98,7 @@ class ChannelMap:
                 for (sender, receiver), number in self._numbers[edge.id].items()
                 if sender == index
             ]
+            sampler = self._sampler(edge, index) if edge.by_key else None
             partitioner = make_partitioner(
                 edge.partitioning,
                 targets=len(channels),
@@ -102,6 +106,7 @@ class ChannelMap:
                 max_parallelism=self._plan.max_parallelism,
                 rng=random.Random(f"{self._message.attempt}/{edge.id}/{index}"),
                 rows=rows_of(self._plan, edge),
+                sampler=sampler,
             )
             addresses = None
             if edge.target in self._overtaken:
@@ -113,6 +118,12 @@ class ChannelMap:
             )
             partitions.setdefault(edge.source_node, []).append((edge.side, partition))
         return partitions
+
+    def _sampler(self, edge: ExchangeEdge, index: int) -> KeyGroupSampler:
+        receivers = self._plan.vertices[edge.target].parallelism
+        sampler = KeyGroupSampler(edge.id, receivers, self._plan.max_parallelism)
+        self.samplers.setdefault((edge.source, index), []).append(sampler)
+        return sampler
 
 
 def rows_of(plan: PhysicalPlan, edge: ExchangeEdge) -> Callable[[Batch], Sequence[Any]]:

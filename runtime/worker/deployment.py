@@ -14,7 +14,6 @@ from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
-from ...operators.watermarks.operator import EventTimeOperator
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, StateHandle
 from ..checkpoint_options import (
@@ -29,7 +28,6 @@ from ..control.messages import (
     LoopRoundBack,
     Messages,
     RestoreProgress,
-    StepTime,
     SubtaskAssignment,
     SubtaskFailed,
     SubtaskFinished,
@@ -38,6 +36,7 @@ from ..control.messages import (
     WatermarkReached,
 )
 from ..exchange.hub import ExchangeHub, WorkerAddress
+from ..exchange.key_group_sampler import KeyGroupSampler
 from ..observe.metrics import MetricsRegistry
 from ..options import (
     Options,
@@ -60,6 +59,7 @@ from .local_directories import LocalDirectories
 from .restore_progress import RestoreMeter
 from .settings import exchange_settings, task_settings
 from .stores import SharedStores
+from .subtask_statistics import statistics_of
 from .task_metrics import register_task
 
 
@@ -95,6 +95,7 @@ class Deployment:
         self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
         self._send = send
         self._subtasks: list[Subtask] = []
+        self._samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
         self._overtaken = frozenset(
             vertex.id
             for vertex in self._plan.vertices
@@ -135,6 +136,7 @@ class Deployment:
                 subtask = InputSubtask(env, outputs, gate)
             register_task(self._metrics, subtask)
             self._subtasks.append(subtask)
+        self._samplers = channels.samplers
         if self._message.state_root:
             async with self._stores.at(self._message.state_root, writable=False) as store:
                 await self._restore_all(assignments, store)
@@ -303,36 +305,18 @@ class Deployment:
 
     def statistics(self) -> tuple[SubtaskStatistics, ...]:
         """What the subtasks did so far."""
-        return tuple(_statistics(subtask) for subtask in self._subtasks)
+        return tuple(
+            statistics_of(
+                subtask, self._samplers.get((subtask.env.vertex.id, subtask.env.index), ())
+            )
+            for subtask in self._subtasks
+        )
 
 
 def _handles(assignment: SubtaskAssignment) -> Iterator[StateHandle]:
     for snapshot in assignment.state:
         yield from snapshot.handles
     yield from assignment.in_flight
-
-
-def _statistics(subtask: Subtask) -> SubtaskStatistics:
-    operators = subtask.chain.operators
-    busy, idle, backpressured = subtask.time.rates()
-    head = operators[0]
-    sinks = {node.id for node in subtask.env.vertex.nodes if node.sink is not None}
-    return SubtaskStatistics(
-        subtask.env.vertex.id,
-        subtask.env.index,
-        head.records_in,
-        sum(chained.output.records_out for chained in operators if chained.output.partitions),
-        busy,
-        idle,
-        backpressured,
-        max(chained.current_watermark for chained in operators),
-        sum(chained.records_in for chained in operators if chained.node_id in sinks),
-        tuple(
-            StepTime(chained.name, *chained.operator.status())
-            for chained in operators
-            if isinstance(chained.operator, EventTimeOperator)
-        ),
-    )
 
 
 class _Reports:

@@ -28,6 +28,7 @@ def body(*vertices: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {
         "attempt": 65_537, "status": "RUNNING", "restarts": 0, "last_checkpoint": 3,
         "last_checkpoint_ms": 12, "last_checkpoint_at_ms": NOW_MS - 4_200, "vertices": vertices,
+        "backpressure": [],
     } | changes  # fmt: skip
 
 
@@ -105,3 +106,31 @@ def test_the_table_on_a_terminal() -> None:
     assert "70%" in text
     assert "map (0): broken" in text
     assert "checkpoint 3 completed" not in text
+
+
+SENTENCE = "`in` is backpressured (HIGH, 92 %) because of `slow` (2/4), busy 99 %"
+
+
+def test_a_line_says_who_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 15.0])
+    monkeypatch.setattr("headgate.runtime.cli.progress.time.monotonic", lambda: next(now))
+    lines: list[str] = []
+    reporter = LineReporter("j", write=lines.append, as_json=False)
+    told = counted(5) | {"backpressure": [{"sentence": SENTENCE}]}
+    reporter.event(event("progress", "", **told))
+    assert lines == []
+    reporter.event(event("progress", "", **told))
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        "read 5 (0/s), wrote 5 (0/s), busy 70% in sink, " + lines[0].split("in sink, ")[1],
+        SENTENCE,
+    ]
+
+
+def test_the_table_says_who_is_slow() -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    with LiveReporter("clicks", console) as reporter:
+        reporter.event(
+            event("progress", "", **counted(5) | {"backpressure": [{"sentence": SENTENCE}]})
+        )
+    assert SENTENCE in written.getvalue()

@@ -36,6 +36,23 @@ def test_a_jobs_name_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> Non
     assert "[dev]" in printed
 
 
+def test_below_the_jobs_it_says_who_is_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    row: dict[str, Any] = {
+        "name": "clicks",
+        "status": "RUNNING",
+        "uptime_ms": 0,
+        "parallelism": 1,
+        "restarts": 0,
+        "last_checkpoint": None,
+        "cluster": "local",
+        "pid": 1,
+        "backpressure": [{"sentence": "`a` waits for `b[0]`"}, {"sentence": "`c` waits"}],
+    }
+    listing._print([row])
+    below = capsys.readouterr().out.splitlines()[2:]
+    assert below == ["clicks: `a` waits for `b[0]`", "clicks: `c` waits"]
+
+
 def test_a_vertex_name_is_printed_whole() -> None:
     table, written = Table(), io.StringIO()
     vertex = VertexView("window[red]", 1, 0, 0, 0.0, 0.0, 0, 0, 0, None)

@@ -1,0 +1,320 @@
+"""Who makes whom wait: from where the time of all subtasks goes to the one that holds the others up.
+
+A vertex is *backpressured* if one of its subtasks waits for room downstream for more than a tenth of the
+time. From there the walk goes downstream, through all that are backpressured as well, to the first vertices
+that are not. One of them that is busy is the cause; if none is, nobody is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, final
+
+OK_MAX_MS: Final = 100
+"""Up to so many ms per second of waiting nobody need care (levels as in Flink's UI)."""
+LOW_MAX_MS: Final = 500
+BUSY_MIN_MS: Final = 500
+"""Who works less than so many ms per second is not what others wait for."""
+BUSY_ALIKE_MS: Final = 50
+"""Of subtasks that are busy alike the one with the most records is the hottest."""
+SKEW_MIN: Final = 1.5
+"""From so many times the mean on the records count as spread unevenly."""
+GROUP_SHARE_MIN: Final = 0.25
+"""A key group with less of its subtask's records is not worth a word, nor is ..."""
+GROUP_EXCESS_MIN: Final = 2.0
+"""... one with less than so many times its even share."""
+KEPT: Final = 0.98
+"""What is left of the weight of a record after a second: shares are those of about the last minute."""
+
+
+class Level(StrEnum):
+    """How much a vertex is backpressured."""
+
+    OK = "OK"
+    LOW = "LOW"
+    HIGH = "HIGH"
+
+
+def level_of(backpressured_ms: int) -> Level:
+    """The level of so many ms per second."""
+    if backpressured_ms <= OK_MAX_MS:
+        return Level.OK
+    return Level.LOW if backpressured_ms <= LOW_MAX_MS else Level.HIGH
+
+
+class WaitsFor(StrEnum):
+    """What holds a subtask up that is not its own work."""
+
+    NOTHING = ""
+    CALLS = "calls"
+    """It has as many asynchronous calls under way as it may."""
+    BARRIERS = "barriers"
+    """It reads nothing from channels whose barrier has come, until all have."""
+
+
+class HotGroup(NamedTuple):
+    """The key group with the most records of a sender's sample, on one exchange.
+
+    Attributes:
+        edge: the exchange.
+        subtask: who owns the key group.
+        group: the key group.
+        records: of it in the sample.
+        of_subtask: in the sample, of all the key groups that `subtask` owns.
+        of_all: in the sample.
+    """
+
+    edge: int
+    subtask: int
+    group: int
+    records: int
+    of_subtask: int
+    of_all: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class VertexShape:
+    """A vertex of the plan."""
+
+    id: int
+    name: str
+    parallelism: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An edge of the plan, from vertex to vertex."""
+
+    id: int
+    source: int
+    target: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SubtaskLoad:
+    """Where the time of a subtask goes, in ms per second, and what it gets.
+
+    `records` it got lately; any unit, the same for all subtasks of a vertex.
+    """
+
+    busy: int
+    idle: int
+    backpressured: int
+    records: float = 0.0
+    waits_for: WaitsFor = WaitsFor.NOTHING
+    hot_groups: tuple[HotGroup, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """A backpressured vertex."""
+
+    vertex: VertexShape
+    backpressured: int
+
+    @property
+    def level(self) -> Level:
+        """Of the subtask that waits most."""
+        return level_of(self.backpressured)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A subtask that others wait for.
+
+    Attributes:
+        vertex: its vertex.
+        subtask: the hottest one, from 0.
+        load: of the subtask.
+        busy_subtasks: how many subtasks of the vertex are busy.
+        records_share: of the vertex's records, 0 to 1: what the senders sampled, else what the subtasks
+            got lately; None: unknown, or there is only one subtask.
+        key_group: one that carries much of what the subtask gets, or None.
+        key_group_share: of the subtask's records, as sampled by the senders.
+    """
+
+    vertex: VertexShape
+    subtask: int
+    load: SubtaskLoad
+    busy_subtasks: int
+    records_share: float | None = None
+    key_group: int | None = None
+    key_group_share: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"`{self.vertex.name}` ({self.subtask + 1}/{self.vertex.parallelism})"
+
+    @property
+    def is_skewed(self) -> bool:
+        """True if the subtask gets far more than the mean."""
+        share = self.records_share
+        return share is not None and share * self.vertex.parallelism >= SKEW_MIN
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Backpressured vertices that wait for the same one.
+
+    `cause` is None if nobody downstream is busy; `waiting` are then those where the walk ended.
+    """
+
+    pressed: tuple[Pressed, ...]
+    cause: Suspect | None
+    waiting: tuple[Suspect, ...] = ()
+
+
+def find_causes(
+    vertices: Sequence[VertexShape],
+    edges: Sequence[Exchange],
+    loads: Mapping[tuple[int, int], SubtaskLoad],
+    key_groups: int,
+) -> list[Finding]:
+    """One finding per cause, in the order of the vertices that wait.
+
+    Args:
+        vertices: of the plan.
+        edges: of the plan; they may form circles.
+        loads: by vertex and subtask; who has not reported yet is missing.
+        key_groups: how many there are.
+    """
+    return _Walk(vertices, edges, loads, key_groups).findings()
+
+
+@final
+class _Walk:
+    def __init__(
+        self,
+        vertices: Sequence[VertexShape],
+        edges: Sequence[Exchange],
+        loads: Mapping[tuple[int, int], SubtaskLoad],
+        key_groups: int,
+    ) -> None:
+        self._vertices = {vertex.id: vertex for vertex in vertices}
+        self._edges = edges
+        self._key_groups = key_groups
+        self._loads: dict[int, dict[int, SubtaskLoad]] = {vertex.id: {} for vertex in vertices}
+        for (vertex, index), load in sorted(loads.items()):
+            self._loads[vertex][index] = load
+        self._pressure = {
+            vertex: max((load.backpressured for load in known.values()), default=0)
+            for vertex, known in self._loads.items()
+        }
+
+    def findings(self) -> list[Finding]:
+        blamed: dict[int, list[Pressed]] = {}
+        unblamed: dict[tuple[int, ...], list[Pressed]] = {}
+        for vertex in self._vertices.values():
+            pressed = Pressed(vertex, self._pressure[vertex.id])
+            if pressed.level is Level.OK:
+                continue
+            passed, ends = self._downstream(vertex.id)
+            # Who is busy between waits counts only if nobody behind is busy all along.
+            causes = self._busy(ends) or self._busy(passed)
+            for cause in causes:
+                blamed.setdefault(cause, []).append(pressed)
+            if not causes:
+                unblamed.setdefault(tuple(ends), []).append(pressed)
+        findings = [Finding(tuple(each), self._suspect(cause)) for cause, each in blamed.items()]
+        for ends_, each in unblamed.items():
+            waiting = tuple(self._suspect(end) for end in ends_ if self._loads[end])
+            findings.append(Finding(tuple(each), None, waiting))
+        return findings
+
+    def _downstream(self, start: int) -> tuple[list[int], list[int]]:
+        """The backpressured vertices the walk from `start` goes through, and those where it ends."""
+        passed: list[int] = []
+        ends: list[int] = []
+        front, seen = [start], {start}
+        while front:
+            here = front.pop(0)
+            for edge in self._edges:
+                if edge.source != here or edge.target in seen:
+                    continue
+                seen.add(edge.target)
+                if level_of(self._pressure[edge.target]) is Level.OK:
+                    ends.append(edge.target)
+                else:
+                    passed.append(edge.target)
+                    front.append(edge.target)
+        return passed, ends
+
+    def _busy(self, vertices: Iterable[int]) -> list[int]:
+        return [vertex for vertex in vertices if self._busy_subtasks(vertex)]
+
+    def _busy_subtasks(self, vertex: int) -> int:
+        return sum(load.busy > BUSY_MIN_MS for load in self._loads[vertex].values())
+
+    def _suspect(self, vertex: int) -> Suspect:
+        shape, loads = self._vertices[vertex], self._loads[vertex]
+        busiest = max(load.busy for load in loads.values())
+        alike = [i for i, load in loads.items() if load.busy >= busiest - BUSY_ALIKE_MS]
+        hottest = max(alike, key=lambda index: loads[index].records)
+        busy = self._busy_subtasks(vertex)
+        samples = self._samples(vertex, hottest)
+        if not samples:
+            total = sum(load.records for load in loads.values())
+            known = shape.parallelism > 1 and total > 0
+            share = loads[hottest].records / total if known else None
+            return Suspect(shape, hottest, loads[hottest], busy, share)
+        # Better than what came lately: that is much of a hot subtask's only after many buffers.
+        share = sum(each.of_subtask for each in samples) / sum(each.of_all for each in samples)
+        group, of_subtask = _hottest(samples)
+        even = min(1.0, shape.parallelism / self._key_groups)
+        if of_subtask < max(GROUP_SHARE_MIN, GROUP_EXCESS_MIN * even):
+            return Suspect(shape, hottest, loads[hottest], busy, share)
+        return Suspect(shape, hottest, loads[hottest], busy, share, group, of_subtask)
+
+    def _samples(self, vertex: int, subtask: int) -> list[HotGroup]:
+        """Of the senders whose hottest key group is the subtask's."""
+        inputs = {edge.id for edge in self._edges if edge.target == vertex}
+        return [
+            hot
+            for loads in self._loads.values()
+            for load in loads.values()
+            for hot in load.hot_groups
+            if hot.edge in inputs and hot.subtask == subtask
+        ]
+
+
+def _hottest(samples: Sequence[HotGroup]) -> tuple[int, float]:
+    """The key group with most records, and its share of what its subtask gets."""
+    records: dict[int, int] = {}
+    for each in samples:
+        records[each.group] = records.get(each.group, 0) + each.records
+    group = max(records, key=lambda each: records[each])
+    return group, records[group] / sum(each.of_subtask for each in samples)
+
+
+@final
+class RecentRecords:
+    """How many records each subtask got lately, older ones counting less."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], int] = {}
+        self._recent: dict[tuple[int, int], float] = {}
+
+    def report(self, vertex: int, index: int, records: int) -> None:
+        """Take in a counter, about once a second."""
+        subtask = vertex, index
+        new = records - self._seen.get(subtask, 0)
+        self._seen[subtask] = records
+        self._recent[subtask] = KEPT * self._recent.get(subtask, 0.0) + new
+
+    def of(self, vertex: int, index: int) -> float:
+        """Records of a subtask, weighted by their age; 0 if it has not reported."""
+        return self._recent.get((vertex, index), 0.0)
+
+    def clear(self) -> None:
+        """All counters begin anew."""
+        self._seen.clear()
+        self._recent.clear()

@@ -1,0 +1,121 @@
+"""Whole jobs on virtual time: the status names the subtask that is slow, and its key group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.connectors import blackhole, from_list, generator, numbers, sequence
+from headgate.state.hashing import hash_key, key_group_of
+from headgate.state.keygroups import owner_of
+from headgate.testing.run import VirtualRun
+
+PARALLELISM = 4
+HOT_KEY = "hot"
+GROUP = key_group_of(hash_key(HOT_KEY), 128)
+OWNER = owner_of(GROUP, PARALLELISM, 128)
+
+
+def key_of(n: int) -> str:
+    """Three of four records are of one key, the others of many."""
+    return f"key-{n % 997}" if n % 4 == 0 else HOT_KEY
+
+
+async def slow(n: int) -> int:
+    await asyncio.sleep(0.05)
+    return n
+
+
+def keyed(key: Callable[[int], str]) -> hg.Job:
+    job = hg.Job("hot", parallelism=PARALLELISM)
+    read = job.read(numbers(splits=PARALLELISM, batch_rows=64), name="in")
+    done = read.key_with(key).map_async(slow, name="slow", max_in_flight=1, timeout="1h")
+    done.write(blackhole(), name="out")
+    return job
+
+
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Runs a job for some seconds; its status."""
+    monkeypatch.setattr("headgate.testing.run._PERIODIC", frozenset())  # they bring the statistics
+    runs: list[VirtualRun] = []
+
+    def run(job: hg.Job, ms: int = 20_000) -> dict[str, Any]:
+        one_worker = replace(job.spec(), slots_per_worker=PARALLELISM)
+        runs.append(VirtualRun(one_worker, seed=1))
+        runs[-1].start()
+        runs[-1].advance(ms)
+        return runs[-1]._coordinator._describe()
+
+    yield run
+    for each in runs:
+        each.close()
+
+
+def test_a_hot_key_is_found(status: Callable[..., dict[str, Any]]) -> None:
+    described = status(keyed(key_of))
+    (found,) = described["backpressure"]
+    cause = found["cause"]
+    assert (cause["subtask"], cause["key_group"]) == (OWNER, GROUP)
+    assert cause["busy"] > 900
+    assert 0.7 < cause["records_share"] < 0.9
+    assert 0.8 < cause["key_group_share"] < 1
+    (pressed,) = found["vertices"]
+    assert (pressed["vertex"], pressed["level"]) == ("in", "HIGH")
+    assert found["sentence"].startswith("`in` is backpressured (HIGH, ")
+    assert f"because of `slow -> out` ({OWNER + 1}/{PARALLELISM}), busy " in found["sentence"]
+    assert found["sentence"].endswith(f" of them in key group {GROUP}")
+    levels = {each["name"]: each["backpressure_level"] for each in described["vertices"]}
+    assert levels == {"in": "HIGH", "slow -> out": "OK"}
+
+
+def test_without_a_hot_key_no_key_group_is_named(status: Callable[..., dict[str, Any]]) -> None:
+    (found,) = status(keyed(lambda n: f"key-{n}"))["backpressure"]
+    assert found["cause"]["vertex"] == "slow -> out"
+    assert found["cause"]["key_group"] is None
+    assert "key group" not in found["sentence"]
+
+
+async def slow_batch(batch: Any) -> Any:
+    await asyncio.sleep(0.05 * len(batch))
+    return batch
+
+
+def test_an_alignment_is_nobodys_fault(status: Callable[..., dict[str, Any]]) -> None:
+    """The barrier of one input is behind much work; the other input is not read meanwhile."""
+    job = hg.Job("aligned")
+    job.checkpoint(every="5s", storage="in-memory")
+    left = job.read(generator({"n": sequence()}), name="left").rebalance()
+    right = job.read(generator({"n": sequence()}, rate=20_000), name="right")
+    left.map_batches(slow_batch, name="slow").union(right, name="both").write(
+        blackhole(), name="out"
+    )
+    slow, aligned = status(job, 30_000)["backpressure"]
+    assert [each["vertex"] for each in slow["vertices"]] == ["left"]
+    assert slow["cause"]["vertex"] == "slow"
+    assert [each["vertex"] for each in aligned["vertices"]] == ["right"]
+    assert aligned["cause"] is None
+    assert aligned["sentence"].endswith(
+        "nobody downstream is busy: `both -> out` (1/1), busy 0 %, "
+        "waits for the other barriers of a checkpoint"
+    )
+
+
+def test_a_job_that_keeps_up_blames_nobody(status: Callable[..., dict[str, Any]]) -> None:
+    job = hg.Job("quick", parallelism=2)
+    job.read(numbers(rate=100), name="in").key_with(key_of).reduce(max, name="most").write(
+        blackhole(), name="out"
+    )
+    assert status(job)["backpressure"] == []
+
+
+def test_a_job_that_has_ended_blames_nobody(status: Callable[..., dict[str, Any]]) -> None:
+    job = hg.Job("short")
+    read = job.read(from_list(list(range(2_000))), name="in").rebalance()
+    read.map_async(slow, name="slow", max_in_flight=1, timeout="1h").write(blackhole(), name="out")
+    assert status(job, 200_000)["backpressure"] == []
