@@ -102,6 +102,13 @@ EXPONENTIAL_ATTEMPTS = Option[int | None](
     "restarts",
     "So many restarts until pauses begin anew; one failure more ends the job; unset: any number.",
 )
+EXCEPTION_HISTORY = Option[int](
+    "web.exception-history-size",
+    Integer(at_least=1, at_most=10_000),
+    16,
+    "failures",
+    "The last failures of a job that are remembered, for `headgate history`.",
+)
 RESTART_OPTIONS: tuple[Option[Any], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

@@ -10,6 +10,7 @@ from .cancel import cancel
 from .checkpoint import checkpoint
 from .checkpoints import checkpoints
 from .explain import explain
+from .history import history
 from .list import list_jobs
 from .options import options
 from .rescale import rescale
@@ -53,6 +54,7 @@ app.command("stop")(stop)
 app.command("cancel")(cancel)
 app.command("checkpoint")(checkpoint)
 app.command("checkpoints")(checkpoints)
+app.command("history")(history)
 app.command("rescale")(rescale)
 app.add_typer(savepoint_app, name="savepoint")
 app.command("options")(options)

@@ -17,6 +17,7 @@ from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
+from ..protocol.failure_history import FailureEntry, FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.restart import RestartStrategy
 from ..savepoint.locate import Located
@@ -32,7 +33,6 @@ from .states import End
 from .workers import FromWorker, WorkerLost, WorkerPool
 
 _log = logging.getLogger("headgate.job")
-EXCEPTIONS_KEPT = 16
 """How many failures the status shows (Flink `web.exception-history-size`)."""
 
 
@@ -95,6 +95,8 @@ class Failure:
     kind: FailureKind
     error: HeadgateError
     detail: str = ""
+    worker: str = ""
+    """Where it happened, if that is known."""
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class JobContext:
     restarts: int = 0
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     recent: RecentRecords = field(default_factory=RecentRecords)
-    exceptions: list[dict[str, Any]] = field(default_factory=list)
+    failures: FailureHistory = field(default_factory=lambda: FailureHistory(1))
     splits: dict[str, list[bytes]] = field(default_factory=dict)
     """Fresh splits of each source, by its name, made once."""
     restored: Restored | None = None
@@ -204,17 +206,7 @@ class JobContext:
 
     def record(self, failure: Failure) -> None:
         """Remember a failure and tell the world."""
-        self.exceptions.append(
-            {
-                "time_ms": self.clock.now_ms(),
-                "attempt": self.attempt,
-                "kind": failure.kind.value,
-                "where": failure.where,
-                "text": failure.text,
-                "detail": failure.detail,
-            }
-        )
-        del self.exceptions[:-EXCEPTIONS_KEPT]
+        self.failures.failed(self.entry(failure), self.attempt)
         self.publish(
             "failure",
             f"{failure.where}: {failure.text} ({failure.kind.sentence})",
@@ -222,6 +214,17 @@ class JobContext:
             where=failure.where,
             detail=failure.detail,
             attempt=self.attempt,
+        )
+
+    def entry(self, failure: Failure) -> FailureEntry:
+        """A failure as a line of the history."""
+        return FailureEntry(
+            time_ms=self.clock.now_ms(),
+            kind=failure.kind.value,
+            where=failure.where,
+            worker=failure.worker,
+            text=failure.text,
+            detail=failure.detail,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -253,7 +256,7 @@ class JobContext:
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
             "event_time": describe_event_time(self.plan, self.statistics, self.clock.now_ms()),
             "backpressure": self._describe_backpressure(),
-            "exceptions": self.exceptions,
+            "exceptions": [story.as_json() for story in self.failures.stories],
         }
 
     def _describe_backpressure(self) -> list[dict[str, Any]]:

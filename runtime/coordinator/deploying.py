@@ -118,8 +118,10 @@ class Deploying(State):
                     deployed.add(worker_id)
                 case FromWorker(worker_id, RestoreProgress() as progress):
                     self._progressed(job, worker_id, progress)
-                case FromWorker(_, SubtaskFailed() as message) if message.attempt == job.attempt:
-                    return self._failed(job, failure_of_subtask(message))
+                case FromWorker(worker_id, SubtaskFailed() as message) if (
+                    message.attempt == job.attempt
+                ):
+                    return self._failed(job, failure_of_subtask(message, worker_id))
                 case WorkerLost(worker_id, reason):
                     lost[worker_id] = reason
                 case ClientWish() as wish if ends_at_once(wish):
@@ -178,6 +180,8 @@ class Deploying(State):
         return deploying()
 
     def _publish_restored(self, job: JobContext) -> None:
+        text = job.restored.text if job.restored is not None else ""
+        job.failures.deployed(job.clock.now_ms(), text)
         if job.restored is not None:
             job.restored_at_ms = job.clock.now_ms()
             size = size_of(job.restored.manifest)
@@ -262,7 +266,7 @@ def failure_from(error: HeadgateError, where: str) -> Failure:
     return Failure(str(error), where, FailureKind.of(error), error)
 
 
-def failure_of_subtask(message: SubtaskFailed) -> Failure:
+def failure_of_subtask(message: SubtaskFailed, worker_id: str) -> Failure:
     """What a worker reported."""
     try:
         error = pickle.loads(message.error)
@@ -271,7 +275,8 @@ def failure_of_subtask(message: SubtaskFailed) -> Failure:
     where = message.task_name
     if message.index >= 0:
         where = f"{where} ({message.index})"
-    return Failure(message.text, where, FAILURE_KINDS[message.kind], error, message.detail)
+    kind = FAILURE_KINDS[message.kind]
+    return Failure(message.text, where, kind, error, message.detail, worker_id)
 
 
 def failure_of_worker(worker_id: str, reason: str) -> Failure:
@@ -279,4 +284,6 @@ def failure_of_worker(worker_id: str, reason: str) -> Failure:
     text = f"worker lost: {reason}"
     silent = reason.startswith(SILENT)
     kind = FailureKind.HEARTBEAT_TIMEOUT if silent else FailureKind.WORKER_LOST
-    return Failure(text, worker_id, kind, HeadgateError(f"{text} worker=`{worker_id}`"))
+    return Failure(
+        text, worker_id, kind, HeadgateError(f"{text} worker=`{worker_id}`"), worker=worker_id
+    )

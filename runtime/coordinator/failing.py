@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import ExchangeError, HeadgateError
-from ..control.messages import Cancel, Cancelled, CheckpointAcked
+from ..control.messages import Cancel, Cancelled, CheckpointAcked, SubtaskFailed
+from ..protocol.failure_history import FailureEntry
 from ..protocol.joblog import JobStatus
 from ..protocol.restart import GiveUp
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext, JobEvent
-from .deploying import failure_of_worker
+from .deploying import failure_of_subtask, failure_of_worker
 from .states import End, State, deploying, ended, ended_by_wish, ends_at_once
 from .workers import FromWorker, WorkerLost
 
@@ -26,6 +27,8 @@ class Failing(State):
     def __init__(self, failure: Failure) -> None:
         self._failure = failure
         self._wish: ClientWish | None = None
+        self._also: list[FailureEntry] = []
+        """Failures of the same attempt that came after the first."""
 
     async def run(self, job: JobContext) -> State:
         job.set_status("FAILING")
@@ -35,24 +38,29 @@ class Failing(State):
         job.record(self._failure)
         await self._cancel_all(job)
         await self._settle_publications(job)
+        job.failures.cancelled(job.clock.now_ms(), self._also)
         if self._wish is not None:
             return ended_by_wish(self._wish)
         decision = job.strategy.on_failure(
             job.clock.now_ms(), recoverable=self._failure.kind.recoverable
         )
         if isinstance(decision, GiveUp):
+            job.failures.decided(f"the job failed: {decision.reason}")
             end = End(JobStatus.FAILED, decision.reason, failure=self._failure)
             return ended(end)
         job.restarts += 1
         delay_ms = max(0, decision.at_ms - job.clock.now_ms())
         job.set_status("RESTARTING")
+        text = f"restart {decision.number} in {delay_ms} ms"
+        job.failures.decided(text)
         job.publish(
             "restart",
-            f"restart {decision.number} in {delay_ms} ms",
+            text,
             number=decision.number,
             delay_ms=delay_ms,
         )
         wish = await self._sleep(job, delay_ms / 1000)
+        job.failures.waited(job.clock.now_ms())
         return deploying() if wish is None else ended_by_wish(wish)
 
     async def _find_root_cause(self, job: JobContext) -> None:
@@ -102,6 +110,9 @@ class Failing(State):
                 # Its files belong to nothing any more.
                 if attempt == job.attempt:
                     job.checkpoints.acked(late)
+            case FromWorker(worker_id, SubtaskFailed(attempt=attempt) as also):
+                if attempt == job.attempt:
+                    self._also.append(job.entry(failure_of_subtask(also, worker_id)))
             case ClientWish() as wish if self._wish is None and ends_at_once(wish):
                 self._wish = wish
             case ClientWish() as wish:

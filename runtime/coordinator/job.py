@@ -36,9 +36,11 @@ from ..options import (
 )
 from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
+from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
+from ..restart_options import EXCEPTION_HISTORY
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
 from ..storage.base import CheckpointStore, StoreOpener
@@ -238,6 +240,7 @@ class JobCoordinator:
             plan_blob=ship(spec.plan),
             metrics_url=self._metrics_url,
             status_since_ms=self._clock.now_ms(),
+            failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
         )
         context.subscribers.append(self._clients.publish)
         if self.on_event is not None:

@@ -81,6 +81,7 @@ class Running(State):
         for worker in self._workers:
             worker.send(Start(attempt=job.attempt))
         job.set_status("RUNNING")
+        job.failures.running(job.clock.now_ms())
         job.unreadable.clear()
         self._answer_rescale(job)
         restored = job.restored
@@ -111,9 +112,9 @@ class Running(State):
 
     def _handle(self, job: JobContext, event: Any) -> State | None:
         match event:
-            case FromWorker(_, message):
+            case FromWorker(worker_id, message):
                 if getattr(message, "attempt", None) == job.attempt:
-                    return self._handle_message(job, message)
+                    return self._handle_message(job, message, worker_id)
             case WorkerLost(worker_id, reason):
                 if worker_id in self._ids:
                     return failing(failure_of_worker(worker_id, reason))
@@ -129,7 +130,7 @@ class Running(State):
                 return self._handle_wish(job, event)
         return None
 
-    def _handle_message(self, job: JobContext, message: Any) -> State | None:
+    def _handle_message(self, job: JobContext, message: Any, worker_id: str) -> State | None:
         checkpoints = job.checkpoints
         match message:
             case Statistics(subtasks=subtasks):
@@ -145,7 +146,7 @@ class Running(State):
             case CheckpointDeclined():
                 return self._settle(job, checkpoints.declined(message))
             case SubtaskFailed():
-                return failing(failure_of_subtask(message))
+                return failing(failure_of_subtask(message, worker_id))
             case SubtaskFinished(vertex=vertex, index=index):
                 self._unfinished.discard((vertex, index))
                 left = self._alignment.leave(SubtaskId(vertex, index), _monotonic_ms(job))

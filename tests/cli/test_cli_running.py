@@ -34,6 +34,7 @@ def test_list_checkpoint_stop_and_resume(cli, ticker: str) -> None:
 
     history = json.loads(cli("checkpoints", "ticker", "--json").stdout)["history"]
     assert [(row["id"], row["status"]) for row in history] == [(1, "COMPLETED")]
+    assert cli("history", "ticker").stdout == "job ticker: no failure since its coordinator began\n"
     shown = cli("checkpoints", "ticker").stdout
     assert "COMPLETED" in shown
     assert "1: took " in shown

@@ -346,3 +346,24 @@ def test_the_coordinator_crashes_while_state_is_restored(lab: Any, trouble: Any)
 
     sink = exactly_once()
     finished_exactly(lab.run(make_job(lab, sink), script, opener=trouble.open), sink)
+
+
+def test_the_history_says_what_failed_and_how_long_it_took(lab: Any, faults: Any) -> None:
+    sink = exactly_once()
+    told: list[dict[str, Any]] = []
+
+    async def script(running: Any) -> None:
+        await faults.kills(1, 2)(running)
+        told.extend((await running.status())["exceptions"])
+
+    ran = lab.run(make_job(lab, sink), script)
+    finished_exactly(ran, sink)
+    assert len(told) == 2
+    for story in told:
+        assert story["kind"] == "worker_lost"
+        assert story["worker"] == story["where"]
+        assert story["outcome"].startswith("restart ")
+        assert story["restored"].startswith("checkpoint ")
+        phases = [story[name] for name in ("cancelling_ms", "waiting_ms", "deploying_ms")]
+        assert all(phase is not None for phase in phases)
+        assert story["down_ms"] >= sum(phases)

@@ -1,0 +1,66 @@
+"""`headgate history`: the failures of a running job, what followed, and how long it was down."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from ...operators.durations import format_duration
+from .jobs import request
+from .stop import JobName
+
+
+def history(
+    job: JobName,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="With the tracebacks of user functions.")
+    ] = False,
+) -> None:
+    """Show why a running job was restarted: root failures, what failed with them, and the time it took."""
+    status = request(job, "status")
+    failures = status.get("exceptions", [])
+    if as_json:
+        typer.echo(json.dumps(failures, indent=2))
+    elif not failures:
+        typer.echo(f"job {job}: no failure since its coordinator began")
+    else:
+        for failure in failures:
+            for line in _lines(failure, details=details):
+                typer.echo(line)
+
+
+def _lines(failure: dict[str, Any], *, details: bool) -> list[str]:
+    at = datetime.fromtimestamp(failure["time_ms"] / 1000, UTC)
+    worker = f" on {failure['worker']}" if failure["worker"] not in ("", failure["where"]) else ""
+    lines = [
+        f"{at:%Y-%m-%d %H:%M:%S} attempt {failure['attempt']}: {failure['where']}{worker}: "
+        f"{failure['text']} ({failure['kind']})"
+    ]
+    if details and failure["detail"]:
+        lines += [f"    {line}" for line in failure["detail"].rstrip().splitlines()]
+    lines += [f"  also {also['where']}: {also['text']}" for also in failure["concurrent"]]
+    if failure["concurrent_dropped"]:
+        lines.append(f"  and {failure['concurrent_dropped']} more")
+    if failure["outcome"]:
+        lines.append(f"  -> {failure['outcome']}{_times(failure)}")
+    return lines
+
+
+def _times(failure: dict[str, Any]) -> str:
+    if failure["down_ms"] is None:
+        return ""
+    phases = ", ".join(
+        f"{name} {format_duration(failure[key])}"
+        for name, key in (
+            ("stopping", "cancelling_ms"),
+            ("waiting", "waiting_ms"),
+            ("deploying and restoring", "deploying_ms"),
+        )
+        if failure[key] is not None
+    )
+    restored = f" from {failure['restored']}" if failure["restored"] else ""
+    return f"; ran again{restored} after {format_duration(failure['down_ms'])} ({phases})"
