@@ -225,6 +225,7 @@ class InputSubtask(Subtask):
                 case AbortCheckpoint(checkpoint_id, reason):
                     self.snapshots.decline(checkpoint_id, reason.value, reason.sentence)
                 case ForwardCancel(checkpoint_id):
+                    self._processed_bytes = 0
                     self.chain.broadcast(CancelCheckpointMarker(checkpoint_id))
                 case StartTimer(at_ms):
                     self._start_timer(at_ms)

@@ -33,15 +33,16 @@ from .debloater import Debloater
 from .environment import TaskEnvironment
 from .in_flight import InFlightCut, InputCapture
 from .signal import Signal
+from .slices import SliceSizer
 from .snapshots import SnapshotRunner
 from .threads import to_the_end
 from .timers import MailboxTimers
 
 Mail = Callable[[], Awaitable[Any] | None]
-SLICE_ROWS_MIN = 1
-FIRST_SLICE_ROWS = 1024
-"""Nothing is known yet of what a record costs; fast operators reach whole batches in a few steps."""
-SLICE_ROWS_MAX = 1 << 30
+LONG_SLICE_S = 0.01
+TURNS_AFTER_LONG = 8
+"""Turns of the event loop behind a slice longer than that. What a thread has done takes three to get to
+whoever waits for it: with one turn for each slice, all that is awaited would take three slices."""
 
 
 class Subtask:
@@ -66,8 +67,10 @@ class Subtask:
         self._ending = False
         self._terminated = False
         self._stopping = False
-        self._rows_per_slice = FIRST_SLICE_ROWS
-        self._outlet_timers: list[asyncio.TimerHandle] = []
+        self._slices = SliceSizer(env.settings.slice_ms)
+        self._slice_s = 0.0
+        """What the last slice took."""
+        self._outlet_timers: set[asyncio.Handle] = set()
         self._processed_bytes = 0
         """Of records since the first barrier of the checkpoint under way."""
         self.debloater: Debloater | None = None
@@ -174,9 +177,15 @@ class Subtask:
             elif await self.step():
                 self._flush_if_due()
                 if not self._backlogged():  # else sleep at once: what others do now is not our work
-                    await asyncio.sleep(0)
+                    await self._give_way()
             else:
                 await self._idle()
+
+    async def _give_way(self) -> None:
+        """Let others in this event loop run; behind a long slice, until they are through."""
+        turns = 1 if self._slice_s < LONG_SLICE_S else TURNS_AFTER_LONG
+        for _ in range(turns):
+            await asyncio.sleep(0)
 
     async def _run_mail(self) -> None:
         self.time.switch(Activity.BUSY)
@@ -246,12 +255,12 @@ class Subtask:
             length = min(self._slice_rows(), rows - offset)
             await self._process_slice(batch.slice(offset, length), input_index)
             offset += length
-            await asyncio.sleep(0)
+            await self._give_way()
             await self._drain_outputs()
 
     def _slice_rows(self) -> int:
         rows = None if self.debloater is None else self.debloater.rows_at_once()
-        return self._rows_per_slice if rows is None else min(rows, self._rows_per_slice)
+        return self._slices.rows if rows is None else min(rows, self._slices.rows)
 
     async def _process_slice(self, batch: Batch, input_index: int) -> None:
         self.time.switch(Activity.BUSY)
@@ -264,7 +273,8 @@ class Subtask:
             await self._process_async(head, batch, input_index)
         else:
             with_context(head, head.operator.process, batch, input_index)
-            self._adapt_slice(len(batch), self.env.clock.monotonic() - started)
+            self._slice_s = self.env.clock.monotonic() - started
+            self._slices.took(len(batch), self._slice_s)
         if self.debloater is not None:
             self.debloater.slice_over(batch, input_index)
 
@@ -276,15 +286,6 @@ class Subtask:
             raise
         except BaseException as error:
             raise wrap_error(head.name, error) from error
-
-    def _adapt_slice(self, rows: int, seconds: float) -> None:
-        """Choose the slice so that one takes about `slice_ms`; forget slow phases gradually."""
-        budget = self.env.settings.slice_ms / 1000
-        if seconds > budget:
-            fitting = int(rows * budget / seconds)
-            self._rows_per_slice = max(SLICE_ROWS_MIN, fitting)
-        elif self._rows_per_slice < SLICE_ROWS_MAX and seconds < budget / 2:
-            self._rows_per_slice *= 2
 
     # -- checkpoints --------------------------------------------------------------------------------
 
@@ -303,7 +304,14 @@ class Subtask:
             self.snapshots.prepare(barrier.checkpoint_id)
             self.chain.broadcast(barrier)
             in_flight = self.in_flight(barrier)
-            self.snapshots.take(barrier, alignment_ms, self.finished, self.extra_items, in_flight)
+            self.snapshots.take(
+                barrier,
+                alignment_ms,
+                self.finished,
+                self.extra_items,
+                in_flight,
+                self._processed_bytes,
+            )
         elif verdict is SnapshotVerdict.CANCEL:
             self.chain.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
         return verdict is SnapshotVerdict.TAKE
@@ -331,8 +339,13 @@ class Subtask:
         delay_ms = max(0, options.aligned_timeout_ms - age_ms)
         # Not by mail: a subtask that waits for the queue to go down does not read its mails.
         loop = asyncio.get_running_loop()
-        self._outlet_timers = [t for t in self._outlet_timers if t.when() > loop.time()]
-        self._outlet_timers.append(loop.call_later(delay_ms / 1000, outlet.overtake))
+
+        def overtake() -> None:
+            self._outlet_timers.discard(timer)
+            outlet.overtake()
+
+        timer: asyncio.Handle = loop.call_later(delay_ms / 1000, overtake)
+        self._outlet_timers.add(timer)
 
     def extra_items(self) -> dict[str, list[bytes]]:
         """State of the head beyond its operator's own: a source's positions."""

@@ -1,0 +1,86 @@
+"""How many rows of a batch a subtask takes at once, so that its user code works for a set time at most."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, final
+
+ROWS_MIN: Final = 1
+FIRST_ROWS: Final = 1024
+"""Nothing is known yet of what a record costs; fast operators reach whole batches in a few steps."""
+ROWS_MAX: Final = 1 << 30
+GROWTH_MAX: Final = 2
+"""The next slice has at most this many times the rows of the last one."""
+SURPRISE: Final = 4.0
+"""A slice that took so many times longer or shorter than expected makes all before it worthless."""
+MEMORY: Final = 0.8
+"""What a slice counts for after the next one."""
+
+
+class _Sums(NamedTuple):
+    """Over the slices so far."""
+
+    weight: float
+    rows: float
+    seconds: float
+    squares: float
+    """Of rows."""
+    products: float
+    """Rows times seconds."""
+
+
+_NOTHING = _Sums(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@final
+class SliceSizer:
+    """Fits a line to what slices have cost: a price per call, and one per row; both change slowly.
+
+    Without a price per call a slice is as large as the time allows. A call that has one (a round trip to
+    a database, the wait for a processor that others have) only pays it more often in smaller slices: rows
+    then get as much time as it takes, if that is more than what it leaves of the time.
+    """
+
+    def __init__(self, budget_ms: float) -> None:
+        """Slices are to take about `budget_ms`."""
+        self._budget_s = budget_ms / 1000
+        self.rows = FIRST_ROWS
+        """How many to take next."""
+        self._call_s = self._row_s = 0.0
+        self._last = (0, 0.0)
+        self._sums = _NOTHING
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A slice of `rows` rows took so long."""
+        if rows == 0:
+            return
+        expected_s = self._call_s + rows * self._row_s
+        if not expected_s / SURPRISE <= seconds <= expected_s * SURPRISE:
+            self._sums = _NOTHING
+            last_rows, last_s = self._last
+            if rows < last_rows and expected_s < seconds <= SURPRISE * last_s:
+                self._add(
+                    last_rows, last_s
+                )  # nothing has become slower: most was the price of the call
+        self._add(rows, seconds)
+        self._last = (rows, seconds)
+        self._fit()
+        most = min(GROWTH_MAX * max(rows, self.rows), ROWS_MAX)
+        for_rows_s = max(self._budget_s - self._call_s, self._call_s)
+        fitting = for_rows_s / self._row_s if self._row_s > 0 else most
+        self.rows = max(ROWS_MIN, int(min(fitting, most)))
+
+    def _add(self, rows: int, seconds: float) -> None:
+        added = (1.0, rows, seconds, rows * rows, rows * seconds)
+        self._sums = _Sums(
+            *(MEMORY * old + new for old, new in zip(self._sums, added, strict=True))
+        )
+
+    def _fit(self) -> None:
+        weight, rows, seconds, squares, products = self._sums
+        spread = squares - rows * rows / weight
+        if spread < 1e-3 * squares:  # slices of one size: all is taken to be the price of rows
+            self._call_s, self._row_s = 0.0, seconds / rows
+            return
+        slope = (products - rows * seconds / weight) / spread
+        self._row_s = min(max(slope, 0.0), seconds / rows)
+        self._call_s = max(0.0, (seconds - self._row_s * rows) / weight)
