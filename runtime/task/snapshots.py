@@ -260,9 +260,10 @@ class SnapshotRunner:
             self._book.acknowledged(checkpoint_id, result.written)
         in_flight_bytes = sum(h.size_bytes for each in overtaken for h in each.handles)
         if in_flight is not None and in_flight.inputs is not None:
+            self.alignment_ms = float(in_flight.inputs.alignment_ms)
             timing = replace(
                 timing,
-                alignment_ms=float(in_flight.inputs.alignment_ms),
+                alignment_ms=self.alignment_ms,
                 processed_bytes=in_flight.inputs.processed_bytes,
             )
         timing = replace(
