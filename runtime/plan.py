@@ -157,6 +157,10 @@ class PhysicalPlan:
 
         return address
 
+    def exchanges(self) -> dict[ChannelAddress, ExchangeEdge]:
+        """All exchanges, by `ChannelAddress.exchange`. An input has one exchange, so these are unique."""
+        return {self.addresses(edge)(0, 0): edge for edge in self.edges}
+
     def loop_from(self, vertex: Vertex) -> Loop | None:
         """The loop that begins in `vertex`."""
         return next((loop for loop in self.loops if loop.head == vertex.id), None)

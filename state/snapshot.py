@@ -203,6 +203,11 @@ class ChannelAddress(msgspec.Struct, frozen=True, kw_only=True):
     sender: int
     receiver: int
 
+    @property
+    def exchange(self) -> ChannelAddress:
+        """The same for all channels between two steps."""
+        return msgspec.structs.replace(self, sender=0, receiver=0)
+
 
 class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where one piece of state of one subtask lies: inline in the manifest, or in a file.

@@ -84,8 +84,9 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """The subtask had already finished in the restored checkpoint."""
     in_flight: tuple[StateHandle, ...] = ()
     """Records that were on their way to it, in the order in which they are to be read."""
-    in_flight_shared: bool = False
-    """Other subtasks get the same ones: each keeps those that its partitioner gives it."""
+    in_flight_parallelism: int = 0
+    """Of the vertex when they were on their way. If it is another one now, other subtasks get the same
+    records: each keeps those that its partitioner gives it."""
 
 
 class Start(Message, frozen=True):

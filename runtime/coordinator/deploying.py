@@ -230,7 +230,7 @@ async def _assignments_from(
                 splits=own,
                 finished=index in finished,
                 in_flight=in_flight.by_subtask[index] if in_flight else (),
-                in_flight_shared=bool(in_flight and in_flight.shared),
+                in_flight_parallelism=in_flight.parallelism if in_flight else 0,
             )
     return assignments
 

@@ -13,11 +13,10 @@ from ...errors import StateError
 from ...operators.partitioning import Custom, Global, HashColumns, HashFunction
 from ...state.keygroups import key_group_range
 from ...state.snapshot import ChannelAddress, StateHandle
-from ..checkpoint_options import (
-    WITHOUT_CHANNEL_STATE,
-)
+from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..protocol.manifest import Manifest
+from ..savepoint.compare import unconnected
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +25,12 @@ class InFlightShares:
 
     Attributes:
         by_subtask: one tuple per subtask.
-        shared: several subtasks read the same piece; each keeps the records that the partitioner of the
-            edge gives it.
+        parallelism: of the vertex when the checkpoint was taken. If it was another one, several subtasks
+            read the same piece, and each keeps the records that the partitioner of the edge gives it.
     """
 
     by_subtask: list[tuple[StateHandle, ...]]
-    shared: bool
+    parallelism: int
 
 
 def in_flight_handles(manifest: Manifest) -> list[StateHandle]:
@@ -42,41 +41,31 @@ def in_flight_handles(manifest: Manifest) -> list[StateHandle]:
 
 def check_in_flight(manifest: Manifest, plan: PhysicalPlan) -> None:
     """Raise StateError unless `plan` has a place for all records that were on their way."""
-    for handle in in_flight_handles(manifest):
-        assert handle.channel is not None  # as was asked for
-        if edge_of(plan, handle.channel) is None:
-            channel = handle.channel
-            raise StateError(
-                f"checkpoint {manifest.checkpoint_id} holds records that were on their way between two "
-                f"steps that are not connected any more from=`{channel.source}` to=`{channel.target}`",
-                fix="let the old job take a savepoint, which holds no such records, and start from it; "
-                f"or give the records up with {WITHOUT_CHANNEL_STATE.key}="
-                f"{manifest.checkpoint_id}",
-            )
-
-
-def edge_of(plan: PhysicalPlan, channel: ChannelAddress) -> ExchangeEdge | None:
-    """The exchange of `plan` that a channel belongs to."""
-    for edge in plan.edges:
-        address = plan.addresses(edge)(channel.sender, channel.receiver)
-        if address == channel:
-            return edge
-    return None
+    for channel in unconnected(manifest, plan):
+        raise StateError(
+            f"checkpoint {manifest.checkpoint_id} holds records that were on their way between two "
+            f"steps that are not connected any more from=`{channel.source}` to=`{channel.target}`",
+            fix="let the old job take a savepoint, which holds no such records, and start from it; "
+            f"or give the records up with {WITHOUT_CHANNEL_STATE.key}={manifest.checkpoint_id}",
+        )
 
 
 def assign_in_flight(manifest: Manifest, plan: PhysicalPlan, vertex: Vertex) -> InFlightShares:
     """Who reads what, of the records on their way to `vertex`."""
     width, before = vertex.parallelism, _old_parallelism(manifest, vertex)
     shares: list[list[StateHandle]] = [[] for _ in range(width)]
+    edges = plan.exchanges()
     for handle in in_flight_handles(manifest):
         channel = handle.channel
         assert channel is not None  # as was asked for
-        edge = edge_of(plan, channel)
-        if edge is None or edge.target != vertex.id:
+        if channel.target != vertex.head.name:
+            continue
+        edge = edges.get(channel.exchange)
+        if edge is None:
             continue
         for index in _receivers(edge, channel, before, plan, width):
             shares[index].append(handle)
-    return InFlightShares([tuple(share) for share in shares], shared=before != width)
+    return InFlightShares([tuple(share) for share in shares], before)
 
 
 def _old_parallelism(manifest: Manifest, vertex: Vertex) -> int:

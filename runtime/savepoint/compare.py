@@ -7,8 +7,10 @@ from typing import Any
 
 from ...operators.graph import Node
 from ...state.evolution import compare
-from ...state.snapshot import StateInfo
+from ...state.snapshot import ChannelAddress, StateInfo
+from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..job_spec import JobSpec
+from ..options import Options
 from ..plan import PhysicalPlan
 from ..protocol.manifest import Manifest
 from .describe import SPLITS, describe, states_of
@@ -42,6 +44,7 @@ def check(located: Located, spec: JobSpec) -> Check:
     """Compare the state at hand with what the operators of a job declare; nothing is started."""
     found = Check()
     _check_parallelism(located, spec, found)
+    _check_in_flight(located, spec, found)
     declared = declared_states(spec.plan)
     found.unclaimed.extend(unclaimed_states(located.manifest, declared))
     stored = {operator.name: states_of(operator) for operator in located.manifest.operators}
@@ -70,6 +73,16 @@ def _check_parallelism(located: Located, spec: JobSpec, found: Check) -> None:
         )
 
 
+def _check_in_flight(located: Located, spec: JobSpec, found: Check) -> None:
+    if Options(spec.options).get(WITHOUT_CHANNEL_STATE) == located.manifest.checkpoint_id:
+        return
+    found.other.extend(
+        f"it holds records on their way from step `{channel.source}` to `{channel.target}`, which are not "
+        f"connected in the job: start from a savepoint, or give them up with {WITHOUT_CHANNEL_STATE.key}"
+        for channel in unconnected(located.manifest, spec.plan)
+    )
+
+
 def declared_states(plan: PhysicalPlan) -> dict[str, dict[str, StateInfo]]:
     """By operator, the states it says it has; nothing for those that cannot say so before they run."""
     return {node.name: _declared(node) for vertex in plan.vertices for node in vertex.nodes}
@@ -96,6 +109,13 @@ def unclaimed_states(manifest: Manifest, declared: dict[str, dict[str, StateInfo
             if known is None or (known and old is not None and name not in known):
                 found.append(f"{operator.name}.{name}")
     return sorted(found)
+
+
+def unconnected(manifest: Manifest, plan: PhysicalPlan) -> list[ChannelAddress]:
+    """Exchanges that a checkpoint has records of, and that a job does not have."""
+    channels = {handle.channel for handle in manifest.handles() if handle.channel is not None}
+    gone = {channel.exchange for channel in channels} - plan.exchanges().keys()
+    return sorted(gone, key=lambda each: (each.source, each.target, each.input_index))
 
 
 def _compare(operator: str, old: StateInfo, new: StateInfo, found: Check) -> None:

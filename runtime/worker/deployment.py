@@ -240,7 +240,7 @@ class Deployment:
                 subtask.env.vertex,
                 assignment.index,
                 pieces,
-                shared=assignment.in_flight_shared,
+                before=assignment.in_flight_parallelism,
             ),
         )
 

@@ -8,11 +8,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from ...errors import check
+from ...errors import StateError, check
 from ...operators.elements import Batch
+from ...operators.partitioning import HashColumns, HashFunction
 from ...state.snapshot import ChannelAddress, StateHandle
 from ..exchange.in_flight import decode
-from ..exchange.partitioners import make_partitioner
+from ..exchange.partitioners import Partitioner, make_partitioner
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..task.input_subtask import InputBatch
 from .channels import rows_of
@@ -21,7 +22,7 @@ Piece: TypeAlias = tuple[StateHandle, bytes]
 
 
 def recovered_batches(
-    plan: PhysicalPlan, vertex: Vertex, index: int, pieces: Sequence[Piece], *, shared: bool
+    plan: PhysicalPlan, vertex: Vertex, index: int, pieces: Sequence[Piece], *, before: int
 ) -> list[InputBatch]:
     """The batches that subtask `index` of `vertex` has to process before all others. Takes its time.
 
@@ -30,44 +31,74 @@ def recovered_batches(
         vertex: the receiver.
         index: of the subtask.
         pieces: handles with their bytes, in order.
-        shared: others get the same pieces: only records that the partitioner gives us are kept.
+        before: parallelism of the vertex when the checkpoint was taken. If it was another one, others
+            get the same pieces: only records that the partitioner gives us are kept.
+
+    Raises:
+        StateError: the key of the step is another one than it was.
     """
-    return [
-        InputBatch(msgspec.structs.replace(channel, receiver=index), edge.input_index, batch)
-        for channel, edge, whole in _batches(plan, vertex, pieces)
-        for batch in (_own(plan, edge, vertex, index, whole) if shared else (whole,))
-    ]
-
-
-def _batches(
-    plan: PhysicalPlan, vertex: Vertex, pieces: Sequence[Piece]
-) -> Iterator[tuple[ChannelAddress, ExchangeEdge, Batch]]:
-    edges = {plan.addresses(edge)(0, 0): edge for edge in plan.inputs_of(vertex)}
+    exchanges = plan.exchanges()
+    ways: dict[ChannelAddress, _Way] = {}
+    recovered: list[InputBatch] = []
     for handle, data in pieces:
         channel = handle.channel
         assert channel is not None  # the coordinator sends no others
-        edge = edges.get(msgspec.structs.replace(channel, sender=0, receiver=0))
+        edge = exchanges.get(channel.exchange)
         check(edge is not None, "records on their way to nowhere", channel=channel)
         assert edge is not None  # for the type checker
+        way = ways.setdefault(channel.exchange, _Way(plan, edge, vertex, index, before))
+        ours = msgspec.structs.replace(channel, receiver=index)
         for batch in decode(data):
-            yield channel, edge, batch
+            way.check_unchanged(batch, channel)
+            recovered += [InputBatch(ours, edge.input_index, part) for part in way.own(batch)]
+    return recovered
 
 
-def _own(
-    plan: PhysicalPlan, edge: ExchangeEdge, vertex: Vertex, index: int, batch: Batch
-) -> Iterator[Batch]:
-    """What the partitioner of `edge` gives subtask `index`, if it decides by what a record is."""
-    if not edge.by_content:
-        yield batch
-        return
-    partitioner = make_partitioner(
+class _Way:
+    """What the partitioner of one exchange says of records, and what it said before."""
+
+    def __init__(
+        self, plan: PhysicalPlan, edge: ExchangeEdge, vertex: Vertex, index: int, before: int
+    ) -> None:
+        self._index = index
+        self._now: Partitioner | None = None
+        if edge.by_content and vertex.parallelism != before:
+            self._now = _partitioner(plan, edge, vertex.parallelism)
+        self._then: Partitioner | None = None
+        if isinstance(edge.partitioning, HashColumns | HashFunction):
+            self._then = _partitioner(plan, edge, before)
+
+    def check_unchanged(self, batch: Batch, channel: ChannelAddress) -> None:
+        """Raise StateError unless the records would take the same channel again.
+
+        A step may have got another key, or one at all. Records would be processed where the state of
+        their key is not, or, after a change of parallelism, by nobody.
+        """
+        if self._then is None:
+            return
+        if any(receiver != channel.receiver for receiver, _ in self._then(batch)):
+            raise StateError(
+                f"the checkpoint holds records that were on their way to a step whose key was another one "
+                f"from=`{channel.source}` to=`{channel.target}`",
+                fix="let the old job take a savepoint, which holds no such records, and start from it",
+            )
+
+    def own(self, batch: Batch) -> Iterator[Batch]:
+        """What is for this subtask."""
+        if self._now is None:
+            yield batch
+            return
+        for receiver, part in self._now(batch):
+            if receiver == self._index:
+                yield part
+
+
+def _partitioner(plan: PhysicalPlan, edge: ExchangeEdge, width: int) -> Partitioner:
+    return make_partitioner(
         edge.partitioning,
-        targets=vertex.parallelism,
+        targets=width,
         sender=0,
         max_parallelism=plan.max_parallelism,
         rng=random.Random(0),
         rows=rows_of(plan, edge),
     )
-    for receiver, part in partitioner(batch):
-        if receiver == index:
-            yield part

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.runtime.savepoint.compare import check
+from headgate.runtime.savepoint.locate import Located
 from headgate.state.snapshot import StateHandle
 
 ROWS = 4000
@@ -55,7 +57,13 @@ class Slowly(hg.KeyedProcess[int, tuple[int, bool], tuple[int, bool]]):
         yield record
 
 
-def make_job(lab: Any, parallelism: int, path: Path, **options: str) -> hg.Job:
+def make_job(
+    lab: Any,
+    parallelism: int,
+    path: Path,
+    slow_key: Callable[[int], int] = key_of,
+    **options: str,
+) -> hg.Job:
     job = hg.Job(
         "unaligned",
         parallelism=parallelism,
@@ -74,7 +82,7 @@ def make_job(lab: Any, parallelism: int, path: Path, **options: str) -> hg.Job:
         .process(InOrder(), name="order")
         .rebalance()
         .map(lambda pair: pair, name="between")
-        .key_with(lambda pair: key_of(pair[0]))
+        .key_with(lambda pair: slow_key(pair[0]))
         .process(Slowly(), name="slow")
         .write(collect(path=str(path), guarantee="exactly_once"), name="out")
     )
@@ -137,3 +145,36 @@ def test_another_parallelism(lab: Any, by_subtask: Any, before: int, after: int)
     assert ran.outcome.status == "FINISHED", ran.failures
     assert len(ran.restores) == 1
     assert_exact(written(by_subtask, lab.path / "out"))
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_records_on_their_way_to_another_key_are_refused(lab: Any, after: int) -> None:
+    """Where they are is where the old key belongs: after a change of parallelism some would be nobody's."""
+    with pytest.raises(Crashed):
+        lab.run(
+            make_job(lab, 2, lab.path / "out", **SMALL_BUFFERS),
+            crash_with_records_on_their_way({"input", "output"}),
+        )
+    ran = lab.run(make_job(lab, after, lab.path / "out", lambda n: n % 7, **SMALL_BUFFERS))
+    assert ran.outcome.status == "FAILED"
+    assert any("whose key was another one" in text for text in ran.failures), ran.failures
+
+
+def test_a_plan_that_lacks_the_exchange_of_records_on_their_way_does_not_pass_the_check(
+    lab: Any, retained: Any
+) -> None:
+    with pytest.raises(Crashed):
+        lab.run(
+            make_job(lab, 2, lab.path / "out", **SMALL_BUFFERS),
+            crash_with_records_on_their_way({"input"}),
+        )
+    manifest = retained("unaligned").newest.manifest
+
+    def other_text(**options: str) -> str:
+        job = hg.Job("unaligned", parallelism=2, max_parallelism=24, options=options)
+        job.read(numbers(ROWS), name="numbers").write(collect(guarantee="none"), name="out")
+        return "; ".join(check(Located(manifest, lab.storage, "unaligned", None), job.spec()).other)
+
+    assert "not connected in the job" in other_text()
+    key = "execution.state-recovery.without-channel-state.checkpoint-id"
+    assert not other_text(**{key: str(manifest.checkpoint_id)})
