@@ -74,6 +74,7 @@ _HOMES = {
     "min_by": "operators.aggregates",
     "per_window": "operators.windowing.functions",
     "session": "operators.sessions.window",
+    "static_table": "operators.joins.static_table",
     "stddev": "operators.aggregates",
     "sum": "operators.aggregates",
     "variance": "operators.aggregates",
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from .operators.async_io.retry import Retry
     from .operators.cep import api as cep
     from .operators.dead_letters import FailedRecord, OnError
+    from .operators.joins.static_table import static_table
     from .operators.keyed_stream import KeyedStream
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
@@ -211,6 +213,7 @@ __all__ = [
     "per_window",
     "session",
     "quantile",
+    "static_table",
     "stddev",
     "sum",
     "sliding",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any
@@ -39,6 +39,7 @@ from .blocks import (
     storage_error,
 )
 from .decode import BadRecord, CsvDecoder, JsonDecoder, excerpt, parse_header
+from .whole import read_whole
 
 FORMATS = ("csv", "json", "parquet")
 REJECTED_SCHEMA = pa.schema(
@@ -140,6 +141,24 @@ class FileSource(Source):
 
     def describe(self) -> str:
         return f"{self.format}({self.path}: {', '.join(self.schema.names)})"
+
+    @property
+    def position_unit(self) -> str:
+        """What positions in its files count."""
+        return "row" if self.format == "parquet" else "byte"
+
+    def check_as_table(self) -> None:
+        """See `operators.joins.static_table.TableFiles`."""
+        if self.on_bad_record is not OnBadRecord.FAIL:
+            raise UsageError(
+                "a static table is read in full or not at all "
+                f"on_bad_record=`{self.on_bad_record.value}`",
+                fix="leave on_bad_record out, and correct the file",
+            )
+
+    def whole(self, options: Mapping[str, str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """See `operators.joins.static_table.TableFiles`."""
+        return read_whole(self.with_columns(columns), options)
 
     def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
         """A reader of one split; blocks. `options` are the job's."""
@@ -318,7 +337,7 @@ class FileReader(SourceReader):
             first = bad[0]
             raise BadRecordError(
                 f"an input record could not be read: {first.reason} record=`{excerpt(first.record)}`",
-                where=f"{path} {'row' if self._source.format == 'parquet' else 'byte'} {first.offset}",
+                where=f"{path} {self._source.position_unit} {first.offset}",
                 fix="correct the file, or choose on_bad_record=`drop` or `side_output`",
             )
         self._errors.inc(len(bad))

@@ -1,11 +1,11 @@
-"""Lookup join: each record with what a coroutine function finds for its key, through a bounded cache."""
+"""Lookup join: each record with what a table, or a coroutine function, has for its key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, overload
 
 import pyarrow as pa
 
@@ -22,6 +22,8 @@ from ..required_name import named
 from ..schema import SchemaLike, unknown_column
 from ..stream_base import StreamBase, into_schema
 from .columns import free_name, plain_schema
+from .static_lookup import LookupHow, add_table_lookup
+from .static_table import StaticTable
 
 if TYPE_CHECKING:
     from ..stream import Stream
@@ -113,7 +115,7 @@ def _value(record: Any, name: str) -> Any:
 class Lookups(StreamBase[T], Generic[T]):
     """Joins with what lies outside the job."""
 
-    @named("async step", "the records it has calls under way for are stored under this name")
+    @overload
     def lookup(
         self,
         key: str | tuple[str, ...],
@@ -121,7 +123,77 @@ class Lookups(StreamBase[T], Generic[T]):
         *,
         into: SchemaLike,
         name: str,
+        suffix: str | None = ...,
+        cache_rows: int = ...,
+        cache_for: Duration = ...,
+        max_in_flight: int = ...,
+        timeout: Duration = ...,
+        ordered: bool = ...,
+        retry: Retry | None = ...,
+        on_timeout: OnTimeout = ...,
+        on_error: OnErrorLike = ...,
+    ) -> Stream[Any]: ...
+    @overload
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
+        function: StaticTable,
+        *,
+        how: LookupHow = ...,
+        suffix: str | None = ...,
+        name: str = ...,
+    ) -> Stream[Any]: ...
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
+        function: LookupFunction | StaticTable,
+        *,
+        how: LookupHow = "left",
         suffix: str | None = None,
+        name: str = "",
+        **calls: Any,
+    ) -> Stream[Any]:
+        """Each record with what a coroutine function, or a static table, has for its key.
+
+        Args:
+            key: the column that `function` gets the value of; several: it gets a tuple.
+            function: from a key to a record (a mapping or an object) with the columns of `into`, or
+                None, which gives nulls; or what `hg.static_table` made.
+            how: of a table: `left`, nulls where it has no row, or `inner`, only records it has a row for.
+            suffix: appended to columns that are found whose names are taken.
+            name: of a function, the address of the state.
+            calls: of a function, `into`: the columns that are found, which may be null in the result;
+                `cache_rows` (10,000): answers kept per process and step, None among them, 0: none;
+                `cache_for` (1m): how long an answer counts; and as for `map_async` `max_in_flight`,
+                `timeout`, `ordered`, `retry`, `on_timeout` and `on_error`.
+        """
+        origin = capture_origin()
+        if isinstance(function, StaticTable):
+            if calls:
+                raise PlanError(
+                    f"a lookup in a table makes no calls: {', '.join(calls)} mean nothing",
+                    where=str(origin),
+                    fix="leave them out; the table says which columns it brings",
+                )
+            return add_table_lookup(self, key, function, how, suffix, name, origin)
+        if how != "left":
+            raise PlanError(
+                f"how=`{how}` is for tables: records that a function finds nothing for have nulls",
+                where=str(origin),
+                fix='leave it out, and add .filter("column IS NOT NULL")',
+            )
+        return self._ask(key, function, suffix=suffix, name=name, origin=origin, **calls)
+
+    @named("async step", "the records it has calls under way for are stored under this name")
+    def _ask(
+        self,
+        key: str | tuple[str, ...],
+        function: LookupFunction,
+        *,
+        into: SchemaLike,
+        name: str,
+        suffix: str | None,
+        origin: Origin,
         cache_rows: int = CACHE_ROWS,
         cache_for: Duration = CACHE_FOR,
         max_in_flight: int = MAX_IN_FLIGHT,
@@ -131,19 +203,6 @@ class Lookups(StreamBase[T], Generic[T]):
         on_timeout: OnTimeout = "fail",
         on_error: OnErrorLike = "fail",
     ) -> Stream[Any]:
-        """Each record with what a coroutine function finds for its key; nulls where it finds None.
-
-        Args:
-            key: the column that `function` gets the value of; several: it gets a tuple.
-            function: from a key to a record (a mapping or an object) with the columns of `into`, or None.
-            into: the columns that are found; in the result they may be null.
-            name: the address of the state.
-            suffix: appended to columns of `into` whose names are taken.
-            cache_rows: answers kept per process and step, None among them; 0: none.
-            cache_for: how long an answer counts.
-            max_in_flight, timeout, ordered, retry, on_timeout, on_error: as for `map_async`.
-        """
-        origin = capture_origin()
         settings = {"max_in_flight": max_in_flight, "timeout": timeout, "ordered": ordered}
         policies = {"retry": retry, "on_timeout": on_timeout, "on_error": on_error}
         joined, schema = _joined(

@@ -55,6 +55,13 @@ def lookups(pages: hg.Stream[Page]) -> None:
     pages.lookup("url", owner_of, name="b")  # wrong
     pages.lookup("url", plain, into=Owner, name="c")  # wrong
     pages.lookup(7, owner_of, into=Owner, name="d")  # wrong
+    owners = hg.static_table(hg.connectors.parquet_source("owners.parquet"), key="url")
+    assert_type(pages.lookup("url", owners), hg.Stream[Any])
+    pages.lookup("url", owners, how="inner", suffix="_owner", name="e")
+    pages.lookup("url", owners, how="full")  # wrong
+    pages.lookup("url", owners, into=Owner)  # wrong
+    hg.static_table("owners.parquet", key="url")  # wrong
+    hg.static_table(hg.connectors.numbers(), key="url")  # wrong
 
 
 def batches(pages: hg.Stream[Page]) -> None:
