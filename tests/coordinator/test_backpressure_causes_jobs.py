@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.connectors import blackhole, from_list, generator, numbers, sequence
+from headgate.connectors import blackhole, generator, numbers, sequence
+from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 from headgate.testing.run import VirtualRun
@@ -31,30 +32,41 @@ async def slow(n: int) -> int:
     return n
 
 
-def keyed(key: Callable[[int], str]) -> hg.Job:
-    job = hg.Job("hot", parallelism=PARALLELISM)
+async def less_slow(n: int) -> int:
+    await asyncio.sleep(0.005)
+    return n
+
+
+def keyed(key: Callable[[int], str], step: Any = slow, **options: str) -> hg.Job:
+    job = hg.Job("hot", parallelism=PARALLELISM, options=options)
     read = job.read(numbers(splits=PARALLELISM, batch_rows=64), name="in")
-    done = read.key_with(key).map_async(slow, name="slow", max_in_flight=1, timeout="1h")
+    done = read.key_with(key).map_async(step, name="slow", max_in_flight=1, timeout="1h")
     done.write(blackhole(), name="out")
     return job
 
 
 @pytest.fixture
-def status(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Runs a job for some seconds; its status."""
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobCoordinator]]:
+    """Runs a job for some seconds; its coordinator."""
     monkeypatch.setattr("headgate.testing.run._PERIODIC", frozenset())  # they bring the statistics
     runs: list[VirtualRun] = []
 
-    def run(job: hg.Job, ms: int = 20_000) -> dict[str, Any]:
+    def run(job: hg.Job, ms: int = 20_000) -> JobCoordinator:
         one_worker = replace(job.spec(), slots_per_worker=PARALLELISM)
         runs.append(VirtualRun(one_worker, seed=1))
         runs[-1].start()
         runs[-1].advance(ms)
-        return runs[-1]._coordinator._describe()
+        return runs[-1]._coordinator
 
     yield run
     for each in runs:
         each.close()
+
+
+@pytest.fixture
+def status(coordinator: Callable[..., JobCoordinator]) -> Callable[..., dict[str, Any]]:
+    """Runs a job for some seconds; its status."""
+    return lambda job, ms=20_000: coordinator(job, ms)._describe()
 
 
 def test_a_hot_key_is_found(status: Callable[..., dict[str, Any]]) -> None:
@@ -63,6 +75,7 @@ def test_a_hot_key_is_found(status: Callable[..., dict[str, Any]]) -> None:
     cause = found["cause"]
     assert (cause["subtask"], cause["key_group"]) == (OWNER, GROUP)
     assert cause["busy"] > 900
+    assert cause["waits_for"] == "calls"
     assert 0.7 < cause["records_share"] < 0.9
     assert 0.8 < cause["key_group_share"] < 1
     (pressed,) = found["vertices"]
@@ -106,16 +119,47 @@ def test_an_alignment_is_nobodys_fault(status: Callable[..., dict[str, Any]]) ->
     )
 
 
-def test_a_job_that_keeps_up_blames_nobody(status: Callable[..., dict[str, Any]]) -> None:
+def test_another_key_becomes_hot(status: Callable[..., dict[str, Any]]) -> None:
+    """The first seconds, with all that fits into the buffers, do not count for ever."""
+    small = {"headgate.buffer.max-size": "8 kb"}
+    (found,) = status(keyed(lambda n: "was" if n < 3_000 else HOT_KEY, less_slow, **small), 30_000)[
+        "backpressure"
+    ]
+    assert found["cause"]["key_group"] == GROUP
+
+
+def test_skew_without_keys(status: Callable[..., dict[str, Any]]) -> None:
+    """Nobody samples key groups here: the share is of what the subtasks got."""
+    job = hg.Job("uneven", parallelism=2)
+    read = job.read(numbers(splits=2, batch_rows=64), name="in")
+    parted = read.partition_with(lambda n, _: 0 if n % 10 == 0 else 1)
+    parted.map_async(slow, name="slow", max_in_flight=1, timeout="1h").write(
+        blackhole(), name="out"
+    )
+    (found,) = status(job)["backpressure"]
+    assert found["cause"]["subtask"] == 1
+    assert found["cause"]["records_share"] > 0.75
+    assert found["sentence"].endswith(" of the records")
+
+
+def test_a_job_that_keeps_up_blames_nobody(coordinator: Callable[..., JobCoordinator]) -> None:
     job = hg.Job("quick", parallelism=2)
     job.read(numbers(rate=100), name="in").key_with(key_of).reduce(max, name="most").write(
         blackhole(), name="out"
     )
-    assert status(job)["backpressure"] == []
+    made = coordinator(job)
+    assert made._describe()["backpressure"] == []
+    assert made._context is not None
+    told = made._context.statistics.values()
+    assert sum(each.records_out for each in told) > 0
+    assert [each.hot_groups for each in told if each.hot_groups] == []
 
 
-def test_a_job_that_has_ended_blames_nobody(status: Callable[..., dict[str, Any]]) -> None:
-    job = hg.Job("short")
-    read = job.read(from_list(list(range(2_000))), name="in").rebalance()
-    read.map_async(slow, name="slow", max_in_flight=1, timeout="1h").write(blackhole(), name="out")
-    assert status(job, 200_000)["backpressure"] == []
+def test_while_a_job_does_not_run_nobody_is_blamed(
+    coordinator: Callable[..., JobCoordinator],
+) -> None:
+    made = coordinator(keyed(key_of))
+    assert made._describe()["backpressure"] != []
+    assert made._context is not None
+    made._context.set_status("FAILING")
+    assert made._describe()["backpressure"] == []
