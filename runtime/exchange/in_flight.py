@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import cloudpickle
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from ...errors import ExchangeError
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
+from ...state.codecs import dumps
 from ...state.snapshot import ChannelAddress
-from .wire import TIMESTAMPS_COLUMN
+from .wire import TIMESTAMPS_COLUMN, to_stream
 
 FORMAT: Final = 1
 """First element of what `encode` makes; a newer headgate may write another one."""
@@ -61,7 +61,7 @@ class InFlightRecords:
             self.nbytes += batch.nbytes
         else:
             try:
-                data = cloudpickle.dumps((batch.records, batch.timestamps), protocol=5)
+                data = dumps((batch.records, batch.timestamps))
             except Exception as error:
                 self.error = ExchangeError(
                     f"a record on its way cannot be kept in an unaligned checkpoint "
@@ -108,14 +108,10 @@ def decode(data: bytes) -> Iterator[Batch]:
 
 
 def _columns(batch: ColumnBatch) -> bytes:
-    """One Arrow IPC stream: the only form in which dictionaries travel with their rows."""
     data = batch.data
     if batch.timestamps is not None:
         data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, data.schema) as stream:
-        stream.write_batch(data)
-    return bytes(sink.getvalue().to_pybytes())
+    return bytes(to_stream(data).to_pybytes())
 
 
 def _batch(piece: bytes) -> ColumnBatch:

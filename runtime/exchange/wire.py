@@ -240,7 +240,7 @@ class ElementEncoder:
                 parts = self._frame(Kind.SCHEMA, data.schema.serialize(), backlog)
         if self._has_dictionaries:
             flags |= Flags.DICTIONARIES
-        payload = _to_stream(data) if self._has_dictionaries else data.serialize()
+        payload = to_stream(data) if self._has_dictionaries else data.serialize()
         self._check_size(payload, len(batch))
         return parts + self._frame(Kind.COLUMNS, payload, backlog, flags)
 
@@ -330,8 +330,9 @@ def _has_dictionary(type_: pa.DataType) -> bool:
     return any(_has_dictionary(type_.field(i).type) for i in range(type_.num_fields))
 
 
-def _to_stream(data: pa.RecordBatch) -> pa.Buffer:
-    """An IPC stream of one batch: the only form in which dictionaries travel with their batch."""
+def to_stream(data: pa.RecordBatch) -> pa.Buffer:
+    """An IPC stream of one batch: the only form in which dictionaries travel with their batch. Values that
+    it does not use are left out."""
     columns = [_compact(column) for column in data.columns]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, data.schema) as stream:

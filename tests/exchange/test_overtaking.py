@@ -209,6 +209,28 @@ def test_a_dictionary_travels_with_its_rows():
     assert batch.timestamps.tolist() == [1, 2]
 
 
+def test_of_a_large_dictionary_only_what_the_rows_use_is_kept():
+    column = pa.array([f"value {n}" for n in range(100_000)]).dictionary_encode()
+    whole = ColumnBatch(pa.record_batch({"s": column}))
+    records = InFlightRecords()
+    for start in (0, 50_000):
+        records.add(address(0), whole.slice(start, 10))
+    data, rows = records.encode(address(0))
+    assert rows == 20
+    assert len(data) < 10_000
+    found = [text for batch in decode(data) for text in batch.data.column(0).to_pylist()]
+    assert found == [f"value {n}" for start in (0, 50_000) for n in range(start, start + 10)]
+
+
+def test_records_of_a_class_that_no_import_finds_are_kept():
+    """As on workers, where the classes of the job exist by value only."""
+    made: type = type("Reading", (), {"__init__": lambda self, n: setattr(self, "n", n)})
+    records = InFlightRecords()
+    records.add(address(0), ObjectBatch([made(1), made(2)]))
+    data, _ = records.encode(address(0))
+    assert [record.n for record in next(decode(data)).records] == [1, 2]
+
+
 def test_where_barriers_keep_their_turn_none_is_urgent():
     gate = InputGate([InputChannelSpec(0, 0)], SETTINGS)
     channel = LocalOutputChannel(0, SETTINGS)

@@ -361,6 +361,10 @@ class TroubledStore(MemoryStore):
         await self._trouble.before("read_file", name)
         return await super().read_file(name)
 
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        await self._trouble.before("read_range", name)
+        return await super().read_range(name, start, length)
+
     async def delete_files(self, names: Any) -> None:
         for name in names:
             await self._trouble.before("delete_files", name)

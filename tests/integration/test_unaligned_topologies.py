@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.runtime.task.input_subtask import InputSubtask
 
 ROWS = 1500
 BATCH = 32
@@ -136,6 +139,59 @@ def test_channel_state_that_cannot_be_written(lab: Any, trouble: Any) -> None:
     assert any(name.endswith(".channel") for call, name in trouble.calls if call == "write_file")
     assert not [name for name in lab.state_files("met") if name.endswith(".channel")]
     assert Counter(sink.rows) == Counter(range(ROWS))
+
+
+def test_channel_state_that_cannot_be_read_at_first(lab: Any, trouble: Any, faults: Any) -> None:
+    """The attempt fails, and the next one gets the same records."""
+    job = make_job(lab, **{"execution.checkpointing.data-inline-threshold": "0 b"})
+    sink = collect(guarantee="exactly_once")
+    source(job, "a").key_with(key).process(Slowly(), name="slow").write(sink, name="out")
+    trouble.only, trouble.fail["read_range"] = ".channel", 1
+
+    async def script(running: Any) -> None:
+        rng = random.Random(1)
+        while not any(call == "read_range" for call, _ in trouble.calls):
+            await running.checkpoint()
+            running.kill(rng)
+            await running.until("status", status="RUNNING")
+
+    ran = lab.run(job, script, opener=trouble.open)
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert trouble.fail["read_range"] == 0
+    assert any("injected call=`read_range`" in text for text in ran.failures), ran.failures
+    assert Counter(sink.rows) == Counter(range(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("timeout", "switched"), [("0 ms", 1), ("0 ms", 2), ("0 ms", 3), ("10 ms", 1)]
+)
+def test_a_worker_dies_while_some_subtasks_have_cut_their_state_and_others_have_not(
+    lab: Any, monkeypatch: Any, timeout: str, switched: int
+) -> None:
+    aligned = {"execution.checkpointing.aligned-checkpoint-timeout": timeout}
+    job, sink = make_job(lab, **aligned), collect(guarantee="exactly_once")
+    both = source(job, "a").key_with(key).connect(source(job, "b", ROWS).key_with(key))
+    both.process(Both(), name="both").key_with(lambda n: n % 5).process(
+        Slowly(), name="slow"
+    ).write(sink, name="out")
+    start_capture, counts, jobs = InputSubtask._start_capture, Counter[int](), []
+
+    def counted(subtask: InputSubtask, checkpoint_id: int) -> None:
+        start_capture(subtask, checkpoint_id)
+        counts[checkpoint_id] += 1
+        # Not the first checkpoint: there must be one to go back to.
+        if counts[checkpoint_id] == switched and len(counts) > 1 and jobs:
+            running = jobs.pop()
+            asyncio.get_running_loop().call_soon(running.live()[switched % 2].kill)
+
+    async def script(running: Any) -> None:
+        jobs.append(running)
+
+    monkeypatch.setattr(InputSubtask, "_start_capture", counted)
+    ran = lab.run(job, script)
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert ran.restores
+    assert Counter(sink.rows) == Counter(range(2 * ROWS))
 
 
 def test_a_checkpoint_is_aligned_in_some_subtasks_and_unaligned_in_others(lab: Any) -> None:
