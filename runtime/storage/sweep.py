@@ -60,18 +60,23 @@ async def examine(
     present = {name: size async for name, size in store.list_files(f"{names.CHECKPOINTS}/")}
     problems = {manifest.checkpoint_id: verify(manifest, present) for manifest in retained}
     bad = {problem.file for found in problems.values() for problem in found}
-    checksums = {
-        handle.file: handle.checksum
-        for manifest in retained
-        for handle in manifest.handles()
-        if handle.file is not None and handle.file not in bad
-    }
+    pieces: dict[str, set[tuple[int, int, str]]] = {}
+    """By file: where each piece begins and ends, and its checksum. Most files are one."""
+    for manifest in retained:
+        for handle in manifest.handles():
+            if handle.file is not None and handle.file not in bad:
+                piece = (handle.offset, handle.offset + handle.size_bytes, handle.checksum)
+                pieces.setdefault(handle.file, set()).add(piece)
     corrupt = []
-    for name, checksum in sorted(checksums.items()) if read else ():
-        if xxhash.xxh3_64_hexdigest(await store.read_file(name)) != checksum:
+    for name in sorted(pieces) if read else ():
+        content = memoryview(await store.read_file(name))
+        if any(
+            xxhash.xxh3_64_hexdigest(content[start:end]) != checksum
+            for start, end, checksum in pieces[name]
+        ):
             corrupt.append(name)
     return Findings(
         {id_: found for id_, found in problems.items() if found},
         corrupt,
-        orphans(present, checksums.keys() | bad, generation),
+        orphans(present, pieces.keys() | bad, generation),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import xxhash
 
@@ -32,7 +33,11 @@ def handle(file, data=b"data"):
 
 
 def manifest(id_, *files):
-    snapshot = OperatorSnapshot(operator="o", handles=tuple(handle(file) for file in files))
+    return manifest_of(id_, [handle(file) for file in files])
+
+
+def manifest_of(id_, handles):
+    snapshot = OperatorSnapshot(operator="o", handles=tuple(handles))
     subtask = ManifestSubtask(subtask=0, snapshots=(snapshot,))
     return Manifest(
         checkpoint_id=id_,
@@ -78,6 +83,21 @@ def test_an_examination_names_what_is_missing_cut_off_corrupt_or_unneeded(read):
     )
     sound = asyncio.run(examine(store, [manifest(1, "chk/1-1/good")], 1, read=True))
     assert sound == Findings({}, [], [])
+
+
+def test_a_file_of_several_pieces_is_sound_if_each_of_them_is():
+    """Records on their way lie one channel behind the other."""
+    pieces = [b"one", b"three"]
+    handles = [
+        msgspec.structs.replace(handle("chk/1-1/ways", data), offset=offset)
+        for data, offset in zip(pieces, (0, 3), strict=True)
+    ]
+    store = MemoryStore("sweep", {"chk/1-1/ways": b"".join(pieces)})
+    found = asyncio.run(examine(store, [manifest_of(1, handles)], 1, read=True))
+    assert found == Findings({}, [], [])
+    store._objects["chk/1-1/ways"] = b"onethree"[::-1]
+    found = asyncio.run(examine(store, [manifest_of(1, handles)], 1, read=True))
+    assert found.corrupt == ["chk/1-1/ways"]
 
 
 def test_shared_files_outlive_the_checkpoint_that_wrote_them():
