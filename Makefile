@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all bench bench-state lint types docs check clean
+.PHONY: help demo test test-all bench bench-state bench-backpressure lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make test    run every test that needs no outside server"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
+	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
 	@echo "make check   lint and types"
 
 $(STAMP): pyproject.toml
@@ -34,6 +35,9 @@ bench: $(STAMP)
 
 bench-state: $(STAMP)
 	@$(BIN)/python benchmarks/state_run.py $(ARGS)
+
+bench-backpressure: $(STAMP)
+	@$(BIN)/python benchmarks/backpressure.py $(ARGS)
 
 lint: $(STAMP)
 	@echo "==> lint"
