@@ -137,12 +137,17 @@ SOURCES: dict[str, SourceConnector] = {
         _files(csv_source),
         schema="required",
         bad_records=True,
+        tables=True,
     ),
     "json": SourceConnector(
-        Section("json", _TEXT_FILES), _files(json_source), schema="required", bad_records=True
+        Section("json", _TEXT_FILES),
+        _files(json_source),
+        schema="required",
+        bad_records=True,
+        tables=True,
     ),
     "parquet": SourceConnector(
-        Section("parquet", _FILES), _files(parquet_source), bad_records=True
+        Section("parquet", _FILES), _files(parquet_source), bad_records=True, tables=True
     ),
 }
 

@@ -21,8 +21,19 @@ def main() -> None:
         print_table(f"source `{name}`", fields)
     print_table("eventTime", sources["properties"]["eventTime"])
     print_table("An operator", operators)
-    for name in ("window", "join", "joinAsOf", "coGroup", "connect", "match", "retry", "iterate"):
+    for name in (
+        "window",
+        "lookup",
+        "join",
+        "joinAsOf",
+        "coGroup",
+        "connect",
+        "match",
+        "retry",
+        "iterate",
+    ):
         print_table(name, operators["properties"][name])
+    print_table("table of lookup", operators["properties"]["lookup"]["properties"]["table"])
     print_table("A reference with arguments", operators["properties"]["process"]["anyOf"][0])
     print_table("onError", operators["properties"]["onError"]["anyOf"][0])
     print_table("A sink", sinks)

@@ -23,7 +23,7 @@ from ..job_graph import JobGraph
 from ..origin import origin_is
 from ..schema import to_schema
 from ..sink import Guarantee, Sink
-from ..source import REJECTED
+from ..source import REJECTED, Source
 from ..stream import Stream
 from ..suggestions import suggest
 from .document import Problems, Value
@@ -168,22 +168,36 @@ class Builder:
         table = self._sources.get(name)
         if table is None:
             return None
-        chosen = self._one_connector(table, name, "source", self._toolbox.sources)
+        made = self._made(table, name, "source", self._toolbox.sources)
+        if made is None:
+            return None
+        root = self.attempt(table.line, lambda: job.read(made, name=name))
+        return self._timed(name, self._parallel(root, table), table)
+
+    def files_of(self, table: Table, name: str) -> Source | None:
+        """The source of the table of the operator `name`; None if it is wrong, which has been said."""
+        files = {
+            known: connector
+            for known, connector in self._toolbox.sources.items()
+            if connector.tables
+        }
+        return self._made(table, name, "table", files)
+
+    def _made(
+        self, table: Table, name: str, what: str, connectors: Mapping[str, SourceConnector]
+    ) -> Source | None:
+        """What the one connector in `table` makes; `what` it is called in messages."""
+        chosen = self._one_connector(table, name, what, connectors)
         if chosen is None:
             return None
-        connector = self._toolbox.sources[chosen]
-        complete = self._check_source(table, name, chosen, connector)
+        connector = connectors[chosen]
+        complete = self._check_source(table, name, what, chosen, connector)
         schema = self.schema_of(table) if table.tried("schema") else None
         fields = table.get(chosen)
         if fields is None or fields.bad or not complete or (table.tried("schema") and not schema):
             return None
         spec = SourceSpec(schema, table.get("onBadRecord"))
-        line = table.line_of(chosen)
-        made = self.attempt(line, lambda: connector.make(fields.values, spec))
-        if made is None:
-            return None
-        root = self.attempt(table.line, lambda: job.read(made, name=name))
-        return self._timed(name, self._parallel(root, table), table)
+        return self.attempt(table.line_of(chosen), lambda: connector.make(fields.values, spec))
 
     def _timed(self, name: str, root: Flow, table: Table) -> Flow:
         """The stream with its event time, in as many subtasks as the step that makes it."""
@@ -192,25 +206,25 @@ class Builder:
         return timed if timed is root else self._parallel(timed, table)
 
     def _check_source(
-        self, table: Table, name: str, chosen: str, connector: SourceConnector
+        self, table: Table, name: str, what: str, chosen: str, connector: SourceConnector
     ) -> bool:
         """Does the connector take what stands beside it?"""
         if table.tried("onBadRecord") and not connector.bad_records:
             self.problems.add(
                 table.line_of("onBadRecord"),
-                f"{chosen} has no unreadable records source=`{name}`",
+                f"{chosen} has no unreadable records {what}=`{name}`",
                 "remove onBadRecord",
             )
         if table.tried("schema") and connector.schema == "refused":
             self.problems.add(
                 table.line_of("schema"),
-                f"{chosen} makes its own schema source=`{name}`",
+                f"{chosen} makes its own schema {what}=`{name}`",
                 "remove schema",
             )
             return False
         if not table.tried("schema") and connector.schema == "required":
             self.problems.add(
-                table.line, f"source has no schema source=`{name}`", "schema: {column: type, ...}"
+                table.line, f"{what} has no schema {what}=`{name}`", "schema: {column: type, ...}"
             )
             return False
         return True

@@ -92,12 +92,9 @@ def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
             "remove it: the records of each key are in order",
         )
         fits = False
-    retry, late = _retry(table, builder), _on_timeout(table, builder)
-    if function is None or not fits or not sound(table, into=into, retry=retry, onTimeout=late):
+    options = call_options(table, builder)
+    if function is None or not fits or options is None or not sound(table, into=into):
         return None
-    options = given(table, max_in_flight="maxInFlight", timeout="timeout", ordered="ordered")
-    options |= on_error(table) | ({} if retry is None else {"retry": retry})
-    options |= {} if late is None else {"on_timeout": late}
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
         source: Any = keyed(flows[0], table, builder) if by_key else flows[0]
@@ -108,6 +105,16 @@ def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
         )
 
     return step
+
+
+def call_options(table: Table, builder: Builder) -> dict[str, Any] | None:
+    """What `mapAsync` and `lookup` say of their calls, as arguments; None if some of it is wrong."""
+    retry, late = _retry(table, builder), _on_timeout(table, builder)
+    if not sound(table, retry=retry, onTimeout=late):
+        return None
+    options = given(table, max_in_flight="maxInFlight", timeout="timeout", ordered="ordered")
+    options |= on_error(table) | ({} if retry is None else {"retry": retry})
+    return options | ({} if late is None else {"on_timeout": late})
 
 
 def on_error(table: Table) -> dict[str, Any]:

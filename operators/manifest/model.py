@@ -20,11 +20,11 @@ from .fields import (
 from .operator_model import (
     EVENT_TIME,
     NAME,
-    OPERATOR,
     PARALLELISM,
     PARTITIONINGS,
     SCHEMA,
     STREAM,
+    operator_section,
 )
 from .registry import SinkConnector, SourceConnector
 
@@ -135,7 +135,7 @@ def manifest_section(
             "sources": Field(
                 Items(source, NAME, may_be_empty=False), "where records come from", required=True
             ),
-            "operators": Field(Items(OPERATOR, NAME), "what is done with them"),
+            "operators": Field(Items(operator_section(sources), NAME), "what is done with them"),
             "sinks": Field(
                 Items(sink, NAME, may_be_empty=False), "where results go", required=True
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..cep.after_match import PATTERN as AFTER_MATCH_PATTERN
 from ..durations import parse_duration
 from .fields import (
@@ -21,7 +23,9 @@ from .fields import (
     Text,
     column_type,
     duration,
+    size,
 )
+from .registry import SourceConnector
 
 PARALLELISM_MAX = 32768
 PARALLELISM = Integer(1, PARALLELISM_MAX)
@@ -200,6 +204,7 @@ VERBS = (
     "map",
     "flatMap",
     "mapAsync",
+    "lookup",
     "aggregate",
     "reduce",
     "process",
@@ -212,55 +217,90 @@ VERBS = (
 )
 """Exactly one of these makes an operator."""
 
-OPERATOR = Section(
-    "operator",
-    {
-        "from": Field(STREAM, "the source or operator it reads"),
-        "union": Field(ListOf(STREAM), "the streams to merge, instead of `from`"),
-        "filter": Field(Text(), "an SQL condition, or `module:function`; other rows are dropped"),
-        "select": Field(ListOf(Text()), "columns and SQL expressions `a / 2 AS b`"),
-        "python": Field(REFERENCE, "a function RecordBatch -> RecordBatch, `module:function`"),
-        "map": Field(REFERENCE, "a function record -> record, `module:function`"),
-        "flatMap": Field(REFERENCE, "a function record -> records, `module:function`"),
-        "mapAsync": Field(REFERENCE, "a coroutine function record -> record, `module:function`"),
-        "into": Field(SCHEMA, "columns of the result, or a class `module:Class`"),
-        "adds": Field(_COLUMNS, "columns that `python` adds to those of its input"),
-        "eventTime": Field(EVENT_TIME, "which column of the result is event time"),
-        **_KEYS,
-        "window": Field(WINDOW, "how the records are cut into windows"),
-        "aggregate": Field(
-            OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
-            'results and how they are made, `total: "sum(amount)"`; or a `module:AggregateFunction`',
-        ),
-        "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
-        "process": Field(_INSTANCE, "a class with state, such as a `module:KeyedProcess`"),
-        "windowProcess": Field(
-            _INSTANCE, "a `module:WindowProcess` that gets what `reduce` or `aggregate` has made"
-        ),
-        "connect": Field(CONNECT, "a second input of `process`"),
-        "join": Field(JOIN, "pairs with another stream, near in time or in the same window"),
-        "joinAsOf": Field(JOIN_AS_OF, "each record with the version valid at its time"),
-        "coGroup": Field(
-            CO_GROUP, "a function of all records of a key in a window, of two streams"
-        ),
-        "match": Field(MATCH, "a pattern in the records of each key"),
-        "iterate": Field(ITERATE, "a loop"),
-        "maxInFlight": Field(
-            Integer(1, 100_000), "calls under way at once, of coroutine functions"
-        ),
-        "rows": Field(_ROWS, "call `python` for so many rows at a time"),
-        "within": Field(duration(), "how long a row waits for so many to come together"),
-        "timeout": Field(duration(), "of a record in `mapAsync`, all attempts included"),
-        "ordered": Field(Boolean(), "false: results of `mapAsync` leave as they come"),
-        "retry": Field(RETRY, "when `mapAsync` calls its function again"),
-        "onTimeout": Field(
-            Text(), "fail, side_output, or a function record -> record, `module:function`"
-        ),
-        "onError": Field(
-            OneOf(ON_ERROR, _ACTIONS), "what becomes of records for which the function raises"
-        ),
-        "partition": Field(Choice(PARTITIONINGS), "how its input is spread over its subtasks"),
-        "parallelism": Field(PARALLELISM, "number of subtasks"),
-        "chaining": Field(Choice(("head", "never")), "start a new chain here, or never chain"),
-    },
-)
+
+def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
+    files = {
+        name: Field(connector.fields, f"read with {name}")
+        for name, connector in connectors.items()
+        if connector.tables
+    }
+    table = Section(
+        "table",
+        {
+            **files,
+            "schema": Field(SCHEMA, "columns and types, a source with the same, or a class"),
+            "key": Field(ListOf(Text()), "columns that records are looked up by", required=True),
+            "columns": Field(ListOf(Text()), "what is brought to the records; all but the key"),
+            "maxBytes": Field(size(), "the most that its columns may take in memory; 64mb"),
+            "duplicates": Field(
+                Choice(("fail", "first", "last")), "which of rows with equal keys counts"
+            ),
+        },
+    )
+    return Section(
+        "lookup",
+        {
+            "key": Field(ListOf(Text()), "columns of the record that are looked up", required=True),
+            "python": Field(
+                REFERENCE, "a coroutine function key -> record or None, `module:function`"
+            ),
+            "table": Field(table, "instead: a table in files, read as a whole at the start"),
+            "how": Field(Choice(_HOWS[:2]), "of a table: `left`, or `inner`: only what it has"),
+            "suffix": Field(Text(), "appended to columns that are found whose names are taken"),
+            "cacheRows": Field(Integer(0, 2**31 - 1), "answers of `python` kept; 0: none"),
+            "cacheFor": Field(duration(), "how long an answer of `python` counts"),
+        },
+    )
+
+
+_FIELDS = {
+    "from": Field(STREAM, "the source or operator it reads"),
+    "union": Field(ListOf(STREAM), "the streams to merge, instead of `from`"),
+    "filter": Field(Text(), "an SQL condition, or `module:function`; other rows are dropped"),
+    "select": Field(ListOf(Text()), "columns and SQL expressions `a / 2 AS b`"),
+    "python": Field(REFERENCE, "a function RecordBatch -> RecordBatch, `module:function`"),
+    "map": Field(REFERENCE, "a function record -> record, `module:function`"),
+    "flatMap": Field(REFERENCE, "a function record -> records, `module:function`"),
+    "mapAsync": Field(REFERENCE, "a coroutine function record -> record, `module:function`"),
+    "into": Field(SCHEMA, "columns of the result, or a class `module:Class`"),
+    "adds": Field(_COLUMNS, "columns that `python` adds to those of its input"),
+    "eventTime": Field(EVENT_TIME, "which column of the result is event time"),
+    **_KEYS,
+    "window": Field(WINDOW, "how the records are cut into windows"),
+    "aggregate": Field(
+        OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
+        'results and how they are made, `total: "sum(amount)"`; or a `module:AggregateFunction`',
+    ),
+    "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
+    "process": Field(_INSTANCE, "a class with state, such as a `module:KeyedProcess`"),
+    "windowProcess": Field(
+        _INSTANCE, "a `module:WindowProcess` that gets what `reduce` or `aggregate` has made"
+    ),
+    "connect": Field(CONNECT, "a second input of `process`"),
+    "join": Field(JOIN, "pairs with another stream, near in time or in the same window"),
+    "joinAsOf": Field(JOIN_AS_OF, "each record with the version valid at its time"),
+    "coGroup": Field(CO_GROUP, "a function of all records of a key in a window, of two streams"),
+    "match": Field(MATCH, "a pattern in the records of each key"),
+    "iterate": Field(ITERATE, "a loop"),
+    "maxInFlight": Field(Integer(1, 100_000), "calls under way at once, of coroutine functions"),
+    "rows": Field(_ROWS, "call `python` for so many rows at a time"),
+    "within": Field(duration(), "how long a row waits for so many to come together"),
+    "timeout": Field(duration(), "of a record in `mapAsync` or `lookup`, all attempts included"),
+    "ordered": Field(Boolean(), "false: results of calls leave as they come"),
+    "retry": Field(RETRY, "when `mapAsync` or `lookup` calls its function again"),
+    "onTimeout": Field(
+        Text(), "fail, side_output, or a function record -> record, `module:function`"
+    ),
+    "onError": Field(
+        OneOf(ON_ERROR, _ACTIONS), "what becomes of records for which the function raises"
+    ),
+    "partition": Field(Choice(PARTITIONINGS), "how its input is spread over its subtasks"),
+    "parallelism": Field(PARALLELISM, "number of subtasks"),
+    "chaining": Field(Choice(("head", "never")), "start a new chain here, or never chain"),
+}
+
+
+def operator_section(connectors: Mapping[str, SourceConnector]) -> Section:
+    """An operator; of the connectors those that make tables are in its `lookup`."""
+    lookup = Field(_lookup_section(connectors), "each record with what is known of its key")
+    return Section("operator", {**_FIELDS, "lookup": lookup})

@@ -40,12 +40,14 @@ class SourceConnector:
         make: makes the source from the fields that were given; raises UsageError.
         schema: does it take a `schema`? `required`, `optional` or `refused`.
         bad_records: can it meet records it cannot read, so that `onBadRecord` means something?
+        tables: can it be read as a whole, as the table of a `lookup`?
     """
 
     fields: Section
     make: Callable[[Mapping[str, Any], SourceSpec], Source]
     schema: str = "optional"
     bad_records: bool = False
+    tables: bool = False
 
 
 @dataclass(frozen=True, slots=True)

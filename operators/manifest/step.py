@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from ..job_graph import NAME_LENGTH_MAX
+from ..source import Source
 from ..stream import Stream
 from .document import Problems
 from .fields import Table
@@ -26,6 +27,10 @@ class Builder(Protocol):
     def attempt(self, line: int, action: Callable[[], R]) -> R | None: ...
 
     def schema_of(self, table: Table, name: str) -> pa.Schema | type[Any] | None: ...
+
+    def files_of(self, table: Table, name: str) -> Source | None:
+        """The source of the table of the operator `name`; None if it is wrong, which has been said."""
+        ...
 
 
 Planner: TypeAlias = Callable[[str, Table, Builder], "Step | None"]

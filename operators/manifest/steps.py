@@ -10,6 +10,7 @@ from .call_steps import on_error, plan_map_async, plan_per_record, plan_python
 from .document import Problems
 from .fields import Table
 from .keyed_steps import plan_aggregate, plan_match, plan_process, plan_reduce
+from .lookup_steps import plan_lookup
 from .operator_model import VERBS
 from .pair_steps import plan_co_group, plan_iterate, plan_join, plan_join_as_of
 from .references import is_reference, resolve_function
@@ -26,7 +27,7 @@ _KEYED: Final = (
     "mapAsync",
 )
 _WINDOWED: Final = ("aggregate", "reduce", "process", "join", "coGroup")
-_CALLS: Final = ("python", "map", "flatMap", "mapAsync")
+_CALLS: Final = ("python", "map", "flatMap", "mapAsync", "lookup")
 _BELONGS_TO: Final = {
     "into": (*_CALLS, "aggregate", "reduce", "process", "coGroup", "match"),
     "maxInFlight": _CALLS,
@@ -38,10 +39,10 @@ _BELONGS_TO: Final = {
     "connect": ("process",),
     "rows": ("python",),
     "within": ("python",),
-    "timeout": ("mapAsync",),
-    "ordered": ("mapAsync",),
-    "retry": ("mapAsync",),
-    "onTimeout": ("mapAsync",),
+    "timeout": ("mapAsync", "lookup"),
+    "ordered": ("mapAsync", "lookup"),
+    "retry": ("mapAsync", "lookup"),
+    "onTimeout": ("mapAsync", "lookup"),
     "onError": ("filter", "process", *_CALLS),
     "from": tuple(verb for verb in VERBS if verb != "union"),
 }
@@ -170,6 +171,7 @@ _PLANNERS: Final[dict[str, Planner]] = {
     "map": plan_per_record("map"),
     "flatMap": plan_per_record("flatMap"),
     "mapAsync": plan_map_async,
+    "lookup": plan_lookup,
     "reduce": plan_reduce,
     "aggregate": plan_aggregate,
     "process": plan_process,

@@ -143,6 +143,7 @@ def test_a_mistake_in_a_window_is_one_problem(
     assert found[0].startswith(f"16: {wanted}"), found[0]
 
 
+TABLE = "x: {from: orders, lookup: {key: id, table: {csv: {path: owners.csv}, "
 JOIN = "x: {from: orders, keyBy: id, "
 OPERATORS = [
     (JOIN + "join: {keyBy: id, within: [0s, 1s]}}", "join has no with | with: the other source or"),
@@ -302,6 +303,71 @@ OPERATORS = [
         "x: {from: orders, mapAsync: 'twin_steps:later', timeout: 1s, "
         "retry: {attempts: 3, delay: 2s}}",
         "the delays before attempt 2 leave no time for it",
+    ),
+    ("x: {from: orders, lookup: {key: id}}", "lookup needs either python or table operator=`x` |"),
+    (
+        "x: {from: orders, lookup: {key: id, python: 'twin_steps:owner_of', table: {key: id}}, "
+        "into: {owner: string}}",
+        "lookup needs either python or table operator=`x`",
+    ),
+    (
+        "x: {from: orders, lookup: {python: 'twin_steps:owner_of'}, into: {owner: string}}",
+        "lookup has no key | key: columns of the record",
+    ),
+    (
+        "x: {from: orders, lookup: {key: id, python: 'twin_steps:owner_of'}}",
+        "lookup has no into operator=`x` | into: {column: type}",
+    ),
+    (
+        "x: {from: orders, lookup: {key: id, python: 'twin_steps:same'}, into: {owner: string}}",
+        "lookup needs an `async def` function",
+    ),
+    (
+        "x: {from: orders, lookup: {key: idd, python: 'twin_steps:owner_of'}, into: {owner: string}}",
+        "unknown column `idd` in lookup | did you mean `id`?",
+    ),
+    (
+        "x: {from: orders, lookup: {key: id, how: inner, python: 'twin_steps:owner_of'}, "
+        "into: {owner: string}}",
+        "how means nothing for a lookup with python operator=`x` | remove it",
+    ),
+    (
+        TABLE + "key: id, schema: {id: long, owner: string}}}, into: {owner: string}}",
+        "into means nothing for a lookup in a table operator=`x` | remove it",
+    ),
+    (
+        TABLE + "key: id, schema: {id: long, owner: string}}, cacheFor: 1m}}",
+        "cacheFor means nothing for a lookup in a table operator=`x`",
+    ),
+    (
+        TABLE + "schema: {id: long, owner: string}}}}",
+        "table has no key | key: columns that records are looked up by",
+    ),
+    (TABLE + "key: id}}}", "table has no schema table=`x` | schema: {column: type, ...}"),
+    (
+        "x: {from: orders, lookup: {key: id, table: {key: id}}}",
+        "table has no connector table=`x` | name one of csv, json, parquet",
+    ),
+    (
+        "x: {from: orders, lookup: {key: id, table: {parquet: {path: not-there.parquet}, key: id}}}",
+        "no file found path=`not-there.parquet`",
+    ),
+    (
+        TABLE + "key: idd, schema: {id: long, owner: string}}}}",
+        "unknown column `idd` in key of a static table | did you mean `id`?",
+    ),
+    (
+        TABLE + "key: id, schema: {id: string, owner: string}}}}",
+        "`event_time` is looked up by (id: int64), and the key of the table is (id: string)",
+    ),
+    (
+        TABLE + "key: id, maxBytes: 5, schema: {id: long, owner: string}}}}",
+        "maxBytes must be a size with a unit",
+    ),
+    (
+        TABLE.replace("owners.csv", "owners.csv, rate: 5")
+        + "key: id, schema: {id: long, owner: string}}}}",
+        "a static table is read from files, not from source=`_Throttled`",
     ),
     (
         "x: {from: orders, map: 'twin_steps:same', onError: dorp}",

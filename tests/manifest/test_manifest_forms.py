@@ -14,7 +14,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors.files.sink import json_sink
-from headgate.connectors.files.source import json_source
+from headgate.connectors.files.source import csv_source, json_source
 from headgate.operators.job_graph import JobGraph
 from headgate.runtime.manifest import load_job
 
@@ -45,8 +45,10 @@ PLAIN_TIME = "{column: at, maxOutOfOrder: 10m}"
 
 
 @pytest.fixture
-def folder(steps: Any, tmp_path: Path) -> Path:
-    """Where the orders and the rates are, in the order of their times."""
+def folder(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the orders and the rates are, in the order of their times; and the owners of two ads."""
+    (tmp_path / "owners.csv").write_text("ad;owner;amount\na;ann;1\nb;bob;2\nb;ben;3\n")
+    monkeypatch.chdir(tmp_path)
     for name, made in (
         ("orders", [steps.order(number) for number in range(120)]),
         ("rates", [steps.rate(number) for number in range(60)]),
@@ -262,6 +264,67 @@ JOINS = {
         ),
     ),
 }
+OWNERS = {"ad": "string", "owner": "string", "amount": "double"}
+LOOKUPS = {
+    "service": Form(
+        'x: {from: orders, lookup: {key: ad, python: "twin_steps:owner_of", suffix: _ad, '
+        "cacheRows: 5, cacheFor: 1h}, into: {owner: string, amount: long}, timeout: 5m, "
+        "maxInFlight: 3, ordered: false, onError: drop, "
+        'retry: {attempts: 2, onException: "builtins:OSError"}}',
+        lambda steps, orders, rates: orders.lookup(
+            "ad",
+            steps.owner_of,
+            into={"owner": "string", "amount": "long"},
+            suffix="_ad",
+            cache_rows=5,
+            cache_for="1h",
+            timeout="5m",
+            max_in_flight=3,
+            ordered=False,
+            on_error="drop",
+            retry=hg.Retry(attempts=2, on_exception=OSError),
+            name="x",
+        ),
+    ),
+    "service of two columns": Form(
+        'x: {from: orders, lookup: {key: [ad, id], python: "twin_steps:owner_of_order"}, '
+        "into: {owner: string}}",
+        lambda steps, orders, rates: orders.lookup(
+            ("ad", "id"), steps.owner_of_order, into={"owner": "string"}, name="x"
+        ),
+    ),
+    "table": Form(
+        "x: {from: orders, lookup: {key: ad, how: inner, suffix: _ad, "
+        'table: {csv: {path: owners.csv, delimiter: ";"}, key: ad, duplicates: last, '
+        "schema: {ad: string, owner: string, amount: double}, maxBytes: 1mb}}}",
+        lambda steps, orders, rates: orders.lookup(
+            "ad",
+            hg.static_table(
+                csv_source("owners.csv", OWNERS, delimiter=";"),
+                key="ad",
+                duplicates="last",
+                max_bytes="1mb",
+            ),
+            how="inner",
+            suffix="_ad",
+            name="x",
+        ),
+    ),
+    "table of two columns": Form(
+        "x: {from: orders, lookup: {key: [ad, amount], "
+        'table: {csv: {path: owners.csv, delimiter: ";"}, key: [ad, amount], columns: owner, '
+        "schema: {ad: string, owner: string, amount: long}}}}",
+        lambda steps, orders, rates: orders.lookup(
+            ("ad", "amount"),
+            hg.static_table(
+                csv_source("owners.csv", {**OWNERS, "amount": "long"}, delimiter=";"),
+                key=("ad", "amount"),
+                columns=["owner"],
+            ),
+            name="x",
+        ),
+    ),
+}
 PROCESSES = {
     "keyed": Form(
         f'x: {{from: orders, keyBy: ad, process: "twin_steps:Guard", {INTO}}}',
@@ -401,7 +464,7 @@ LOOPS = {
         ),
     ),
 }
-FORMS = EVENT_TIMES | WINDOWS | JOINS | PROCESSES | CALLS | PATTERNS | LOOPS
+FORMS = EVENT_TIMES | WINDOWS | JOINS | LOOKUPS | PROCESSES | CALLS | PATTERNS | LOOPS
 
 
 def settings(job: JobGraph) -> list[Any]:

@@ -202,6 +202,16 @@ async def score(record: Order) -> Result:
     return Result(record.ad, record.amount * 2)
 
 
+async def owner_of(ad: str) -> dict[str, Any] | None:
+    """Knows nothing of the ad c."""
+    await asyncio.sleep(0)
+    return None if ad == "c" else {"owner": ad * 2, "amount": len(ad)}
+
+
+async def owner_of_order(key: tuple[str, int]) -> dict[str, str]:
+    return {"owner": f"{key[0]}{key[1] % 2}"}
+
+
 async def endless(record: Order) -> Result:
     """Never ends."""
     await asyncio.Event().wait()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from golden_input import ARRIVALS, MINUTE, ORDERS, RATE_ARRIVALS, Arrival, Order, Rate, row
 
 import headgate as hg
+from headgate.connectors import json_source
 
 BOTH = ("orders", "rates")
 
@@ -155,7 +157,23 @@ async def owner_of(ad: str) -> dict[str, str] | None:
 
 def test_lookup(golden: Any) -> None:
     golden(
-        "",  # it has no form in YAML
+        "x: {from: orders, lookup: {key: ad, python: 'HERE:owner_of'}, into: {owner: string}}",
         lambda orders, rates: orders.lookup("ad", owner_of, into={"owner": "string"}, name="x"),
         rows=[(*row(order), None if order.ad > "e" else order.ad * 2) for order in ORDERS],
+    )
+
+
+def test_lookup_in_a_table(golden: Any, tmp_path: Path) -> None:
+    ads = sorted({order.ad for order in ORDERS if order.ad <= "e"})
+    assert len(ads) < len({order.ad for order in ORDERS})
+    path = tmp_path / "owners.json"
+    path.write_text("".join(f'{{"ad": "{ad}", "owner": "{ad * 2}"}}\n' for ad in ads))
+    schema = {"ad": "string", "owner": "string"}
+    golden(
+        f"x: {{from: orders, lookup: {{key: ad, table: {{json: {{path: {path}}}, key: ad, "
+        "schema: {ad: string, owner: string}}}}",
+        lambda orders, rates: orders.lookup(
+            "ad", hg.static_table(json_source(str(path), schema), key="ad"), name="x"
+        ),
+        rows=[(*row(order), order.ad * 2 if order.ad in ads else None) for order in ORDERS],
     )
