@@ -204,14 +204,15 @@ class Subtask:
     def _backlogged(self) -> bool:
         return any(partition.backlogged for partition in self._partitions)
 
-    async def _sleep(self, activity: Activity) -> None:
-        self.time.switch(activity)
-        await self.signal.wait()
-
     async def _idle(self) -> None:
-        """Wait for input or mail; send partly filled buffers when their time is up."""
+        """Wait for input or mail."""
         # Work of the head goes on outside of the mailbox: it is what the others wait for.
-        self.time.switch(Activity.BUSY if self.chain.head.operator.full() else Activity.IDLE)
+        await self._sleep(Activity.BUSY if self.chain.head.operator.full() else Activity.IDLE)
+
+    async def _sleep(self, activity: Activity) -> None:
+        """Wait for a signal; send partly filled buffers when their time is up, also while one channel
+        takes nothing: the receivers of the others wait for them."""
+        self.time.switch(activity)
         deadline = min(
             (due for p in self._partitions if (due := p.next_flush()) is not None), default=None
         )

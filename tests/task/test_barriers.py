@@ -264,3 +264,20 @@ def test_others_get_through_behind_a_long_slice(
 
     run(play())
     assert seen == [False, through]
+
+
+def test_partly_filled_buffers_leave_in_time_while_another_channel_takes_nothing(
+    run: Run, tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    async def play() -> None:
+        step, flushed = Step(tmp_path, threads), asyncio.Event()
+        step.out.backlogged = True
+        step.out.next_flush = lambda: None if flushed.is_set() else 0.0  # type: ignore[method-assign]
+        step.out.flush_due = lambda now: not flushed.is_set()  # type: ignore[method-assign]
+        step.out.flush = flushed.set  # type: ignore[attr-defined]
+        await step.open()
+        step.subtask.start()
+        await flushed.wait()
+        await step.subtask.cancel()
+
+    run(play())
