@@ -25,6 +25,7 @@ from headgate.connectors import (
     parquet_source,
     throttle,
 )
+from headgate.connectors.files.locations import s3_client
 from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
 from headgate.operators.joins.static_lookup import TableIndex
 from headgate.runtime.protocol.failures import FailureKind
@@ -300,3 +301,15 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(ads: Path) -> None:
     ads.write_text("ad,owner,n\nhat,ann,1\nshoe,ann,1\nsock,ann,1\n")
     with pytest.raises(StorageError, match="changed while it was read"):
         list(reading)
+
+
+@pytest.mark.server
+def test_a_table_on_s3_is_reached_as_the_job_says(s3_server: Any) -> None:
+    s3_client(s3_server.options).put_object(
+        Bucket=s3_server.bucket, Key="ads/1.csv", Body=b"ad,owner,n\nhat,ann,1\n"
+    )
+    job = hg.Job("far", options=s3_server.options)
+    orders = job.read(from_list([{"ad": "hat", "n": 1, "at": EPOCH}], schema=ORDER), name="orders")
+    source = csv_source(f"s3://{s3_server.bucket}/ads", ADS)
+    joined = orders.lookup("ad", hg.static_table(source, key="ad", columns=["owner"]))
+    assert [row["owner"] for row in ran(job, joined)] == ["ann"]
