@@ -3,10 +3,10 @@
 How it is measured
 - Both engines read the same Parquet files (written before the clock starts) and drop their results
   into a sink that keeps nothing. They take turns: each round runs every query in both.
-- headgate runs on a local Ray, as `run.py` has it: the first quarter of the records is warm-up, the
-  clock runs from there until the sink has everything.
-- Flink is one JVM per query, warmed by a job of that query; its time is the runtime of the job minus
-  that of a job over files of a few rows.
+- headgate runs on a local Ray, as `run.py` has it, or in one process: the first quarter of the records
+  is warm-up, the clock runs from there until the sink has everything.
+- Flink is one JVM per query, or for all, warmed by a job of the same query; its time is the runtime of
+  the job minus that of a job over files of a few rows.
 - Before it is measured, each query runs over few events in Flink, and its number of results and the
   sums of their columns are compared with DuckDB's. Those of headgate are compared in the tests.
 - Events are the rows of the streams that a query reads.
@@ -21,7 +21,8 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,6 +64,31 @@ def events_read(query: str, events: int) -> int:
     return sum(events * SHARES[kind] // 50 for kind in READS.get(query, ("bid",)))
 
 
+class Engine:
+    """A host that starts when it is first asked for, and again once it has ended or was killed."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._command, self._log = command, log
+        self._host: Host | None = None
+
+    def host(self) -> Host:
+        """The running host.
+
+        Raises:
+            HostError: it does not start.
+        """
+        if self._host is None or not self._host.alive:
+            self.close()
+            self._host = Host(self._command, self._log)
+        return self._host
+
+    def close(self) -> None:
+        """End the host, if there is one."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+
 class Bench:
     """One run of the comparison."""
 
@@ -72,24 +98,29 @@ class Bench:
         self.runs: dict[tuple[str, int, str], list[Run]] = defaultdict(list)
 
     def run(self) -> None:
-        """All rounds of one query, then the next: a JVM that has run other queries is slower."""
-        with Host([sys.executable, str(HERE / "host.py"), "local"], self._log) as headgate:
+        """All rounds of one query, then the next; one that fails is reported and left out."""
+        ours = [sys.executable, str(HERE / "host.py"), self._options.cluster]
+        theirs = [self._flink.python if self._flink else "", str(HERE / "peers" / "flink_sql.py")]
+        with (
+            closing(Engine(ours, self._log)) as headgate,
+            closing(Engine(theirs, self._log)) as jvm,
+        ):
             for query in self._options.queries:
-                if self._flink is None:
-                    self._rounds(query, headgate, None)
-                    continue
-                script = str(HERE / "peers" / "flink_sql.py")
-                with Host([self._flink.python, script], self._log) as flink:
-                    try:
+                try:
+                    flink = jvm.host() if self._flink else None
+                    if flink is not None:
                         self._compare(query, flink)
-                        self._rounds(query, headgate, flink)
-                    except HostError as error:
-                        print(f"{query}: {error}", flush=True)
+                    self._rounds(query, headgate.host(), flink)
+                except HostError as error:
+                    print(f"{query}: {error}", flush=True)
+                if not self._options.one_jvm:
+                    jvm.close()
 
     def _rounds(self, query: str, headgate: Host, flink: Host | None) -> None:
         millions = self._options.millions or MILLIONS.get(query, USUAL_MILLIONS)
+        events = round(millions * 1_000_000)
         for p in self._options.parallelism:
-            data = self._files.of(query, millions * 1_000_000, p)
+            data = self._files.of(query, events, p)
             empty = None
             if flink is not None:
                 flink.ask(self._to_flink(query, data, p))
@@ -99,7 +130,7 @@ class Bench:
                 self._record(query, p, SINKS[0], headgate.measure(_to_headgate(query, data, p)))
                 if flink is not None and empty is not None:
                     whole = flink.measure(self._to_flink(query, data, p))
-                    rows = events_read(query, millions * 1_000_000)
+                    rows = events_read(query, events)
                     self._record(query, p, SINKS[1], net(whole, empty, rows))
             print(line(query, p, self.runs), flush=True)
 
@@ -197,7 +228,9 @@ def parse() -> argparse.Namespace:
     add("--queries", type=lambda text: text.split(","), default=list(QUERIES))
     add("--parallelism", type=lambda text: [int(p) for p in text.split(",")], default=[1])
     add("--rounds", type=int, default=3)
-    add("--millions", type=int, help="events of all kinds in the files; default: by query")
+    add("--millions", type=float, help="events of all kinds in the files; default: by query")
+    add("--cluster", choices=("local", "in-process"), default="local", help="where headgate runs")
+    add("--one-jvm", action="store_true", help="quicker, but other queries slow a JVM down")
     add("--data", help="a directory that keeps the files for another run")
     add("--log", default=os.devnull, help="what the engines print")
     add("--json", help="a file for all figures")
