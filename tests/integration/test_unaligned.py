@@ -178,3 +178,28 @@ def test_a_plan_that_lacks_the_exchange_of_records_on_their_way_does_not_pass_th
     assert "not connected in the job" in other_text()
     key = "execution.state-recovery.without-channel-state.checkpoint-id"
     assert not other_text(**{key: str(manifest.checkpoint_id)})
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_another_job_begins_with_records_on_their_way_and_a_savepoint_is_taken_behind_them(
+    lab: Any, by_subtask: Any, after: int
+) -> None:
+    with pytest.raises(Crashed):
+        lab.run(
+            make_job(lab, 2, lab.path / "out", **SMALL_BUFFERS),
+            crash_with_records_on_their_way({"input", "output"}),
+        )
+    taken_over, saved = f"{lab.storage}/unaligned", []
+    lab.storage += "-second"
+
+    async def stop(running: Any) -> None:
+        await running.until("status", status="RUNNING")
+        saved.append((await running.request("stop", savepoint=str(lab.path / "save")))["savepoint"])
+
+    second = make_job(lab, after, lab.path / "out", **SMALL_BUFFERS)
+    ran = lab.run(second, stop, restore_from=taken_over)
+    assert ran.outcome.status == "SUSPENDED", ran.failures
+    lab.storage += "-third"
+    ran = lab.run(make_job(lab, 1, lab.path / "out", **SMALL_BUFFERS), restore_from=saved[0])
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert_exact(written(by_subtask, lab.path / "out"))

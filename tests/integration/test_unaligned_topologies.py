@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
@@ -93,12 +94,38 @@ def broadcast(job: hg.Job) -> Any:
     return told.key_with(lambda n: key(n) // 2).process(Slowly(), name="slow")
 
 
+def mixed(job: hg.Job) -> Any:
+    """A union of an exchange that keeps barriers in line and one in which they overtake elsewhere."""
+    both = source(job, "a").union(source(job, "b", ROWS).rebalance())
+    return both.key_with(key).process(Slowly(), name="slow")
+
+
+def loop(job: hg.Job) -> Any:
+    """Barriers overtake in front of a loop and behind it, and stay in line inside."""
+
+    def body(stream: Any) -> tuple[Any, Any]:
+        stepped = stream.map(lambda pair: (pair[0], pair[1] + 1), name="stepped")
+        again = stepped.filter(lambda pair: pair[1] < 3, name="again")
+        return again, stepped.filter(lambda pair: pair[1] >= 3, name="done")
+
+    before = source(job, "a").key_with(key).process(Slowly(), name="before")
+    around = before.map(lambda n: (n, 0), name="pairs").rebalance().iterate(body, name="loop")
+    behind = around.map(lambda pair: pair[0], name="numbers")
+    return behind.key_with(lambda n: n % 5).process(Slowly(), name="slow")
+
+
 def expected(topology: Callable[[hg.Job], Any]) -> Counter[int]:
-    return Counter(range(ROWS if topology is broadcast else 2 * ROWS))
+    return Counter(range(ROWS if topology in (broadcast, loop) else 2 * ROWS))
 
 
-@pytest.mark.parametrize("topology", [union, two_inputs, broadcast])
-@pytest.mark.parametrize("timeout", ["0 ms", "30 ms"])
+@pytest.mark.parametrize(
+    ("topology", "timeout"),
+    [
+        *itertools.product([union, two_inputs, broadcast], ["0 ms", "30 ms"]),
+        (mixed, "0 ms"),
+        (loop, "0 ms"),
+    ],
+)
 def test_kills_where_streams_meet(
     lab: Any, faults: Any, topology: Callable[[hg.Job], Any], timeout: str
 ) -> None:
