@@ -39,6 +39,14 @@ def test_an_engine_that_has_ended_starts_again(runner: Any, tmp_path: Path) -> N
     engine.close()
 
 
+def test_the_sum_of_nulls_is_compared_too(runner: Any) -> None:
+    assert runner.same_sum(None, None)
+    assert not runner.same_sum(None, 0.0)
+    assert not runner.same_sum(0.0, None)
+    assert runner.same_sum(1e12, 1e12 + 1)
+    assert not runner.same_sum(1.0, 2.0)
+
+
 def test_main_reports_each_query_without_flink(
     runner: Any,
     monkeypatch: pytest.MonkeyPatch,
