@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 ROWS_MIN: Final = 1
 FIRST_ROWS: Final = 1024
@@ -14,21 +14,6 @@ SURPRISE: Final = 4.0
 """A slice that took so many times longer or shorter than expected makes all before it worthless."""
 MEMORY: Final = 0.8
 """What a slice counts for after the next one."""
-
-
-class _Sums(NamedTuple):
-    """Over the slices so far."""
-
-    weight: float
-    rows: float
-    seconds: float
-    squares: float
-    """Of rows."""
-    products: float
-    """Rows times seconds."""
-
-
-_NOTHING = _Sums(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @final
@@ -47,7 +32,15 @@ class SliceSizer:
         """How many to take next."""
         self._call_s = self._row_s = 0.0
         self._last = (0, 0.0)
-        self._sums = _NOTHING
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew. Sums over slices, as attributes of their own: this runs once per batch."""
+        self._weight = self._rows = self._seconds = 0.0
+        self._squares = 0.0
+        """Of rows."""
+        self._products = 0.0
+        """Rows times seconds."""
 
     def took(self, rows: int, seconds: float) -> None:
         """A slice of `rows` rows took so long."""
@@ -55,12 +48,11 @@ class SliceSizer:
             return
         expected_s = self._call_s + rows * self._row_s
         if not expected_s / SURPRISE <= seconds <= expected_s * SURPRISE:
-            self._sums = _NOTHING
+            self._forget()
             last_rows, last_s = self._last
             if rows < last_rows and expected_s < seconds <= SURPRISE * last_s:
-                self._add(
-                    last_rows, last_s
-                )  # nothing has become slower: most was the price of the call
+                # Nothing has become slower: most was the price of the call.
+                self._add(last_rows, last_s)
         self._add(rows, seconds)
         self._last = (rows, seconds)
         self._fit()
@@ -70,17 +62,18 @@ class SliceSizer:
         self.rows = max(ROWS_MIN, int(min(fitting, most)))
 
     def _add(self, rows: int, seconds: float) -> None:
-        added = (1.0, rows, seconds, rows * rows, rows * seconds)
-        self._sums = _Sums(
-            *(MEMORY * old + new for old, new in zip(self._sums, added, strict=True))
-        )
+        self._weight = MEMORY * self._weight + 1.0
+        self._rows = MEMORY * self._rows + rows
+        self._seconds = MEMORY * self._seconds + seconds
+        self._squares = MEMORY * self._squares + rows * rows
+        self._products = MEMORY * self._products + rows * seconds
 
     def _fit(self) -> None:
-        weight, rows, seconds, squares, products = self._sums
+        weight, rows, seconds, squares = self._weight, self._rows, self._seconds, self._squares
         spread = squares - rows * rows / weight
         if spread < 1e-3 * squares:  # slices of one size: all is taken to be the price of rows
             self._call_s, self._row_s = 0.0, seconds / rows
             return
-        slope = (products - rows * seconds / weight) / spread
+        slope = (self._products - rows * seconds / weight) / spread
         self._row_s = min(max(slope, 0.0), seconds / rows)
         self._call_s = max(0.0, (seconds - self._row_s * rows) / weight)
