@@ -21,7 +21,7 @@ import headgate as hg
 from headgate.connectors import blackhole
 from headgate.connectors.generator import generator, random_int, sequence
 
-KEYS = (100_000, 400_000, 1_600_000)
+KEYS = (50_000, 200_000, 800_000)
 FILL_S, MEASURED_S = 10.0, 10.0
 """In the first part each key comes once; what comes then changes one of a hundred per second."""
 PARALLELISMS, SHUFFLES = (1, 2, 4), (1, 2, 3)
@@ -33,7 +33,7 @@ def state_job(keys: int, incremental: bool, storage: str) -> hg.Job:
     name = f"bench-state-size-{keys}-{incremental}-{os.getpid()}"
     job = hg.Job(name, parallelism=2, options=_options({_INCREMENTAL: str(incremental).lower()}))
     job.checkpoint(every="1s", storage=storage)
-    fill = generator({"key": sequence(), "value": random_int(0, 9)}, rows=keys, rate=keys / 5)
+    fill = generator({"key": sequence(), "value": random_int(0, 9)}, rows=keys, rate=keys / 8)
     more = generator({"key": random_int(0, keys), "value": random_int(0, 9)}, rate=keys / 100)
     stream = job.read(fill, name="fill").union(job.read(more, name="changes"), name="all")
     stream.key_by("key").agg(value=hg.sum("value"), name="sums").write(blackhole(), name="out")

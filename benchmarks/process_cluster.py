@@ -43,7 +43,7 @@ _context.set_forkserver_preload(
         "pandas",
     ]
 )
-START_S = 60.0
+START_S = 120.0
 """A job that has no record at its last step by then is given up."""
 
 
