@@ -44,6 +44,14 @@ def times_cut(own: KeyGroupRange, schema: pa.Schema, *values: int | str | Index)
     return TableCut(make, keys=(KEY_GROUP_COLUMN,))
 
 
+def by_group(table: pa.Table | None, column: str, max_parallelism: int) -> Index:
+    """What a restored table says of each key group; of those it says nothing of, the least int64."""
+    values = np.full(max_parallelism, np.iinfo(np.int64).min)
+    if table is not None:
+        values[table.column(KEY_GROUP_COLUMN).to_numpy()] = table.column(column).to_numpy()
+    return values
+
+
 def least(state: RestoredState, name: str, column: str = WATERMARK_COLUMN) -> int | None:
     """The least that table `name` says of the key groups that were restored; None: it says nothing."""
     table = state.tables.get(name)

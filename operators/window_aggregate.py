@@ -40,9 +40,9 @@ from .aggregate_tables import (
     table_cut,
 )
 from .aggregates import AggregatePlan
+from .ahead import Ahead, key_groups
 from .base import Operator, OperatorContext
 from .elements import WATERMARK_MIN, Batch, ColumnBatch
-from .key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
 from .keyed_aggregate import (
     KeyedGroup,
     KeyedRows,
@@ -54,6 +54,7 @@ from .keyed_aggregate import (
 from .small_windows import SMALL_ROWS, Fired, SmallWindows
 from .spilling_group import SpillingSpace, lies_on_disk
 from .spilling_windows import SpillingWindows
+from .window_times import INT64_MIN, WATERMARK, RestoredTimes, watermark_cut, watermark_info
 from .windows import WINDOW_FIELDS, TumblingWindow
 
 LATE = "late"
@@ -64,11 +65,7 @@ EMIT_ROWS_MAX = 65_536
 _SPARE_GROUPS = 256
 _SPARE_BYTES_MAX = 1 << 25
 """Groups of windows that are gone are used again, up to so many, and so much memory in all."""
-_WINDOWS, _WATERMARK = "windows", "watermark"
-_GONE_THROUGH = "gone_through"
-_WATERMARK_SCHEMA = times_schema(WATERMARK_COLUMN, _GONE_THROUGH)
-"""`gone_through`: windows that start at this time (ms) or before are gone."""
-_INT64_MIN = np.iinfo(np.int64).min
+_WINDOWS = "windows"
 
 
 def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
@@ -89,6 +86,8 @@ class WindowAggregate(Operator):
         self._retired: list[Array] = []  # of the last window gone; freed one by one
         self._watermark = WATERMARK_MIN
         self._first_kept = WATERMARK_MIN  # rows before it are late
+        self._ahead: Ahead | None = None
+        """What is gone of those is the last instant of which rows are late."""
         self._spilling: SpillingWindows | None = None  # instead of `_groups`
 
     def open(self, context: OperatorContext) -> None:
@@ -116,10 +115,12 @@ class WindowAggregate(Operator):
                 fix='add .event_time("column", max_out_of_order="10s") before the window',
             )
         earliest = int(times.min()) if len(times) else None
-        if earliest is not None and earliest < self._first_kept:
-            late = times < self._first_kept
+        groups = None if self._ahead is None else self._groups_of(self._keys_of(data))
+        late = self._late(times, earliest, groups)
+        if late is not None:
             self._late_rows.inc(int(np.count_nonzero(late)))
             self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
+            groups = None if groups is None else groups[~late]
             batch = batch.take(np.flatnonzero(~late))
             data, times = columns_of(batch, self._step), batch.timestamps
             earliest = None
@@ -133,11 +134,33 @@ class WindowAggregate(Operator):
                 few.append((start, which))
                 continue
             whole = isinstance(which, slice) and which.stop - which.start == rows.size
-            self._add(start, rows, None if whole else which)
+            self._add(start, rows, None if whole else which, groups)
         if few:
-            self._add_few(rows, few)
+            self._add_few(rows, few, groups)
         if self._spilling is not None:
             self._spilling.settle(self._small)
+
+    def _late(self, times: Index, earliest: int | None, groups: Index | None) -> Mask | None:
+        """Which rows are late; None if none is."""
+        if self._ahead is not None and groups is not None:
+            mask: Mask = times <= self._ahead.gone_for(groups, self._gone_through)
+            return mask if mask.any() else None
+        if earliest is None or earliest >= self._first_kept:
+            return None
+        return times < self._first_kept
+
+    def _keys_of(self, data: pa.RecordBatch) -> list[pa.Array]:
+        return [data.column(key) for key in self._plan.keys]
+
+    def _groups_of(self, keys: list[pa.Array]) -> Index:
+        return key_groups(keys, self.context.max_parallelism)
+
+    def _have_fired(self, starts: int | Index, groups: Index | None) -> bool | Mask:
+        """Which windows have fired; `groups` are the key groups of rows in them, if some are ahead."""
+        last = starts + (self._window.size_ms - 1)
+        if self._ahead is None or groups is None:
+            return last <= self._watermark
+        return last <= self._ahead.now(groups, self._watermark)
 
     @property
     def _large(self) -> SpillingWindows | dict[int, KeyedGroup]:
@@ -150,20 +173,37 @@ class WindowAggregate(Operator):
             return True
         return start not in self._large and row_count(which) < SMALL_ROWS
 
-    def _add_few(self, rows: KeyedRows, parts: list[tuple[int, Rows]]) -> None:
+    def _add_few(
+        self, rows: KeyedRows, parts: list[tuple[int, Rows]], groups: Index | None
+    ) -> None:
         index, slots = self._small.add(rows, parts)
-        if self._window.due_at(parts[0][0]) > self._watermark:
+        if self._window.due_at(parts[0][0]) > self._latest:
             return  # none has fired yet: `parts` begins with the earliest
-        due = self._small.starts_of(slots) <= self._window.last_due(self._watermark)
+        if groups is not None:
+            groups = groups[index]
+        due = np.flatnonzero(self._have_fired(self._small.starts_of(slots), groups))
         touched, first = np.unique(slots[due], return_index=True)
         if touched.size:
-            self._emit([self._small.results(touched, rows.keys_at(index[due][first]))])
+            self._emit([self._small.results(touched, rows.keys_at(index[due[first]]))])
 
-    def _add(self, start: int, rows: KeyedRows, which: Rows | None) -> None:
+    def _add(self, start: int, rows: KeyedRows, which: Rows | None, groups: Index | None) -> None:
         group = self._group(start)
         slots = group.add(rows, which)
-        if self._window.due_at(start) <= self._watermark:
-            self._fire_again(start, group, rows, which, slots)
+        if self._window.due_at(start) > self._latest:
+            return
+        index = np.arange(rows.size)
+        if which is not None:
+            index = index[which]
+        if groups is not None:
+            due = np.flatnonzero(self._have_fired(start, groups[index]))
+            assert slots is not None  # where records have no keys none is ahead
+            index, slots = index[due], slots[due]
+        self._fire_again(start, group, rows, index, slots)
+
+    @property
+    def _latest(self) -> int:
+        """How far event time is where it is furthest."""
+        return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
 
     def _group(self, start: int) -> KeyedGroup:
         """Where rows of a large window are added now."""
@@ -181,22 +221,16 @@ class WindowAggregate(Operator):
         return group
 
     def _fire_again(
-        self,
-        start: int,
-        group: KeyedGroup,
-        rows: KeyedRows,
-        which: Rows | None,
-        slots: Index | None,
+        self, start: int, group: KeyedGroup, rows: KeyedRows, index: Index, slots: Index | None
     ) -> None:
         """Emit the new results of the keys that late, but allowed, rows have touched."""
         if slots is None:
             self._emit([self._fired(start, [], group.state.results(slice(0, 1)), 1)])
             return
         touched, first = np.unique(slots, return_index=True)
-        if which is not None:
-            first = first + which.start if isinstance(which, slice) else which[first]
-        keys = rows.keys_at(first)
-        self._emit([self._fired(start, keys, group.state.results(touched), len(touched))])
+        if touched.size:
+            keys = rows.keys_at(index[first])
+            self._emit([self._fired(start, keys, group.state.results(touched), len(touched))])
 
     @staticmethod
     def _fired(start: int, keys: list[pa.Array], values: list[pa.Array], size: int) -> Fired:
@@ -216,6 +250,8 @@ class WindowAggregate(Operator):
                 if window.gone_at(start) <= timestamp:
                     self._drop(start)
             self._small.drop(window.last_gone(timestamp))
+            if self._ahead is not None and self._ahead.caught_up(timestamp, self._gone_through):
+                self._ahead = None
         self.output.emit_watermark(timestamp)
 
     def _fire(self, starts: list[int], before: int) -> None:
@@ -224,12 +260,24 @@ class WindowAggregate(Operator):
         fired: list[Fired] = []
         rows = 0
         for result in self._in_order(starts, self._small.fire(after, last)):
+            if self._ahead is not None:
+                result = self._not_fired(result, self._ahead)
             fired.append(result)
             rows += len(result.starts)
             if rows >= EMIT_ROWS_MAX:
                 self._emit(fired)
                 fired, rows = [], 0
         self._emit(fired)
+
+    def _not_fired(self, result: Fired, ahead: Ahead) -> Fired:
+        """Without the rows of key groups for which their window had fired before a restore."""
+        times = result.starts + (self._window.size_ms - 1)
+        keep = np.flatnonzero(ahead.not_fired(self._groups_of(result.keys), times))
+        keys, values = (
+            [column.take(pa.array(keep)) for column in columns]
+            for columns in (result.keys, result.values)
+        )
+        return Fired(result.starts[keep], keys, values)
 
     def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:
         """Results of the windows with a table of their own, between those of the small ones."""
@@ -313,12 +361,16 @@ class WindowAggregate(Operator):
         ]
         parts.append(self._small.cut(epoch))
         windows = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        times = self._watermark, max(self._first_kept - 1, int(_INT64_MIN))
-        watermark = times_cut(self.context.key_groups, _WATERMARK_SCHEMA, *times)
+        now = self._watermark, self._gone_through, self._ahead
+        watermark = watermark_cut(self.context, *now)
         if self._spilling is not None:
             files = {_WINDOWS: self._spilling.snapshot(windows)}
-            return StateSnapshot(tables={_WATERMARK: watermark}, files=files)
-        return StateSnapshot(tables={_WINDOWS: windows, _WATERMARK: watermark})
+            return StateSnapshot(tables={WATERMARK: watermark}, files=files)
+        return StateSnapshot(tables={_WINDOWS: windows, WATERMARK: watermark})
+
+    @property
+    def _gone_through(self) -> int:
+        return max(self._first_kept - 1, INT64_MIN)
 
     def _edges(self, start: int) -> Callable[[Rows], list[Array]]:
         end = start + self._window.size_ms
@@ -328,7 +380,7 @@ class WindowAggregate(Operator):
         """Tables `windows` and `watermark`."""
         return [
             aggregate_info(self._plan, _WINDOWS, "window"),
-            times_info(_WATERMARK, "window", _WATERMARK_SCHEMA),
+            watermark_info(),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
@@ -341,12 +393,14 @@ class WindowAggregate(Operator):
 
     def _restore(self, state: RestoredState) -> None:
         self._epoch.restored()
-        watermarks = state.tables.get(_WATERMARK)
-        if watermarks is not None and watermarks.num_rows:
-            self._first_kept = self._window.first_behind(int(self._gone_through(watermarks).min()))
-            self._set_watermark(int(watermarks.column(WATERMARK_COLUMN).to_numpy().min()))
-        self._restore_rows(self._restore_files(state), watermarks, state.states.get(_WINDOWS))
-        self._restore_rows(state.tables.get(_WINDOWS), watermarks, state.states.get(_WINDOWS))
+        table, times = state.tables.get(WATERMARK), None
+        if table is not None and table.num_rows:
+            times = RestoredTimes(table, self._window, self.context.max_parallelism)
+            self._first_kept = self._window.first_behind(times.gone_through)
+            self._set_watermark(times.watermark)
+            self._ahead = times.ahead()
+        self._restore_rows(self._restore_files(state), times, state.states.get(_WINDOWS))
+        self._restore_rows(state.tables.get(_WINDOWS), times, state.states.get(_WINDOWS))
         if self._spilling is not None:
             self._spilling.settle(self._small)
 
@@ -363,7 +417,7 @@ class WindowAggregate(Operator):
         return restored.small
 
     def _restore_rows(
-        self, table: pa.Table | None, watermarks: pa.Table | None, info: StateInfo | None
+        self, table: pa.Table | None, times: RestoredTimes | None, info: StateInfo | None
     ) -> None:
         if table is None or not table.num_rows:
             return
@@ -374,8 +428,8 @@ class WindowAggregate(Operator):
         self._check_windows(starts, ends)
         # Sorted by window, so that each is a slice; without what was gone at the cut.
         order = np.argsort(starts, kind="stable")
-        if watermarks is not None and watermarks.num_rows:
-            order = order[~self._gone_at_cut(watermarks, groups, starts)[order]]
+        if times is not None:
+            order = order[~times.were_gone(groups, starts)[order]]
         self._load(table, starts, order)
 
     def _check_windows(self, starts: Index, ends: Index) -> None:
@@ -391,21 +445,6 @@ class WindowAggregate(Operator):
                 where=self._step,
                 fix="keep the size and offset of the window, or give the step another name",
             )
-
-    def _gone_at_cut(self, watermarks: pa.Table, groups: Index, starts: Index) -> Mask:
-        """True for rows whose window was gone where, and when, the cut was taken."""
-        by_group = np.full(self.context.max_parallelism, _INT64_MIN)
-        by_group[watermarks.column(KEY_GROUP_COLUMN).to_numpy()] = self._gone_through(watermarks)
-        mask: Mask = (starts <= by_group[groups]) & (by_group[groups] > _INT64_MIN)
-        return mask
-
-    def _gone_through(self, watermarks: pa.Table) -> Index:
-        """Up to which start the windows of each key group were gone; older snapshots do not say it."""
-        if _GONE_THROUGH in watermarks.column_names:
-            gone: Index = watermarks.column(_GONE_THROUGH).to_numpy()
-            return gone
-        times, last_gone = watermarks.column(WATERMARK_COLUMN).to_pylist(), self._window.last_gone
-        return np.array([max(last_gone(time), _INT64_MIN) for time in times], np.int64)
 
     def _load(self, table: pa.Table, starts: Index, order: Index) -> None:
         """Load the rows `order`, which is by window."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -147,6 +147,10 @@ class RestoredState:
         return not (self.tables or self.items or self.files)
 
 
+HINT: Final = "hint"
+"""The kind of items that every subtask gets back, and that nobody misses if they are lost."""
+
+
 class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a state is, as the operator declares it: for inspection, checks and evolution.
 
@@ -157,7 +161,7 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     """`value list map reducing aggregating timers window running reduce join in-flight split union
-    broadcast`."""
+    broadcast hint`."""
     schema: bytes | None = None
     keys: tuple[str, ...] = ()
     version: int = 1

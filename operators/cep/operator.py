@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import HeadgateError, PlanError, StateError
-from ...state.hashing import hash_keys, key_groups_of
 from ...state.keyed.identity import token
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.values import Index
 from ..async_io.map_async import TIMED_OUT
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
@@ -103,7 +103,7 @@ class MatchOperator(ProcessOperator):
             )
         if batch.timestamps is None:
             return
-        is_late = batch.timestamps <= self._context.watermark
+        is_late = batch.timestamps <= self._watermark_of(batch)
         if is_late.any():
             late = np.flatnonzero(is_late)
             self._late_records.inc(len(late))
@@ -112,14 +112,21 @@ class MatchOperator(ProcessOperator):
         for piece in pieces(batch):
             self._keep(piece)
 
+    def _watermark_of(self, batch: Batch) -> int | Index:
+        """How far event time is for the key of each record, or for all."""
+        if not self._progress.differs:
+            return self._progress.watermark
+        given, keys = self._step.inputs[0], list[Any]()
+        for piece in pieces(batch):
+            keys += self._keys_of(piece, given.reader(piece), given.key)
+        return self._progress.of_keys(keys)
+
     def _keep(self, batch: Batch) -> None:
         """Let records wait for the watermark."""
         given, backend = self._step.inputs[0], self._backend
         records = given.reader(batch)
         keys = self._keys_of(batch, records, given.key)
-        groups = [-1] * len(keys)
-        if backend.needs_key_groups:
-            groups = key_groups_of(hash_keys(keys), self.context.max_parallelism).tolist()
+        groups = self._progress.groups_of(keys)
         assert batch.timestamps is not None
         times, answers = batch.timestamps.tolist(), self._expressions.answers(batch)
         try:
@@ -249,7 +256,7 @@ class MatchOperator(ProcessOperator):
             deadline, due = self._matcher.next_deadline(), self._due.get(key, "")
             if deadline is not None and (due is None or deadline < due):
                 self._due.set(key, "", deadline)
-        self._backend.clear_key()
+        self._progress.leave()
 
     def _keys_in(self, table: str) -> Iterator[Any]:
         """The keys that have something in a table, each made the current one."""

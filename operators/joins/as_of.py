@@ -21,8 +21,10 @@ from ...state.accumulators import Mask
 from ...state.reserved import SlotArray
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
+from ..ahead import Ahead
 from ..base import OperatorContext
-from ..elements import WATERMARK_MIN, Batch
+from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..keyed_aggregate import columns_of
 from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
@@ -63,6 +65,7 @@ class AsOfJoin(JoinOperator):
         ]
         self._current = SlotArray(np.int64, -1)
         """By key: the newest version that the watermark has passed, or -1."""
+        self._ahead: Ahead | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -76,13 +79,21 @@ class AsOfJoin(JoinOperator):
         """The first time that the watermark has not reached."""
         return clamped(self._watermark + 1)
 
+    def _behind_for(self, ahead: Ahead, groups: Index) -> Index:
+        """The same for key groups of which some are further."""
+        return np.minimum(ahead.now(groups, self._watermark), WATERMARK_MAX - 1) + 1
+
     # --- records -------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input_index: int) -> None:
         if input_index == RIGHT:
             self._add_versions(batch)
             return
-        rows, times = self._timely(batch, LEFT, self._behind)
+        behind: int | Index = self._behind
+        if self._ahead is not None:
+            data = columns_of(batch, self._step.name)
+            behind = self._behind_for(self._ahead, self._key_groups(LEFT, data))
+        rows, times = self._timely(batch, LEFT, behind)
         if rows.num_rows:
             slots = self._keys.slots(self._columns.key_columns(LEFT, rows))
             self._waits.add(rows, times, slots, self._keys.size)
@@ -93,10 +104,7 @@ class AsOfJoin(JoinOperator):
             return
         slots = self._keys.slots(self._columns.key_columns(RIGHT, rows))
         self._current.reserve(self._keys.size)
-        late = np.flatnonzero(times < self._behind)
-        if late.size:
-            counts = self._counts_yet(slots[late], times[late])
-            late = late[~counts | (times[late] < self._gone_before)]
+        late = self._late_versions(rows, times, slots)
         if late.size:
             self._late_rows.inc(len(late))
             self.output.emit_side(LATE_OTHER, batch.take(late))
@@ -105,9 +113,30 @@ class AsOfJoin(JoinOperator):
         self._versions.add(rows, times, slots, self._keys.size)
         self._settle()
 
-    def _counts_yet(self, slots: Index, times: Index) -> Mask:
-        """Which of some versions behind the watermark are the newest of their key when they come."""
-        current = self._current.data[slots]
+    def _late_versions(self, rows: pa.RecordBatch, times: Index, slots: Index) -> Index:
+        """Which versions change nothing any more."""
+        ahead = self._ahead
+        gone_before: int | Index = self._gone_before
+        if ahead is None:
+            late = np.flatnonzero(times < self._behind)
+            current = self._current.data[slots[late]]
+        else:
+            groups = self._key_groups(RIGHT, rows)
+            behind = self._behind_for(ahead, groups)
+            late = np.flatnonzero(times < behind)
+            # The newest that time had passed where it was further.
+            current = self._versions.chains.latest(slots[late], behind[late] - 1, self._keys.size)
+            gone_before = ahead.gone_for(groups[late], self._gone_before)
+        if not late.size:
+            return late
+        counts = self._counts_yet(slots[late], times[late], current)
+        return late[~counts | (times[late] < gone_before)]
+
+    def _counts_yet(self, slots: Index, times: Index, current: Index) -> Mask:
+        """Which of some versions behind the watermark are the newest of their key when they come.
+
+        `current` is the newest of the key so far, -1 for none.
+        """
         newest = times >= self._versions.chains.times_at(current)
         order = sorted_order(slots)
         # The greatest time so far within each key: a running maximum over (key, rank of the time).
@@ -159,6 +188,8 @@ class AsOfJoin(JoinOperator):
             self._sweep()
             if self._keys.tidy():
                 self._find_current()
+            if self._ahead is not None and self._ahead.caught_up(timestamp, self._gone_before):
+                self._ahead = None
         self.output.emit_watermark(timestamp)
 
     def _join(self, rows: Index) -> None:
@@ -187,8 +218,13 @@ class AsOfJoin(JoinOperator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Table `left`: rows that wait. `right`: versions. `time`: how far event time is."""
-        gone_before = (self._behind, self._gone_before)
-        tables = {TIME: time_cut(self.context.key_groups, self._watermark, gone_before)}
+        own, ahead = self.context.key_groups, self._ahead
+        watermark: int | Index = self._watermark
+        gone_before: tuple[int | Index, int | Index] = (self._behind, self._gone_before)
+        if ahead is not None:
+            watermark, gone = ahead.cut(own, self._watermark, self._gone_before)
+            gone_before = (self._behind_for(ahead, np.arange(own.first, own.last + 1)), gone)
+        tables = {TIME: time_cut(own, watermark, gone_before)}
         alive = (not_before(self._behind), _not_dead(self._versions.dead()))
         for side, name in enumerate(SIDES):
             cut = self._sides[side].cut(alive[side])
@@ -202,7 +238,8 @@ class AsOfJoin(JoinOperator):
 
     def restore(self, state: RestoredState) -> None:
         """Take over rows and versions; how far time is, is the least of all own key groups."""
-        restored = RestoredTimes(state)
+        restored = RestoredTimes(state, self.context.max_parallelism)
+        self._ahead = restored.ahead(RIGHT)
         self._watermark = restored.watermark
         self._gone_before = restored.gone_before[RIGHT]
         for side, own in enumerate(self._sides):

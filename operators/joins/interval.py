@@ -21,8 +21,10 @@ import pyarrow as pa
 from ...state.accumulators import Mask
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
+from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..keyed_aggregate import columns_of
 from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
@@ -74,6 +76,8 @@ class IntervalJoin(JoinOperator):
         self._interval = interval
         self._delay_ms = interval.delay(step.outer)
         self._gone_before = [WATERMARK_MIN, WATERMARK_MIN]
+        self._ahead: list[Ahead] = []
+        """By side; empty if all key groups are equally far."""
         self._sides = [
             Side(step.columns.sides[side], marks=step.outer[side]) for side in (LEFT, RIGHT)
         ]
@@ -89,11 +93,19 @@ class IntervalJoin(JoinOperator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         side = input_index
-        rows, times = self._timely(batch, side, self._watermark)
+        watermark: int | Index = self._watermark
+        gone_before: int | Index = self._gone_before[side]
+        if self._ahead:
+            groups = self._key_groups(side, columns_of(batch, self._step.name))
+            watermark = self._ahead[side].now(groups, self._watermark)
+        rows, times = self._timely(batch, side, watermark)
         if not rows.num_rows:
             return
+        if self._ahead:
+            groups = self._key_groups(side, rows)
+            gone_before = self._ahead[side].gone_for(groups, self._gone_before[side])
         slots = self._keys.slots(self._columns.key_columns(side, rows))
-        waits = times >= self._gone_before[side]
+        waits = times >= gone_before
         met = self._meet(side, rows, times, slots, waits)
         own = self._sides[side]
         if waits.all():
@@ -141,6 +153,11 @@ class IntervalJoin(JoinOperator):
             for side in (LEFT, RIGHT):
                 self._let_go(side, self._interval.gone_before(side, timestamp))
             self._keys.tidy()
+            if all(
+                ahead.caught_up(timestamp, gone)
+                for ahead, gone in zip(self._ahead, self._gone_before, strict=False)
+            ):
+                self._ahead = []
         if timestamp != WATERMARK_MAX:
             timestamp = clamped(timestamp - self._delay_ms)
         self.output.emit_watermark(timestamp)
@@ -164,7 +181,12 @@ class IntervalJoin(JoinOperator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
-        tables = {TIME: time_cut(self.context.key_groups, self._watermark, self._gone_before)}
+        own = self.context.key_groups
+        watermark: int | Index = self._watermark
+        gone_before: list[int | Index] = [*self._gone_before]
+        for side, ahead in enumerate(self._ahead):
+            watermark, gone_before[side] = ahead.cut(own, self._watermark, self._gone_before[side])
+        tables = {TIME: time_cut(own, watermark, gone_before)}
         for side, name in enumerate(SIDES):
             cut = self._sides[side].cut(not_before(self._gone_before[side]))
             tables[name] = rows_cut(
@@ -182,7 +204,9 @@ class IntervalJoin(JoinOperator):
 
     def restore(self, state: RestoredState) -> None:
         """Take over the rows that wait; how far time is, is the least of all own key groups."""
-        restored = RestoredTimes(state)
+        restored = RestoredTimes(state, self.context.max_parallelism)
+        aheads = [restored.ahead(side) for side in (LEFT, RIGHT)]
+        self._ahead = [ahead for ahead in aheads if ahead is not None]
         self._watermark = restored.watermark
         self._gone_before = list(restored.gone_before)
         for side in (LEFT, RIGHT):

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...state.hashing import hash_columns, key_groups_of
 from ...state.key_index import KeyHasher
 from ...state.values import Index
+from ..ahead import key_groups
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..keyed_aggregate import columns_of, identity_seed
@@ -75,8 +75,7 @@ class JoinOperator(Operator):
 
     def _key_groups(self, side: int, data: pa.RecordBatch) -> Index:
         """The key group of each row."""
-        hashes = hash_columns(self._columns.key_columns(side, data))
-        return key_groups_of(hashes, self.context.max_parallelism).astype(np.int64)
+        return key_groups(self._columns.key_columns(side, data), self.context.max_parallelism)
 
     def _timely(
         self, batch: Batch, side: int, late_before: int | Index

@@ -23,8 +23,9 @@ from ...state.key_index import plain_column, too_much_text
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
 from ...state.values import Index
+from ..ahead import Ahead
 from ..elements import WATERMARK_MAX, WATERMARK_MIN
-from ..key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
+from ..key_group_times import WATERMARK_COLUMN, by_group, times_cut, times_info, times_schema
 from .columns import LEFT, MATCHED_COLUMN, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .row_store import rows_of_pieces
 from .side import SideCut
@@ -118,7 +119,8 @@ class RestoredTimes:
         gone_before: per side, the same.
     """
 
-    def __init__(self, state: RestoredState) -> None:
+    def __init__(self, state: RestoredState, max_parallelism: int) -> None:
+        self._max_parallelism = max_parallelism
         table = state.tables.get(TIME)
         self._table = table if table is not None and table.num_rows else None
         self.watermark = WATERMARK_MIN
@@ -127,25 +129,17 @@ class RestoredTimes:
             self.watermark = int(pc.min(self._table.column(WATERMARK_COLUMN)).as_py())
             self.gone_before = [int(pc.min(self._table.column(name)).as_py()) for name in _GONE]
 
-    def _by_group(self, column: str, groups: Index) -> Index:
-        if self._table is None:
-            return np.full(len(groups), WATERMARK_MIN)
-        known = self._table.column(KEY_GROUP_COLUMN).to_numpy()
-        values = np.full(int(max(known.max(), groups.max(initial=0))) + 1, WATERMARK_MIN)
-        values[known] = self._table.column(column).to_numpy()
-        return values[groups]
-
     def kept(self, side: int, groups: Index, times: Index) -> Index:
         """The rows that were not gone where, and when, the cut was taken."""
-        return np.flatnonzero(times >= self.gone_before_by_group(side, groups))
+        return np.flatnonzero(times >= self._by_group(_GONE[side])[groups])
 
-    def gone_before_by_group(self, side: int, groups: Index) -> Index:
-        """Before which time rows of a side were gone, for each key group."""
-        return self._by_group(_GONE[side], groups)
+    def ahead(self, side: int) -> Ahead | None:
+        """The key groups that are ahead of `watermark`, and before which time rows of a side are gone."""
+        watermarks = self._by_group(WATERMARK_COLUMN)
+        return Ahead.restored(watermarks, self.watermark, self._by_group(_GONE[side]))
 
-    def watermarks(self, groups: Index) -> Index:
-        """The watermark of each key group."""
-        return self._by_group(WATERMARK_COLUMN, groups)
+    def _by_group(self, column: str) -> Index:
+        return by_group(self._table, column, self._max_parallelism)
 
 
 class RestoredRows:

@@ -16,11 +16,11 @@ import pyarrow as pa
 from ...state.key_index import BatchKeys, KeyIndex
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
+from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
 from ..keyed_aggregate import columns_of
 from ..window_aggregate import EMIT_ROWS_MAX
-from .ahead import Ahead
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .panes import PaneCut, PaneRows, by_pane
 from .ranges import Runs
@@ -102,7 +102,7 @@ class WindowedPair(JoinOperator):
         late_before: int | Index = self._bound()
         if self._ahead is not None:
             groups = self._key_groups(side, columns_of(batch, self._step.name))
-            late_before = np.maximum(self._ahead.gone_before[groups], late_before)
+            late_before = self._ahead.gone_for(groups, self._bound())
         rows, times = self._timely(batch, side, late_before)
         if not rows.num_rows:
             return
@@ -133,8 +133,9 @@ class WindowedPair(JoinOperator):
             start, end = self._grid.bounds(window)
             rows = part
             if ahead is not None:
-                late = ahead.fired(groups, self._watermark, start, end - 1, self._lateness_ms)
-                rows = part.filter(pa.array(late))
+                now = ahead.now(groups, self._watermark)
+                there = (now - self._lateness_ms < end - 1) & (start >= ahead.gone[groups])
+                rows = part.filter(pa.array((end - 1 <= now) & there))
             if rows.num_rows:
                 self._add_late(side, rows, window, end - 1)
 
@@ -200,7 +201,7 @@ class WindowedPair(JoinOperator):
         watermark: int | Index = self._watermark
         gone_before: int | Index = self._bound()
         if self._ahead is not None:
-            watermark, gone_before = self._ahead.now(own, self._watermark, self._bound())
+            watermark, gone_before = self._ahead.cut(own, self._watermark, self._bound())
         tables = {TIME: time_cut(own, watermark, (gone_before, gone_before))}
         for side, name in enumerate(SIDES):
             tables[name] = _table(self._rows[side].cut(), self._columns, side, groups)
@@ -212,8 +213,8 @@ class WindowedPair(JoinOperator):
 
     def restore(self, state: RestoredState) -> None:
         """Take over the rows that wait; how far time is, is the least of all own key groups."""
-        restored = RestoredTimes(state)
-        self._ahead = Ahead.restored(restored, self.context.max_parallelism)
+        restored = RestoredTimes(state, self.context.max_parallelism)
+        self._ahead = restored.ahead(LEFT)
         if restored.watermark > WATERMARK_MIN:
             gone_before = max(restored.gone_before[LEFT], WATERMARK_MIN)
             if gone_before > WATERMARK_MIN:

@@ -20,6 +20,7 @@ from ...state.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Array, Index
 from ..aggregates import AggregatePlan
+from ..ahead import Ahead, key_groups
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
@@ -52,6 +53,8 @@ class PaneAggregate(Operator):
         self._window, self._plan, self._step = window, plan, step
         self._grid = window.grid()
         self._watermark = WATERMARK_MIN
+        self._ahead: Ahead | None = None
+        """What is gone of those is the last pane that is."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -85,10 +88,11 @@ class PaneAggregate(Operator):
         if not len(times):
             return
         parts = parts_of(self._grid, times)
-        if parts[0][0] <= self._table.gone:
-            late = self._grid.panes_of(times) <= self._table.gone
+        if self._ahead is not None or parts[0][0] <= self._table.gone:
+            late = self._grid.panes_of(times) <= self._gone_for(data)
             self._late_rows.inc(int(np.count_nonzero(late)))
-            self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
+            if late.any():
+                self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
             kept = np.flatnonzero(~late)
             if not kept.size:
                 return
@@ -96,11 +100,22 @@ class PaneAggregate(Operator):
             parts = parts_of(self._grid, times)
         self._add(KeyedRows(self._plan, self._hasher, data, times), parts)
 
+    def _gone_for(self, data: pa.RecordBatch) -> int | Index:
+        """The last pane that is gone for each row."""
+        if self._ahead is None:
+            return self._table.gone
+        groups = self._groups_of([data.column(key) for key in self._plan.keys])
+        return self._ahead.gone_for(groups, self._table.gone)
+
+    def _groups_of(self, columns: list[pa.Array]) -> Index:
+        return key_groups(columns, self.context.max_parallelism)
+
     def _add(self, rows: KeyedRows, parts: list[Part]) -> None:
         table, totals = self._table, self._totals
         known = table.state.size
         cells = table.place(rows, parts)
-        behind = parts[0][0] <= max(totals.last, self._last_pane_due())
+        now = self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
+        behind = parts[0][0] <= max(totals.last, self._last_pane_due(now))
         if not behind:
             table.add(rows, cells)
             self._early.note(cells, rows.size)
@@ -115,11 +130,11 @@ class PaneAggregate(Operator):
         self._fire_again(touched)
         self._early.note(cells, rows.size)
 
-    def _last_pane_due(self) -> int:
-        """The last pane of any window that has fired."""
-        if self._watermark == WATERMARK_MIN:
+    def _last_pane_due(self, watermark: int) -> int:
+        """The last pane of any window that has fired by then."""
+        if watermark == WATERMARK_MIN:
             return WATERMARK_MIN
-        return self._grid.panes_in(self._grid.ended(self._watermark + 1))[1]
+        return self._grid.panes_in(self._grid.ended(watermark + 1))[1]
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -128,9 +143,12 @@ class PaneAggregate(Operator):
         before = self._watermark
         if timestamp > before:
             self._watermark = timestamp
-            self._emit(self._fire(self._first_to_fire(before), self._grid.ended(timestamp + 1)))
+            fired = self._fire(self._first_to_fire(before), self._grid.ended(timestamp + 1))
+            self._emit(self._not_ahead(fired))
             self._drop_gone()
-            self._table.sealed(self._last_pane_due())
+            self._table.sealed(self._last_pane_due(timestamp))
+            if self._ahead is not None and self._ahead.caught_up(timestamp, self._table.gone):
+                self._ahead = None
         self.output.emit_watermark(timestamp)
 
     def _drop_gone(self) -> None:
@@ -158,26 +176,52 @@ class PaneAggregate(Operator):
                 yield Fired(*grid.bounds(window), *totals.results())
             window += 1
 
+    def _not_ahead(self, fired: Iterable[Fired]) -> Iterable[Fired]:
+        """Without the results of key groups for which these windows had fired before a restore."""
+        ahead = self._ahead
+        if ahead is None:
+            yield from fired
+            return
+        for result in fired:
+            groups = self._groups_of(self._table.key_columns(result.keys))
+            keep = np.flatnonzero(ahead.not_fired(groups, result.end - 1))
+            columns = [column.take(pa.array(keep)) for column in result.columns]
+            yield Fired(result.start, result.end, result.keys[keep], columns)
+
     # --- results of some keys ------------------------------------------------------------------
 
     def _fire_again(self, cells: Index) -> None:
         """Emit the new results of keys (cells, each once) in windows that fired, and are not gone."""
-        if self._watermark == WATERMARK_MIN:
+        ahead = self._ahead
+        if ahead is None:
+            self._emit(self._results_again(cells, self._watermark, self._table.gone))
             return
-        after = self._watermark + 1
+        groups = self._groups_of(self._table.key_columns(self._table.cell_keys.data[cells]))
+        watermarks, gone = (
+            ahead.now(groups, self._watermark),
+            ahead.gone_for(groups, self._table.gone),
+        )
+        for watermark, pane in sorted({*zip(watermarks.tolist(), gone.tolist(), strict=True)}):
+            alike = cells[(watermarks == watermark) & (gone == pane)]
+            self._emit(self._results_again(alike, watermark, pane))
+
+    def _results_again(self, cells: Index, watermark: int, pane: int) -> Iterable[Fired]:
+        """The results of windows that had fired by a watermark; `pane` is the last that is gone."""
+        if watermark == WATERMARK_MIN:
+            return ()
+        after = watermark + 1
         gone = self._grid.ended(after - self._window.allowed_lateness_ms)
-        if self._table.gone > NO_PANE:
+        if pane > NO_PANE:
             # also those that a job with less allowed lateness has dropped
-            gone = max(gone, self._grid.windows_of(self._table.gone)[1])
+            gone = max(gone, self._grid.windows_of(pane)[1])
         due = self._grid.ended(after)
-        if gone < due:
-            self._emit(self._results_of(cells, gone + 1, due))
+        return self._results_of(cells, gone + 1, due) if gone < due else ()
 
     def _emit_early(self, cells: Index) -> None:
         """Emit the results so far of what changed in these cells (each once)."""
         cells = cells[self._table.cell_panes.data[cells] > self._table.gone]
         first = self._first_to_fire(self._watermark)
-        self._emit(self._results_of(cells, first, None))
+        self._emit(self._not_ahead(self._results_of(cells, first, None)))
 
     def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
         """Results of the windows from `low` to `high`, of the keys that these cells of the window have."""
@@ -243,7 +287,7 @@ class PaneAggregate(Operator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Table `panes`: one row per key and pane. Table `watermark`: per key group."""
-        return self._state.snapshot(self.context, self._watermark)
+        return self._state.snapshot(self.context, self._watermark, self._ahead)
 
     def states(self) -> Sequence[StateInfo]:
         """Tables `panes` and `watermark`."""
@@ -251,7 +295,7 @@ class PaneAggregate(Operator):
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Rebuild the panes; watermark, and what is gone, are the least of those restored."""
-        self._watermark = self._state.restore(self.context, state)
+        self._watermark, self._ahead = self._state.restore(self.context, state)
         if self._watermark > WATERMARK_MIN:
             self._drop_gone()
         return None

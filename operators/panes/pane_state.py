@@ -6,7 +6,7 @@ which start all are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,9 +25,10 @@ from ...state.snapshot import (
 from ...state.values import Array, Index
 from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ..aggregates import AggregatePlan
+from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN
-from ..key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
+from ..key_group_times import WATERMARK_COLUMN, by_group, times_cut, times_info, times_schema
 from ..keyed_aggregate import GroupCut, Rows
 from ..windows import PaneWindow
 from .table import NO_PANE, PaneTable
@@ -82,7 +83,9 @@ class PaneState:
             times_info(WATERMARK, "window", _WATERMARK_SCHEMA),
         ]
 
-    def snapshot(self, context: OperatorContext, watermark: int) -> StateSnapshot:
+    def snapshot(
+        self, context: OperatorContext, watermark: int, ahead: Ahead | None
+    ) -> StateSnapshot:
         """A cut as of now."""
         epoch, table = self._epoch.cut(), self._table
         keys = table.keys.cut()
@@ -101,14 +104,17 @@ class PaneState:
 
         group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
         parts = [CutPart(group, bounds, 0, alive)]
+        times: tuple[int | Index, int | Index] = (watermark, self._gone_through(gone))
+        if ahead is not None:
+            watermarks, gone_panes = ahead.cut(context.key_groups, watermark, gone)
+            times = (watermarks, _each(self._gone_through, gone_panes))
         return StateSnapshot(
             tables={
                 PANES: table_cut(self._plan, epoch, parts, context.max_parallelism),
                 WATERMARK: times_cut(
                     context.key_groups,
                     _WATERMARK_SCHEMA,
-                    watermark,
-                    self._gone_through(),
+                    *times,
                     self._window.identity,
                 ),
             }
@@ -123,29 +129,49 @@ class PaneState:
             np.empty(0, np.int64),
         ]
 
-    def _gone_through(self) -> int:
-        if self._table.gone == NO_PANE:
+    def _gone_through(self, gone: int) -> int:
+        """The time up to which panes have begun that are gone, `gone` being the last of them."""
+        if gone == NO_PANE:
             return int(_INT64.min)
-        kept = self._grid.pane_bounds(self._table.gone + 1)[0]
+        kept = self._grid.pane_bounds(gone + 1)[0]
         return max(int(_INT64.min), min(kept - 1, int(_INT64.max)))
 
     # --- restore -------------------------------------------------------------------------------
 
-    def restore(self, context: OperatorContext, state: RestoredState) -> int:
-        """Take over panes; returns the watermark."""
+    def restore(self, context: OperatorContext, state: RestoredState) -> tuple[int, Ahead | None]:
+        """Take over panes; returns the watermark, and key groups that are ahead of it.
+
+        What is gone of those is said in panes.
+        """
         self._epoch.restored()
-        watermark = WATERMARK_MIN
+        watermark, ahead = WATERMARK_MIN, None
         watermarks = state.tables.get(WATERMARK)
         if watermarks is not None and watermarks.num_rows:
             self._check_window(watermarks)
             watermark = int(watermarks.column(WATERMARK_COLUMN).to_numpy().min())
             gone_through = int(watermarks.column(_GONE_THROUGH).to_numpy().min())
-            if gone_through > _INT64.min:
-                self._table.gone = self._grid.pane_of(gone_through + 1) - 1
+            self._table.gone = self._gone_pane(gone_through)
+            groups = context.max_parallelism
+            times = by_group(watermarks, WATERMARK_COLUMN, groups)
+            gone = _each(self._gone_pane, by_group(watermarks, _GONE_THROUGH, groups))
+            gone = np.maximum(gone, _each(self._gone_at, times))  # by the lateness of today
+            ahead = Ahead.restored(times, watermark, gone)
         rows = state.tables.get(PANES)
         if rows is not None and rows.num_rows:
             self._restore_rows(context, rows, watermarks, state.states.get(PANES))
-        return watermark
+        return watermark, ahead
+
+    def _gone_at(self, watermark: int) -> int:
+        """The last pane that is gone once time has come to `watermark`."""
+        if watermark == WATERMARK_MIN:
+            return NO_PANE
+        return self._grid.kept_from(watermark + 1 - self._window.allowed_lateness_ms) - 1
+
+    def _gone_pane(self, gone_through: int) -> int:
+        """The last pane that is gone; see `_gone_through`."""
+        if gone_through == _INT64.min:
+            return NO_PANE
+        return self._grid.pane_of(gone_through + 1) - 1
 
     def _restore_rows(
         self,
@@ -157,10 +183,7 @@ class PaneState:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
         table = restored_rows(self._plan, table, info, self._step)
         starts: Index = table.column("window_start").cast(pa.int64()).to_numpy()
-        gone = np.full(context.max_parallelism, _INT64.min)
-        if watermarks is not None:
-            at = watermarks.column(KEY_GROUP_COLUMN).to_numpy()
-            gone[at] = watermarks.column(_GONE_THROUGH).to_numpy()
+        gone = by_group(watermarks, _GONE_THROUGH, context.max_parallelism)
         kept = np.flatnonzero(starts > gone[groups])
         if not kept.size:
             return
@@ -179,3 +202,9 @@ class PaneState:
                 where=self._step,
                 fix="keep size, slide, offset and zone of the window, or give the step another name",
             )
+
+
+def _each(function: Callable[[int], int], values: Index) -> Index:
+    """A function of many numbers, most of them equal."""
+    different, which = np.unique(values, return_inverse=True)
+    return np.array([function(value) for value in different.tolist()], np.int64)[which]

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import HeadgateError
-from ...state.hashing import hash_keys, key_groups_of
 from ...state.values import Index
 from ..elements import Batch, ColumnBatch, Timestamps
 from ..rows import column_batch, to_list
@@ -156,9 +155,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
         keys = lists[0] if len(lists) == 1 else list(zip(*lists, strict=True))
         data = data.take(pa.array(order))
         latest = None if times is None else np.maximum.reduceat(times[order], starts).tolist()
-        groups = [-1] * len(keys)
-        if self._backend.needs_key_groups:
-            groups = key_groups_of(hash_keys(keys), self.context.max_parallelism).tolist()
+        groups = self._progress.groups_of(keys)
         ends = [*starts.tolist()[1:], len(order)]
 
         def rows(index: int) -> pa.RecordBatch:
@@ -166,7 +163,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
             return data.slice(start, ends[index] - start)
 
         def enter(index: int) -> None:
-            self._backend.set_key(keys[index], groups[index])
+            self._progress.enter(keys[index], groups[index])
             self._context.key = keys[index]
             time = None if latest is None else latest[index]
             self._context.timestamp = self._emitter.time = time

@@ -144,7 +144,9 @@ class Context(Generic[K]):
         processing_time: the machine's clock: `now`, and timers by it: `at`, `after`, `cancel`.
     """
 
-    __slots__ = ("_emitter", "event_time", "key", "processing_time", "timestamp", "watermark")
+    __slots__ = (
+        "_emitter", "_passed", "event_time", "key", "processing_time", "timestamp", "watermark",
+    )  # fmt: skip
 
     key: K
     event_time: EventTimers
@@ -154,6 +156,9 @@ class Context(Generic[K]):
         self._emitter = emitter
         self.timestamp: int | None = None
         self.watermark: int = WATERMARK_MIN
+        self._passed: int = (
+            WATERMARK_MIN  # of all keys, while that of the key at hand may be further
+        )
 
     @property
     def input_ended(self) -> bool:

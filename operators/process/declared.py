@@ -19,7 +19,7 @@ from .functions import ProcessFunction
 TIMER_TABLES: Final = ("timers_event", "timers_processing")
 """The names of the tables that timers are kept in."""
 WATERMARK_TABLE: Final = "function_watermark"
-"""The name of the table that says how far event time had come, where state expires by it."""
+"""The name of the table that says how far event time had come, where records have it."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from ...errors import HeadgateError
-from ...state.hashing import hash_key, hash_keys, key_group_of, key_groups_of
 from ...state.keyed.base import KeyedBackend
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.undo import UndoLog, UndoTimers
 from ..base import Operator, OperatorContext
 from ..dead_letters import FAIL
 from ..elements import Batch, ColumnBatch
-from ..key_group_times import WATERMARK_COLUMN, least, times_cut, times_info, times_schema
 from ..per_record import UserFunction, pieces
 from ..rows import RowReader, to_list, to_rows
 from ..user_code import FAILURES, user_error
@@ -32,12 +30,12 @@ from .declared import WATERMARK_TABLE, Declared
 from .emitter import Emitter
 from .firing import TimerFiring
 from .functions import KeyedProcess, ProcessFunction
+from .progress import Progress
 from .states import FunctionStates, infos
 from .timers import FunctionTimers, timer_infos
 
 Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
 """Key columns of a column stream, or a function of a record."""
-_WATERMARK_SCHEMA: Final = times_schema(WATERMARK_COLUMN)
 _NO_TIMERS: Final = "a timer was set, and the function has no on_timer"
 
 
@@ -92,13 +90,13 @@ class ProcessOperator(Operator):
 
     @property
     def _watermark_table(self) -> str:
-        """Where the snapshot has the watermark, if results depend on it right after a restore; or empty."""
-        return WATERMARK_TABLE if self._step.declared.by_event_time else ""
+        """Where the snapshot has the watermark, if results may depend on it after a restore; or empty."""
+        return WATERMARK_TABLE if self._step.timed else ""
 
     def states(self) -> Sequence[StateInfo]:
         declared, name = self._step.declared, self._watermark_table
         timers = timer_infos(declared.keys) if declared.timers else []
-        watermark = [times_info(name, "window", _WATERMARK_SCHEMA)] if name else []
+        watermark = [Progress.info(name)] if name else []
         return [*infos(declared), *timers, *watermark]
 
     def open(self, context: OperatorContext) -> None:
@@ -123,6 +121,7 @@ class ProcessOperator(Operator):
             lambda: self._writable,
             undo,
         )
+        self._progress = Progress(self._backend, context, self._context)
 
     def _new_context(self) -> Context[Any]:
         """What the user's function is handed with records and timers."""
@@ -146,13 +145,9 @@ class ProcessOperator(Operator):
         )
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
-        """Take over what there was; the watermark is the least of those restored: what had come to pass
-        by it stays so.
-        """
+        """Take over what there was; the watermark is the least of those restored."""
         assert self._states is not None
-        watermark = least(state, self._watermark_table)
-        if watermark is not None:
-            self._context.watermark = watermark
+        self._progress.restore(state, self._watermark_table)
         waiting = self._states.restore(state)
         return waiting if self._timers is None else self._restore_timers(waiting, state)
 
@@ -219,16 +214,15 @@ class ProcessOperator(Operator):
         batch: Batch,
         function: Callable[[Any, Any], Iterable[Any] | None],
     ) -> None:
-        backend, context, emitter = self._backend, self._context, self._emitter
-        groups = [-1] * len(keys)
-        if backend.needs_key_groups:
-            groups = key_groups_of(hash_keys(keys), self.context.max_parallelism).tolist()
-        set_key, add = backend.set_key, emitter.add
+        progress, context, emitter = self._progress, self._context, self._emitter
+        groups = progress.groups_of(keys)
+        enter = progress.enter if progress.differs else self._backend.set_key
+        add = emitter.add
         try:
             for key, group, time, record in zip(
                 keys, groups, self._times_of(batch), records, strict=True
             ):
-                set_key(key, group)
+                enter(key, group)
                 context.key = key
                 context.timestamp = emitter.time = time
                 try:
@@ -277,13 +271,13 @@ class ProcessOperator(Operator):
         return [None] * len(batch) if batch.timestamps is None else batch.timestamps.tolist()
 
     def _no_key(self) -> None:
-        self._backend.clear_key()
+        self._progress.leave()
         self._context.timestamp = None
 
     # timers
 
     def on_watermark(self, timestamp: int) -> None:
-        self._context.watermark = max(self._context.watermark, timestamp)
+        self._progress.advance(timestamp)
         if self._firing is None:
             self.output.emit_watermark(timestamp)
         else:
@@ -341,10 +335,7 @@ class ProcessOperator(Operator):
 
     def _set_key(self, key: Any) -> None:
         """Make a single key the current one."""
-        backend, group = self._backend, -1
-        if backend.needs_key_groups:
-            group = key_group_of(hash_key(key), self.context.max_parallelism)
-        backend.set_key(key, group)
+        self._progress.enter_one(key)
         self._context.key = key
 
     def _call_on_timer(self, key: Any, timer: Timer) -> None:
@@ -373,8 +364,7 @@ class ProcessOperator(Operator):
         if self._timers is not None:
             self._timers.snapshot_into(snapshot)
         if name := self._watermark_table:
-            watermark = self._context.watermark
-            snapshot.tables[name] = times_cut(self.context.key_groups, _WATERMARK_SCHEMA, watermark)
+            snapshot.tables[name] = self._progress.cut()
         return snapshot
 
     def finish(self) -> None:

@@ -26,7 +26,7 @@ class _ProcessingTime:
     """The clock of the machine."""
 
     def __init__(self, clock: Clock) -> None:
-        self.now = self.use = clock.now_ms
+        self.now = self.passed = self.use = clock.now_ms
 
 
 class _EventTime:
@@ -37,6 +37,9 @@ class _EventTime:
 
     def now(self) -> int:
         return self._context.watermark
+
+    def passed(self) -> int:
+        return self._context._passed
 
     def use(self) -> int:
         timestamp = self._context.timestamp
@@ -123,7 +126,7 @@ class FunctionStates:
     def snapshot(self) -> StateSnapshot:
         """A table per keyed state; items for the rest."""
         self._check_handles()
-        dead_until = {name: expiry.dead_until() for name, expiry in self._expiries.items()}
+        dead_until = {name: expiry.all_dead_until() for name, expiry in self._expiries.items()}
         snapshot = StateSnapshot()
         for name, cut in self.backend.snapshot(dead_until).items():
             if isinstance(cut, TableCut):
@@ -153,7 +156,7 @@ class FunctionStates:
         for name, expiry in self._expiries.items():
             has_entries = self.backend.specs[name].layout.entry is not None
             table = (self.backend.entry_table if has_entries else self.backend.value_table)(name)
-            table.sweep(expiry.ttl.cleanup_per_second, expiry.dead_until())
+            table.sweep(expiry.ttl.cleanup_per_second, expiry.all_dead_until())
         self._cancel_sweep = self._context.timers.call_later(_SWEEP_MS, self._sweep)
 
     def _check_handles(self) -> None:

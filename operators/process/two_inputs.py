@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from ...errors import HeadgateError, StateError
+from ...state.snapshot import RestoredState
 from ..base import OperatorContext
 from ..elements import Batch
 from ..per_record import pieces
@@ -42,8 +43,13 @@ class BroadcastProcessOperator(ProcessOperator):
             self._process_broadcast(batch)
 
     def on_watermark(self, timestamp: int) -> None:
-        self._broadcast_context.watermark = timestamp
+        self._broadcast_context.watermark = max(self._progress.watermark, timestamp)
         super().on_watermark(timestamp)
+
+    def restore(self, state: RestoredState) -> Awaitable[None]:
+        waiting = super().restore(state)
+        self._broadcast_context.watermark = self._progress.watermark
+        return waiting
 
     def _process_broadcast(self, batch: Batch) -> None:
         self._open_function()

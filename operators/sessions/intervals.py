@@ -74,7 +74,7 @@ def _span(starts: Times, ends: Times) -> tuple[int, int]:
     return low, max(1, (int(ends.max()) - low).bit_length())
 
 
-def accepted(keys: Index, starts: Times, ends: Times, first: Times, limit: int) -> Mask:
+def accepted(keys: Index, starts: Times, ends: Times, first: Times, limit: int | Index) -> Mask:
     """Which rows are not late, in the order of arrival; False where a row is dropped.
 
     A row whose own window is gone (its end is not above `limit`) is taken if it meets a session that is
@@ -88,7 +88,7 @@ def accepted(keys: Index, starts: Times, ends: Times, first: Times, limit: int) 
         starts: its time, ms.
         ends: of its own window.
         first: by key, the least start of its open sessions; the maximum of int64 where it has none.
-        limit: sessions that end here or before are gone.
+        limit: sessions that end here or before are gone; one time, or one for each row.
     """
     taken: Mask = ends > limit
     open_ = np.flatnonzero(~taken)

@@ -28,9 +28,10 @@ from ...state.snapshot import (
 )
 from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ..aggregates import AggregatePlan
+from ..ahead import Ahead, key_groups
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
-from ..key_group_times import WATERMARK_COLUMN, times_cut, times_info, times_schema
+from ..key_group_times import WATERMARK_COLUMN, by_group, times_cut, times_info, times_schema
 from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
 from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
 from ..windows import WINDOW_FIELDS
@@ -66,6 +67,8 @@ class SessionAggregate(Operator):
         assert plan.added == WINDOW_FIELDS
         self._gap, self._lateness_ms, self._plan, self._step = gap, lateness_ms, plan, step
         self._watermark = WATERMARK_MIN
+        self._ahead: Ahead | None = None
+        """Of those are gone the sessions that end at the bound or before."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -95,15 +98,36 @@ class SessionAggregate(Operator):
         rows = KeyedRows(self._plan, self._hasher, data, times)
         table = self._table
         key_slots = table.key_slots(rows.keys, rows.size)
-        taken, touched = table.add(key_slots, times, times + self._gap.of(data), rows.values)
+        ends, limit = times + self._gap.of(data), self._limit_for(data)
+        taken, touched = table.add(key_slots, times, ends, rows.values, limit)
         if taken is not None:
             self._drop_late(batch, np.flatnonzero(~taken))
         if touched.size:
             table.watch(touched, self._watermark, self._lateness_ms)
             last = table.ends.data[touched] - 1
-            again = np.flatnonzero(last <= self._watermark)
+            again = np.flatnonzero(last <= self._now(touched))
             self._emit(touched[again[np.argsort(last[again], kind="stable")]])
         self._compact()
+
+    def _limit_for(self, data: pa.RecordBatch) -> int | Index:
+        """The limit of the table for each row."""
+        if self._ahead is None:
+            return self._table.limit
+        groups = self._groups_of([data.column(key) for key in self._plan.keys])
+        return self._ahead.gone_for(groups, self._table.limit)
+
+    def _now(self, slots: Index) -> int | Index:
+        """How far event time is for these sessions."""
+        if self._ahead is None:
+            return self._watermark
+        return self._ahead.now(self._groups_of(self._keys_of(slots)), self._watermark)
+
+    def _groups_of(self, keys: list[pa.Array]) -> Index:
+        return key_groups(keys, self.context.max_parallelism)
+
+    def _keys_of(self, slots: Index) -> list[pa.Array]:
+        table = self._table
+        return table.keys.take(table.key_of.data[slots].astype(np.intp)) if self._plan.keys else []
 
     def _drop_late(self, batch: Batch, rows: Index) -> None:
         self._late_rows.inc(len(rows))
@@ -115,12 +139,11 @@ class SessionAggregate(Operator):
         for low in range(0, len(slots), EMIT_ROWS_MAX):
             part = slots[low : low + EMIT_ROWS_MAX]
             starts, ends = table.starts.data[part], table.ends.data[part]
-            keys = table.keys.take(table.key_of.data[part].astype(np.intp)) if plan.keys else []
             edges = [
                 pa.array(edge).view(field.type)
                 for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
             ]
-            columns = [*keys, *edges, *table.state.results(part)]
+            columns = [*self._keys_of(part), *edges, *table.state.results(part)]
             data = pa.RecordBatch.from_arrays(columns, schema=plan.result_schema)
             self.output.emit(ColumnBatch(data, ends - 1))
 
@@ -132,9 +155,19 @@ class SessionAggregate(Operator):
         if timestamp > before:
             self._watermark = timestamp
             limit = self._limit(timestamp)
-            self._emit(self._table.advance(before, timestamp, self._lateness_ms, limit))
+            fired = self._table.advance(before, timestamp, self._lateness_ms, limit)
+            self._emit(self._not_fired(fired))
             self._compact()
+            if self._ahead is not None and self._ahead.caught_up(timestamp, limit):
+                self._ahead = None
         self.output.emit_watermark(timestamp)
+
+    def _not_fired(self, slots: Index) -> Index:
+        """Without those of key groups for which they had fired before a restore."""
+        if self._ahead is None or not slots.size:
+            return slots
+        groups = self._groups_of(self._keys_of(slots))
+        return slots[self._ahead.not_fired(groups, self._table.ends.data[slots] - 1)]
 
     def _limit(self, watermark: int) -> int:
         """Sessions that end here or before are gone; what is gone does not come back."""
@@ -153,8 +186,11 @@ class SessionAggregate(Operator):
         part = CutPart(cut, cut.edges)
         sessions = table_cut(self._plan, epoch, [part], self.context.max_parallelism)
         sessions = replace(sessions, keys=self._identity)
-        times = self._watermark, self._table.limit
-        watermark = times_cut(self.context.key_groups, _WATERMARK_SCHEMA, *times)
+        own = self.context.key_groups
+        times: tuple[int | Index, int | Index] = (self._watermark, self._table.limit)
+        if self._ahead is not None:
+            times = self._ahead.cut(own, self._watermark, self._table.limit)
+        watermark = times_cut(own, _WATERMARK_SCHEMA, *times)
         return StateSnapshot(tables={_SESSIONS: sessions, _WATERMARK: watermark})
 
     @property
@@ -172,14 +208,18 @@ class SessionAggregate(Operator):
     def restore(self, state: RestoredState) -> None:
         """Rebuild the open sessions; the watermark, and what is gone, are the least of those restored."""
         self._epoch.restored()
-        limits = np.full(self.context.max_parallelism, _INT64_MIN)
+        groups = self.context.max_parallelism
         watermarks = state.tables.get(_WATERMARK)
+        limits = by_group(watermarks, _GONE_THROUGH, groups)
         if watermarks is not None and watermarks.num_rows:
             self._watermark = int(watermarks.column(WATERMARK_COLUMN).to_numpy().min())
-            gone = watermarks.column(_GONE_THROUGH).to_numpy()
-            limits[watermarks.column(KEY_GROUP_COLUMN).to_numpy()] = gone
-            self._table = self._new_table(int(gone.min()))
+            self._table = self._new_table(int(watermarks.column(_GONE_THROUGH).to_numpy().min()))
             self._table.limit = self._limit(self._watermark)
+            times = by_group(watermarks, WATERMARK_COLUMN, groups)
+            # By the lateness of today, too; there are few different ones.
+            today = {time: self._limit(time) for time in np.unique(times).tolist()}
+            gone = np.maximum(limits, [today[time] for time in times.tolist()])
+            self._ahead = Ahead.restored(times, self._watermark, gone)
         table = state.tables.get(_SESSIONS)
         if table is not None and table.num_rows:
             self._load(table, limits, state.states.get(_SESSIONS))

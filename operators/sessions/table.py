@@ -76,18 +76,26 @@ class SessionTable:
         return slots
 
     def add(
-        self, key_slots: Index, starts: Times, ends: Times, values: Mapping[str, Values]
+        self,
+        key_slots: Index,
+        starts: Times,
+        ends: Times,
+        values: Mapping[str, Values],
+        limit: int | Index,
     ) -> tuple[Mask | None, Index]:
-        """Add rows; returns which of them were taken (None: all), and the sessions that changed."""
+        """Add rows; returns which of them were taken (None: all), and the sessions that changed.
+
+        `limit` is what decides which are late: that of the table, or for each row a later one.
+        """
         unique, rank = self._numbered(key_slots)
         lowest = np.full(len(unique), _INT64_MAX)
         np.minimum.at(lowest, rank, starts)
         found, owner, rest = self._reachable(unique, lowest)
         taken: Mask | None = None
-        if int(ends.min()) <= self.limit:
+        if (ends <= limit).any():
             least = np.full(len(unique), _INT64_MAX)
             np.minimum.at(least, owner, self.starts.data[found])
-            taken = accepted(rank, starts, ends, least, self.limit)
+            taken = accepted(rank, starts, ends, least, limit)
             if taken.all():
                 taken = None
             else:

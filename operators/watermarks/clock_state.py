@@ -7,7 +7,7 @@ from typing import Final, final
 
 import msgspec
 
-from ...state.snapshot import ItemsCut, RestoredState, StateInfo, StateSnapshot, state_info
+from ...state.snapshot import ItemsCut, RestoredState, StateInfo, state_info
 from ..elements import WATERMARK_MAX, WATERMARK_MIN
 
 STATE: Final = "watermark"
@@ -27,9 +27,9 @@ class ClockState(msgspec.Struct, frozen=True):
     earned: int = WATERMARK_MIN
     idle: bool = False
 
-    def cut(self) -> StateSnapshot:
+    def cut(self) -> ItemsCut:
         """As state that every subtask gets back."""
-        return StateSnapshot(items={STATE: ItemsCut([msgspec.msgpack.encode(self)], "union")})
+        return ItemsCut([msgspec.msgpack.encode(self)], "union")
 
 
 def declared() -> Sequence[StateInfo]:

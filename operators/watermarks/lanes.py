@@ -8,7 +8,7 @@ reader has at hand; across subtasks `runtime/task/valve.py` has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -51,6 +51,7 @@ class Lanes:
     ) -> None:
         self._make = make
         self._wait_for_queued = wait_for_queued
+        self._restored: dict[str, int] = {}
         self._lanes: dict[str, Lane] = {WHOLE: Lane(make(), now_s)}
         self._queued: dict[str, None] = {}
         """Splits that the reader has not come to, in order: they are never idle."""
@@ -63,10 +64,21 @@ class Lanes:
         if not self._told:
             self._told = True
             del self._lanes[WHOLE]
-        if queued:
+        if queued and split not in self._restored:
             self._queued[split] = None
         else:
-            self._lanes[split] = Lane(self._make(), now_s)
+            self._lanes[split] = self._lane(split, now_s)
+
+    def restore(self, splits: Mapping[str, int]) -> None:
+        """Splits that were being read, and how far they were: they go on from there. Call it at once."""
+        self._restored = dict(splits)
+        for split, lane in self._lanes.items():
+            lane.rise(self._restored.pop(split, None))
+
+    def _lane(self, split: str, now_s: float) -> Lane:
+        lane = Lane(self._make(), now_s)
+        lane.rise(self._restored.pop(split, None))
+        return lane
 
     def end(self, split: str) -> None:
         """Nobody has to wait for the split any more."""
@@ -82,7 +94,7 @@ class Lanes:
         lane = self._lanes.get(split)
         if lane is None:
             self._queued.pop(split, None)
-            lane = self._lanes[split] = Lane(self._make(), 0.0)
+            lane = self._lanes[split] = self._lane(split, 0.0)
         lane.idle = False
         if isinstance(lane.generator, BoundedGenerator):
             lane.generator.on_latest(latest)
@@ -139,6 +151,12 @@ class Lanes:
     def _slowest_being_read(self) -> Slowest | None:
         active = (Slowest(name, lane.watermark) for name, lane in self._active())
         return min(active, key=lambda each: each.watermark, default=None)
+
+    @property
+    def watermarks(self) -> dict[str, int]:
+        """Of the splits being read that have one."""
+        lanes = self._lanes.items()
+        return {name: lane.watermark for name, lane in lanes if lane.watermark > WATERMARK_MIN}
 
     def above(self, limit: int) -> frozenset[str]:
         """The splits being read whose watermark is above `limit`."""

@@ -15,9 +15,12 @@ from ..durations import parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
 from ..graph import Origin
 from ..splits import WHOLE
+from . import reached
+from .clock_state import STATE as CLOCK_STATE
 from .clock_state import ClockState, declared, restored
 from .guarded import guarded
 from .lanes import Lanes
+from .reached import Floor, Reached
 from .settings import Alignment, WatermarkSettings
 
 INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
@@ -57,9 +60,10 @@ class EventTimeStatus(NamedTuple):
 class EventTimeOperator(Operator):
     """Sets event times and sends watermarks: the least of those of the subtask's splits.
 
-    What was seen is not state: after a restore it starts anew, which only makes the watermark late,
-    never wrong. A step that follows the clock remembers how far it was, to go on from there in silence.
-    Watermarks from upstream are swallowed, except the last one.
+    What generators saw is not state: after a restore they start anew, which only makes the watermark
+    late, never wrong. How far splits and subtask had come is noted, and said again: see `reached.py`. A
+    step that follows the clock remembers how far it was, to go on from there in silence. Watermarks from
+    upstream are swallowed, except the last one.
     """
 
     def __init__(
@@ -67,8 +71,12 @@ class EventTimeOperator(Operator):
         times: Callable[[Batch], Timestamps],
         settings: WatermarkSettings,
         origin: Origin = Origin("<unknown>"),
+        of: str = "",
     ) -> None:
+        """`of`: what the step reads, where its name alone does not say which step it is."""
         self._times = times
+        self._of = of
+        self._floor = Floor()
         self._settings = settings
         self._origin = origin
         self._idle_after_s = _seconds(settings.idle_after_ms)
@@ -211,18 +219,37 @@ class EventTimeOperator(Operator):
             self.output.emit_idle(True)
 
     def restore(self, state: RestoredState) -> None:
+        """Go on where the step was; what it had said by then is said again at once."""
+        context = self.context
+        self._floor = reached.restored(state, self._of, context.subtask_index, context.parallelism)
+        self._lanes.restore(self._floor.splits)
         if self._close_after_s is not None:
             self._restored = restored(state)
             self._earned = self._restored.earned
+        if self._floor.watermark > WATERMARK_MIN:
+            self._cancels["floor"] = context.timers.call_later(0, self._send_reached)
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
-        if self._close_after_s is None:
-            return None
-        sent = max(self._sent, self._restored.sent)
-        return ClockState(sent, self._earned, self._idle).cut()
+        context = self.context
+        self._lanes.tick()  # what is due counts: perhaps no other record comes
+        sent = max(self._sent, self._floor.watermark, self._lanes.reached)
+        note = Reached(
+            of=self._of,
+            subtask=context.subtask_index,
+            parallelism=context.parallelism,
+            sent=sent,
+            idle=self._idle,
+            splits=self._lanes.watermarks,
+        )
+        items = {reached.STATE: note.cut()}
+        if self._close_after_s is not None:
+            sent = max(self._sent, self._restored.sent)
+            items[CLOCK_STATE] = ClockState(sent, self._earned, self._idle).cut()
+        return StateSnapshot(items=items)
 
     def states(self) -> Sequence[StateInfo]:
-        return () if self._close_after_s is None else declared()
+        clock = () if self._close_after_s is None else declared()
+        return (*reached.declared(), *clock)
 
     def _awake_s(self) -> float:
         """Seconds on a clock that stands still while records may wait for us: no silence is so long."""
@@ -237,10 +264,11 @@ class EventTimeOperator(Operator):
         self._send_reached()
 
     def _send_reached(self) -> None:
-        reached = self._lanes.reached
-        self._earned = max(self._earned, reached)
-        if reached > self._sent and not self._idle:
-            self._emit_watermark(reached)
+        earned = self._lanes.reached
+        self._earned = max(self._earned, earned)
+        watermark = max(earned, self._floor.watermark)
+        if watermark > self._sent and not self._idle and not self._ended:
+            self._emit_watermark(watermark)
 
     def _emit_watermark(self, timestamp: int) -> None:
         self._sent = timestamp

@@ -87,7 +87,7 @@ def add_event_time(
         "event_time",
         name,
         origin,
-        partial(EventTimeOperator, times, settings, origin),
+        partial(EventTimeOperator, times, settings, origin, "" if name else _reads(stream, detail)),
         schema=stream.schema,
         row_type=stream._row_type,
         columns=columns,
@@ -188,6 +188,19 @@ def _passes_batches(node: Node) -> bool:
     if node.kind == "map_batches":
         return isinstance(node.factory, partial) and node.factory.func is MapBatchesOperator
     return node.kind in _PASSING
+
+
+def _reads(stream: Stream[Any], when: str) -> str:
+    """What event times are read of: the column or function, and all sources."""
+    sources, nodes = set(), [stream._input().node]
+    seen: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if node.id not in seen:
+            seen.add(node.id)
+            nodes += [input_.node for input_ in node.inputs]
+            sources |= {node.name} if node.source is not None else set()
+    return " ".join([when, *sorted(sources)])
 
 
 def _up_to_source(stream: Stream[Any]) -> list[Node] | None:

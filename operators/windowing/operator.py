@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ...errors import HeadgateError, PlanError
-from ...state.hashing import hash_keys, key_groups_of
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
 from ..per_record import pieces
@@ -135,17 +134,16 @@ class WindowOperator(ProcessOperator):
         self._flush()
 
     def _take_all(self, keys: list[Any], records: list[Any], batch: Batch) -> None:
-        backend, context, store = self._backend, self._at_window, self._store
-        groups = [-1] * len(keys)
-        if backend.needs_key_groups:
-            groups = key_groups_of(hash_keys(keys), self.context.max_parallelism).tolist()
+        progress, context, store = self._progress, self._at_window, self._store
+        groups = progress.groups_of(keys)
+        enter = progress.enter if progress.differs else self._backend.set_key
         late: list[int] = []
         times = self._times_of(batch)
         try:
             for row, (key, group, time, record) in enumerate(
                 zip(keys, groups, times, records, strict=True)
             ):
-                backend.set_key(key, group)
+                enter(key, group)
                 context.key = store.key = key
                 context.timestamp = self._emitter.time = time
                 try:

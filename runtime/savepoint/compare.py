@@ -7,7 +7,7 @@ from typing import Any
 
 from ...operators.graph import Node
 from ...state.evolution import compare
-from ...state.snapshot import ChannelAddress, StateInfo
+from ...state.snapshot import HINT, ChannelAddress, StateInfo
 from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..job_spec import JobSpec
 from ..options import Options
@@ -100,12 +100,14 @@ def unclaimed_states(manifest: Manifest, declared: dict[str, dict[str, StateInfo
     """States of a checkpoint, as `operator.state`, that no operator of a job claims.
 
     Operators that declare no states claim whatever is stored under their name, and so do those of which
-    the checkpoint has states that were not declared then.
+    the checkpoint has states that were not declared then. Nobody has to claim a hint.
     """
     found = []
     for operator in manifest.operators:
         known = declared.get(operator.name)
         for name, old in states_of(operator).items():
+            if old is not None and old.kind == HINT:
+                continue
             if known is None or (known and old is not None and name not in known):
                 found.append(f"{operator.name}.{name}")
     return sorted(found)

@@ -54,10 +54,14 @@ class StateTtl:
 
 
 class TtlClock(Protocol):
-    """The time of one kind, ms. Both functions are cheap."""
+    """The time of one kind, ms. All functions are cheap."""
 
     def now(self) -> int:
-        """The time that expires entries."""
+        """The time that expires entries of the current key."""
+        ...
+
+    def passed(self) -> int:
+        """The time that has come for all keys: as `now`, unless that is further for the current key."""
         ...
 
     def use(self) -> int:
@@ -74,15 +78,19 @@ class Expiry:
     clock: TtlClock
 
     def dead_until(self) -> int:
-        """Entries last used at or before this have expired."""
+        """Entries of the current key last used at or before this have expired."""
         return max(_LEAST, self.clock.now() - self.after_ms)
+
+    def all_dead_until(self) -> int:
+        """The same for entries of any key."""
+        return max(_LEAST, self.clock.passed() - self.after_ms)
 
 
 class _Rules:
     """What both kinds of tables decide."""
 
     def __init__(self, expiry: Expiry, sweep: Callable[[int, int], int]) -> None:
-        self.dead_until = expiry.dead_until
+        self.dead_until, self._all_dead_until = expiry.dead_until, expiry.all_dead_until
         self._use = expiry.clock.use
         self._after_ms = expiry.after_ms
         self._on_read = expiry.ttl.update == "read_and_write"
@@ -93,7 +101,7 @@ class _Rules:
     def clean(self) -> None:
         """Look at a few entries, as every access does."""
         if self._cleanup:
-            self._sweep(self._cleanup, self.dead_until())
+            self._sweep(self._cleanup, self._all_dead_until())
 
     def read(self, pair: Any, remove: Callable[[], None], write: Callable[[Any], None]) -> Any:
         """The value of what a table holds, or `ABSENT`; removes or renews it."""

@@ -60,8 +60,12 @@ class Step:
         self,
         strategy: WatermarkStrategy | None = None,
         options: dict[str, str] | None = None,
+        of: str = "",
+        subtask: tuple[int, int] = (0, 1),
         **settings: Any,
     ) -> None:
+        self.subtask = subtask
+        """Its index, and the parallelism."""
         self.clock = Clock()
         self.splits = SourceSplits()
         self.splits.behind_source = True
@@ -72,7 +76,7 @@ class Step:
         self.held_s = 0.0
         user = UserFunction(lambda x: x, "event_time", ORIGIN, RowReader(None, None, lambda x: x))
         chosen = WatermarkSettings(strategy or bounded_by(0), **settings)
-        self.operator = EventTimeOperator(FunctionTimes(user), chosen, ORIGIN)
+        self.operator = EventTimeOperator(FunctionTimes(user), chosen, ORIGIN, of)
         self.operator.output = self  # type: ignore[assignment]  # it has all four methods
         self.operator.open(self._context(options or {}))
 
@@ -80,8 +84,8 @@ class Step:
         return OperatorContext(
             job_name="test",
             operator_name="times",
-            subtask_index=0,
-            parallelism=1,
+            subtask_index=self.subtask[0],
+            parallelism=self.subtask[1],
             max_parallelism=128,
             attempt=1,
             key_groups=KeyGroupRange(0, 127),

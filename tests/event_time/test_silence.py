@@ -177,10 +177,10 @@ def test_after_a_restore_a_split_without_a_record_still_has_none(step):
     assert restored(step, never, fast.wait(TICK_MS)).wait(60_000).watermarks == []
 
 
-def test_without_close_after_nothing_is_remembered(step):
+def test_without_close_after_the_clock_is_not_remembered(step):
     run = step(idle_after_ms=1_000).read(WHOLE, 5_000)
-    assert run.operator.snapshot(1) is None
-    assert run.operator.states() == ()
+    assert "watermark" not in run.operator.snapshot(1).items
+    assert [info.name for info in run.operator.states()] == ["reached"]
 
 
 def test_a_window_of_a_quiet_job_closes_also_after_a_crash():

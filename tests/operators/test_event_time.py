@@ -245,12 +245,6 @@ def test_closing_stops_the_timer(harness):
     assert run.timers.pending == {}
 
 
-def test_the_latest_time_is_not_state(harness):
-    run = harness(operator())
-    run.push(ObjectBatch([10]))
-    assert run.operator.snapshot(1) is None
-
-
 @given(st.lists(st.lists(st.integers(-1_000, 1_000), max_size=4), max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_no_record_within_the_bound_is_ever_late(harness, batches):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -94,7 +94,7 @@ class Life:
 
     def __init__(self, job: hg.Job, options: dict[str, str], path: Path, threads: Any) -> None:
         self.options, self.path, self.threads = options, path, threads
-        self.spec = job.spec()
+        self.job, self.spec = job, job.spec()
         self.store = MemoryStore("job", {})
         self.savepoints: dict[str, MemoryStore] = {}
         self.attempt = 0
@@ -103,6 +103,8 @@ class Life:
         self.pending: list[Pending] = []
         self.kept: dict[int, tuple[Manifest, Any]] = {}
         """Completed checkpoints that are retained, with the model at their barriers."""
+        self.wire: Callable[[Operator], None] = lambda operator: None
+        """Is given each operator before it is opened."""
 
     # --- attempts ------------------------------------------------------------------------------
 
@@ -146,6 +148,7 @@ class Life:
             metrics_of=lambda task, operator, index: NoMetrics(),
         )
         chain = build_chain(env, {})
+        self.wire(chain.head.operator)
         own = key_group_range(index, vertex.parallelism, GROUPS)
         return Subtask(env, chain, SnapshotRunner(env, chain), reports, own)
 
@@ -184,6 +187,13 @@ class Life:
             await subtask.runner.cancel()
             subtask.operator.close()
             shutil.rmtree(subtask.env.directory.path, ignore_errors=True)
+
+    def twin(self) -> Life:
+        """Another life that can begin from what this one has completed, while this one goes on."""
+        twin = Life(self.job, self.options, self.path / f"twin-{next(self.ids)}", self.threads)
+        twin.store, twin.kept, twin.wire = self.store, dict(self.kept), self.wire
+        twin.ids, twin.attempt = self.ids, 1_000
+        return twin
 
     # --- records -------------------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ def test_what_was_late_stays_late_after_a_rescale_to_more_subtasks(start):
         assert len(restored.output.rows(LATE)) == 1
 
 
-def test_a_restored_watermark_is_the_least_of_those_merged(start):
+def test_a_restored_watermark_is_the_least_of_those_merged_and_late_is_what_was_late(start):
     first = start(operator(TumblingWindow(10)), None, 0, 2)
     second = start(operator(TumblingWindow(10)), None, 1, 2)
     first.watermark(30)
@@ -236,8 +236,13 @@ def test_a_restored_watermark_is_the_least_of_those_merged(start):
     made = [first.tables(), second.tables()]
     tables = {name: pa.concat_tables([t[name] for t in made]) for name in made[0]}
     merged = start(operator(TumblingWindow(10)), tables)
-    merged.process(batch([("a", 1, 19), ("a", 1, 20)]))
-    assert merged.output.rows(LATE) == [("a", 1, 19)]
+    groups = [key_group_of(hash_key(key), 8) for key in "abcdef"]
+    assert {group < 4 for group in groups} == {True, False}
+    for key, group in zip("abcdef", groups, strict=True):
+        merged.output.events.clear()
+        merged.process(batch([(key, 1, 19), (key, 1, 20)]))
+        expected = [(key, 1, 19), (key, 1, 20)] if group < 4 else [(key, 1, 19)]
+        assert merged.output.rows(LATE) == expected
 
 
 def test_large_windows_come_out_in_pieces(start):
