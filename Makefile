@@ -5,11 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all bench bench-state bench-backpressure lint types docs check clean
+SEEDS ?= 2000
+
+.PHONY: help demo test test-all sim bench bench-state bench-backpressure lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make test    run every test that needs no outside server"
+	@echo "make sim     simulate jobs through trouble (SEEDS=20000: half an hour and more)"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
@@ -29,6 +32,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	@echo "==> running the tests (about ten minutes on two cores)"
 	@$(BIN)/python -m pytest
+
+sim: $(STAMP)
+	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)

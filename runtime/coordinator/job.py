@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from ...errors import FencedError, HeadgateError, InternalError, JobError, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
@@ -38,7 +40,7 @@ from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
-from ..protocol.joblog import JobEnded, JobStatus, LogView
+from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
 from ..restart_options import EXCEPTION_HISTORY
 from ..savepoint.store import AddressOpener
@@ -202,19 +204,32 @@ class JobCoordinator:
         return store, log, before
 
     async def _take_over(self, log: JobLog) -> LogView:
-        """Start our generation; returns what the log said before."""
+        """Start our generation; returns what the log says in front of its entry."""
+        spec = self.spec
         before = await log.load()
-        taken_over = before.run == self.spec.run
-        _check_begins_with_something(self.spec, before)
+        _check_begins_with_something(spec, before)
+
+        def follow(view: LogView, started: GenerationStarted) -> GenerationStarted:
+            # The coordinator before us may have gone on since we read the log: it may have been
+            # rescaled, or have ended the job.
+            nonlocal before
+            before = view
+            # Within a run the log knows the parallelism better than what the job once said.
+            logged = view.parallelism if view.run == spec.run else 0
+            return msgspec.structs.replace(
+                started,
+                fresh=_starts_fresh(spec, view),
+                parallelism=logged or spec.parallelism,
+            )
+
         await log.start_generation(
-            run=self.spec.run,
-            fresh=_starts_fresh(self.spec, before),
-            restore_from=self.spec.restore_from,
-            # Within a run the log knows better: the job may have been rescaled.
-            parallelism=(before.parallelism if taken_over else 0) or self.spec.parallelism,
-            max_parallelism=self.spec.plan.max_parallelism,
+            run=spec.run,
+            restore_from=spec.restore_from,
+            parallelism=spec.parallelism,
+            max_parallelism=spec.plan.max_parallelism,
             host=socket.gethostname(),
             pid=os.getpid(),
+            follow=follow,
         )
         return before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ...errors import FencedError, StorageError, check
 from ...operators.clock import Clock
@@ -27,6 +28,10 @@ LOAD_ATTEMPTS_MAX = 10
 """How often a reader starts again because the log was trimmed under its eyes."""
 START_ATTEMPTS_MAX = 20
 """How often a new leader tries the next slot before it gives up."""
+
+
+def _unchanged(_: LogView, started: GenerationStarted) -> GenerationStarted:
+    return started
 
 
 class JobLog:
@@ -97,11 +102,16 @@ class JobLog:
         run: str = "",
         fresh: bool = False,
         restore_from: str = "",
+        follow: Callable[[LogView, GenerationStarted], GenerationStarted] = _unchanged,
     ) -> int:
         """Become the leader, and fence all older ones; returns the new generation.
 
         Afterwards `view` is final for everything older. If it fails with StorageError or is
         cancelled, this object is no leader and it may be called again.
+
+        `follow` gives the start entry for what the log says in front of it: until that entry is there
+        an older leader may complete a checkpoint, or end the job. It may be called several times; the
+        last view is the one that the entry follows.
 
         Raises:
             FencedError: another coordinator claimed a newer generation meanwhile.
@@ -123,7 +133,7 @@ class JobLog:
                 fresh=fresh,
                 restore_from=restore_from,
             )
-            head = await self._append_start(started)
+            head = await self._append_start(started, follow)
             await self._take_over(generation, head)
             return generation
 
@@ -236,15 +246,19 @@ class JobLog:
         existing = joblog.decode_entry(result.data, name) if isinstance(result, Existed) else None
         return joblog.decide_append(self._view, entry, existing)
 
-    async def _append_start(self, started: GenerationStarted) -> LogHead:
+    async def _append_start(
+        self,
+        started: GenerationStarted,
+        follow: Callable[[LogView, GenerationStarted], GenerationStarted],
+    ) -> LogHead:
         for _ in range(START_ATTEMPTS_MAX):
             self._view, _ = await self._read_log()
             if self._view.generation > started.generation:
                 raise self._fence(self._view.generation, self._view.writer)
-            decision = await self._try_append(started)
+            decision = await self._try_append(follow(self._view, started))
             while isinstance(decision, Retry):
                 self._view = decision.view
-                decision = await self._try_append(started)
+                decision = await self._try_append(follow(self._view, started))
             if isinstance(decision, Fenced):
                 raise self._fence(decision.by.generation, decision.by.writer)
             # Was the slot only free because it had been trimmed after we read the log?

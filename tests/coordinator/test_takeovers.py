@@ -1,0 +1,95 @@
+"""A coordinator takes over from one that is still at work: what that one did meanwhile counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import headgate as hg
+from headgate.connectors import blackhole, numbers
+from headgate.errors import JobError
+from headgate.operators.clock import SystemClock
+from headgate.runtime.control.cluster import ControlEndpoint, WorkerHandle
+from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job_spec import JobSpec
+from headgate.runtime.protocol.joblog import JobStatus
+from headgate.runtime.protocol.manifest import Manifest
+from headgate.runtime.storage.base import Created, Existed
+from headgate.runtime.storage.joblog_store import JobLog
+from headgate.runtime.storage.memory import MemoryStore
+
+
+class NoCluster:
+    """Has no workers to give."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> WorkerHandle:
+        self.asked += 1
+        raise JobError("no workers here")
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+class MeanwhileStore(MemoryStore):
+    """Something happens between the claim of generation 2 and its entry in the log."""
+
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
+        result = await super().create_if_absent(name, data)
+        if name.endswith("generation/0000000002.json"):
+            await self.meanwhile()
+        return result
+
+
+def make_spec() -> JobSpec:
+    job = hg.Job("taken", parallelism=1)
+    job.checkpoint(every="1h", storage="memory://taken")
+    job.restart(attempts=0, delay="1ms")
+    job.read(numbers(10), name="numbers").write(blackhole(), name="out")
+    return job.spec()
+
+
+def take_over(spec: JobSpec, meanwhile: Callable[[JobLog], Awaitable[None]]) -> tuple[Any, ...]:
+    """Outcome, workers asked for, and what the log says at the end."""
+
+    async def main() -> tuple[Any, ...]:
+        objects: dict[str, bytes] = {}
+        old = JobLog(MemoryStore("taken", objects), "old", SystemClock())
+        await old.start_generation(parallelism=1, max_parallelism=128, run=spec.run)
+        store, cluster = MeanwhileStore("taken", objects), NoCluster()
+        store.meanwhile = lambda: meanwhile(old)
+        coordinator = JobCoordinator(
+            spec, cluster=cluster, clock=SystemClock(), open_store=lambda *_: store
+        )
+        outcome = await coordinator.run()
+        await coordinator.close()
+        view = await JobLog(MemoryStore("taken", objects), "reader", SystemClock()).load()
+        return outcome, cluster.asked, view
+
+    return asyncio.run(main())
+
+
+def test_a_job_that_ends_meanwhile_does_not_begin_anew() -> None:
+    async def end(old: JobLog) -> None:
+        await old.end_job(JobStatus.FINISHED)
+
+    outcome, asked, _ = take_over(make_spec(), end)
+    assert outcome.status == "FINISHED"
+    assert asked == 0
+
+
+def test_a_job_that_is_rescaled_meanwhile_goes_on_at_the_new_parallelism() -> None:
+    async def rescale(old: JobLog) -> None:
+        manifest = Manifest(
+            checkpoint_id=1, trigger_ms=1, completed_ms=1, duration_ms=0, max_parallelism=128
+        )
+        await old.complete_checkpoint(manifest, parallelism=3)
+
+    outcome, asked, view = take_over(make_spec(), rescale)
+    assert outcome.status == "FAILED"  # for want of workers
+    assert asked == view.parallelism == 3

@@ -1,0 +1,116 @@
+"""The cluster of a simulation: each worker is a process that can be killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+from headgate.errors import JobError
+from headgate.operators.clock import Clock
+from headgate.runtime.control.cluster import ControlEndpoint
+from headgate.runtime.exchange.hub import ExchangeHub
+from headgate.runtime.observe.metrics import MetricsRegistry
+from headgate.runtime.storage.base import StoreOpener
+from headgate.runtime.worker.worker import Worker
+
+from .loop import SimLoop
+from .network import SimLink
+from .process import Process, current, is_dead
+
+
+class SimWorker:
+    """A worker, and the handle its coordinator has on it."""
+
+    def __init__(self, loop: SimLoop, process: Process, task: asyncio.Task[None]) -> None:
+        self._loop = loop
+        self.process = process
+        self._task = task
+
+    @property
+    def worker_id(self) -> str:
+        return self.process.name
+
+    @property
+    def alive(self) -> bool:
+        return not self._task.done()
+
+    async def died(self) -> str:
+        await asyncio.wait({self._task})
+        if self._task.cancelled():
+            return "killed"
+        error = self._task.exception()
+        return "exited" if error is None else f"{type(error).__name__}: {error}"
+
+    def kill(self, pid: int = 0) -> None:
+        """As the coordinator kills it; one that is dead itself cannot."""
+        if not is_dead():
+            self.crash()
+
+    def crash(self) -> None:
+        """It dies, between two steps of any of its tasks."""
+        if not self.process.dead:
+            self.process.die()
+            self._loop.continue_process(self.process)
+            self._task.cancel()
+
+
+class SimCluster:
+    """Starts workers for all coordinators of a simulation."""
+
+    def __init__(
+        self, loop: SimLoop, rng: random.Random, clock: Clock, open_store: StoreOpener
+    ) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._clock = clock
+        self._open_store = open_store
+        self.metrics = MetricsRegistry()
+        self.workers: list[SimWorker] = []
+        self.refusal_rate = 0.0
+        """How often there is no room for another worker."""
+
+    @property
+    def live(self) -> list[SimWorker]:
+        """Workers that have not died."""
+        return [worker for worker in self.workers if worker.alive and not worker.process.dead]
+
+    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> SimWorker:
+        """Start a process; it greets the coordinator."""
+        await asyncio.sleep(self._rng.expovariate(1 / 0.05))
+        if self._rng.random() < self.refusal_rate or is_dead():
+            raise JobError("the cluster has no room")
+        process = Process(worker_id)
+        near, far = SimLink.pair(self._loop, process, current())
+        task = process.context.run(
+            self._loop.create_task,
+            self._run(worker_id, control.token, near),
+            name=f"worker {worker_id}",
+        )
+        control.accept(far)
+        worker = SimWorker(self._loop, process, task)
+        self.workers.append(worker)
+        return worker
+
+    async def _run(self, worker_id: str, token: str, link: SimLink) -> None:
+        hub = ExchangeHub(worker_id, token)
+        worker = Worker(
+            worker_id,
+            link,
+            hub,
+            token=token,
+            clock=self._clock,
+            open_store=self._open_store,
+            metrics=self.metrics,
+        )
+        hub.on_failure = worker.exchange_failed
+        address = await hub.start(None)
+        await worker.run(address.encode())
+
+    async def close(self) -> None:
+        """Kill whatever still runs."""
+        for worker in self.workers:
+            worker.crash()
+        for worker in self.workers:
+            with contextlib.suppress(asyncio.CancelledError):
+                await worker.died()

@@ -1,0 +1,243 @@
+"""The world outside a simulated job: numbered records in, transactions out. It survives all crashes.
+
+Everything a job must not do to the outside raises `Violation` at the moment it does it, and is kept in
+`World.violations`, since the job would take the exception for a failure and restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headgate.operators.base import OperatorContext
+from headgate.operators.elements import Batch, ObjectBatch
+from headgate.operators.sink import Guarantee, Sink, SinkWriter
+from headgate.operators.source import Source, SourceReader
+from headgate.state.snapshot import CommitPermit
+
+from .process import is_dead
+
+SPLITS = 4
+KEYS = 12
+"""A multiple of SPLITS: all numbers of a key come from one split, in order."""
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+
+class InjectedError(Exception):
+    """What user code raises now and then."""
+
+
+@dataclass(slots=True)
+class OutsideFaults:
+    """Probabilities per call of user code."""
+
+    map_rate: float = 0.0
+    prepare_rate: float = 0.0
+    commit_rate: float = 0.0
+
+    def heal(self) -> None:
+        """From now on no user code fails."""
+        self.map_rate = self.prepare_rate = self.commit_rate = 0.0
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What one subtask of a sink wrote between two barriers."""
+
+    attempt: int
+    subtask: int
+    checkpoint_id: int
+    records: list[tuple[int, ...]]
+    state: str = "prepared"
+
+
+@dataclass
+class World:
+    """Of one simulation."""
+
+    rng: random.Random
+    rows: int
+    check: Callable[[World, tuple[int, ...]], None]
+    """Raises Violation if this record must not become visible now."""
+    batch_rows: int = 8
+    pause_s: float = 0.02
+    """Mean time between two batches of a split's reader."""
+    faults: OutsideFaults = field(default_factory=OutsideFaults)
+    completed: set[int] = field(default_factory=set)
+    """Ids of checkpoints in the job log."""
+    attempt: int = 0
+    """The newest whose sink was opened; older ones are fenced."""
+    transactions: dict[bytes, Transaction] = field(default_factory=dict)
+    visible: list[tuple[int, ...]] = field(default_factory=list)
+    by_key: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    on_effect: Callable[[str], None] = lambda _: None
+    """Told of all that happens here."""
+
+    def violated(self, text: str) -> Violation:
+        """Keep a broken promise in mind."""
+        self.violations.append(text)
+        return Violation(text)
+
+    def perhaps_fail(self, rate: float, what: str) -> None:
+        """Raise, now and then, as user code does."""
+        if self.rng.random() < rate:
+            raise InjectedError(what)
+
+    # -- transactions -------------------------------------------------------------------------------
+
+    def begin_attempt(self, attempt: int, restored: int) -> None:
+        """Fence older attempts, and abort what they left behind the restored checkpoint."""
+        self.attempt = max(self.attempt, attempt)
+        for transaction in self.transactions.values():
+            dead = transaction.attempt < attempt and transaction.checkpoint_id > restored
+            if dead and transaction.state == "prepared":
+                transaction.state = "aborted"
+
+    def prepare(self, name: bytes, transaction: Transaction) -> None:
+        """Pre-commit; may be repeated."""
+        self.perhaps_fail(self.faults.prepare_rate, "no pre-commit")
+        if transaction.attempt < self.attempt:
+            raise InjectedError("fenced by a younger attempt")
+        self.transactions.setdefault(name, transaction)
+        self.on_effect(f"prepare {name.decode()}")
+        self.perhaps_fail(self.faults.prepare_rate, "no answer to a pre-commit")
+
+    def commit(self, name: bytes, permit: CommitPermit) -> None:
+        """Make a transaction visible; may be repeated."""
+        self.perhaps_fail(self.faults.commit_rate, "no commit")
+        if permit.checkpoint_id not in self.completed:
+            raise self.violated(f"commit without a completed checkpoint {permit} {name!r}")
+        transaction = self.transactions.get(name)
+        if transaction is None or transaction.state == "aborted":
+            raise self.violated(f"commit of an unknown or aborted transaction {permit} {name!r}")
+        if transaction.checkpoint_id > permit.checkpoint_id:
+            raise self.violated(f"commit ahead of its checkpoint {permit} {name!r}")
+        if transaction.state == "prepared":
+            transaction.state = "committed"
+            self.on_effect(f"commit {name.decode()} {permit.checkpoint_id}")
+            for record in transaction.records:
+                self.check(self, record)
+                self.visible.append(record)
+                self.by_key.setdefault(record[0], []).append(record)
+        self.perhaps_fail(self.faults.commit_rate, "no answer to a commit")
+
+
+WORLDS: dict[str, World] = {}
+"""By token: sources and sinks are pickled on their way to the workers, and find their world here."""
+
+
+# -- the source -------------------------------------------------------------------------------------
+
+
+class _Split(msgspec.Struct):
+    number: int
+    position: int = 0
+
+
+class Numbers(Source):
+    """The numbers 0 to rows - 1; number n is in split n mod SPLITS. Batches are cut by chance."""
+
+    bounded = True
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return [msgspec.msgpack.encode(_Split(number)) for number in range(SPLITS)]
+
+    def reader(self) -> SourceReader:
+        return _Reader(self.token)
+
+
+class _Reader(SourceReader):
+    def __init__(self, token: str) -> None:
+        self._world = WORLDS[token]
+        self._splits: list[_Split] = []
+        self._ready_s = 0.0
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        self._splits += [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+
+    def _left(self, split: _Split) -> int:
+        total = len(range(split.number, self._world.rows, SPLITS))
+        return total - split.position
+
+    def poll(self) -> Batch | None:
+        world = self._world
+        open_ = [split for split in self._splits if self._left(split) > 0]
+        if not open_ or self.context.clock.monotonic() < self._ready_s:
+            return None
+        split = world.rng.choice(open_)
+        count = min(self._left(split), world.rng.randint(1, world.batch_rows))
+        first = split.number + split.position * SPLITS
+        split.position += count
+        self._ready_s = self.context.clock.monotonic() + world.rng.expovariate(1 / world.pause_s)
+        return ObjectBatch([first + index * SPLITS for index in range(count)])
+
+    async def wait(self) -> None:
+        await asyncio.sleep(max(0.0, self._ready_s - self.context.clock.monotonic()))
+
+    @property
+    def finished(self) -> bool:
+        return not any(self._left(split) > 0 for split in self._splits)
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(split) for split in self._splits]
+
+
+# -- the sink ---------------------------------------------------------------------------------------
+
+
+class Ledger(Sink):
+    """Two-phase commit into the world's transactions."""
+
+    guarantees = frozenset({Guarantee.EXACTLY_ONCE})
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def writer(self) -> SinkWriter:
+        return _Writer(self.token)
+
+
+class _Writer(SinkWriter):
+    def __init__(self, token: str) -> None:
+        self._world = WORLDS[token]
+        self._records: list[tuple[int, ...]] = []
+
+    def prepare(self) -> None:
+        self._world.begin_attempt(self.context.attempt, self.context.restored_checkpoint)
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, ObjectBatch)
+        self._records += batch.records
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        if not self._records or is_dead():
+            return None
+        records, self._records = self._records, []
+        context = self.context
+        name = f"{context.attempt}-{checkpoint_id}-{context.subtask_index}".encode()
+        transaction = Transaction(context.attempt, context.subtask_index, checkpoint_id, records)
+
+        def precommit() -> list[bytes]:
+            self._world.prepare(name, transaction)
+            return [name]
+
+        return precommit
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        for name in committables:
+            self._world.commit(name, permit)

@@ -1,0 +1,318 @@
+"""One simulation: a whole job with its coordinators, workers and exchange, decided by a seed alone.
+
+First everything may fail (safety: nothing wrong becomes visible), then nothing does any more (liveness:
+the job must finish, and leave nothing behind).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import tempfile
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from headgate.errors import FencedError, HeadgateError, InternalError, StorageError
+from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.control.messages import Event
+from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
+from headgate.runtime.job_spec import JobSpec
+from headgate.testing.loop import VirtualClock
+from headgate.testing.waiting import waiting_tasks
+
+from . import nemesis
+from .cluster import SimCluster
+from .loop import SimLoop
+from .network import SimLink
+from .outside import WORLDS, World
+from .process import Process
+from .store import Storage
+from .watch import Watch
+from .workloads import KINDS, draw_job, make_job
+
+LIVENESS_S = 300.0
+"""Virtual time that a job gets to finish once nothing fails any more."""
+LEAVING_S = 60.0
+"""Virtual time behind its end in which all tasks of a job must have ended."""
+FOREVER_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a simulation went.
+
+    Attributes:
+        seed: of the simulation.
+        violations: broken promises; none is what is wanted.
+        digest: hash of all that happened.
+        virtual_s: how much time passed in it.
+        seen: how often things happened.
+        diary: what happened, if it was to be kept.
+    """
+
+    seed: int
+    violations: list[str]
+    digest: str
+    virtual_s: float
+    seen: Counter[str]
+    diary: list[str] | None
+
+
+def simulate(seed: int, *, keep_diary: bool = False) -> Result:
+    """Run the job that this seed draws, through the trouble that it draws."""
+    logging.getLogger("headgate").setLevel(logging.CRITICAL)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-sim-"))
+        simulation = Simulation(seed, folder, keep_diary=keep_diary)
+        for target, stand_in in simulation.stand_ins():
+            stack.enter_context(mock.patch(target, stand_in))
+        try:
+            return simulation.run()
+        finally:
+            simulation.close()
+
+
+class Leader:
+    """A coordinator: the one in charge, or one that was."""
+
+    def __init__(self, sim: Simulation, number: int) -> None:
+        self._sim = sim
+        self.process = Process(f"coordinator-{number}")
+        self.deposed: asyncio.Future[None] = sim.loop.create_future()
+        """Done when it is to have a successor."""
+        self.process.context.run(self._begin, sim)
+
+    def _begin(self, sim: Simulation) -> None:
+        self.coordinator = JobCoordinator(
+            sim.spec,
+            cluster=sim.cluster,
+            clock=sim.clock,
+            open_store=sim.storage.open,
+            open_at=sim.storage.open_at,
+        )
+        self.coordinator.on_event = sim.on_event
+        self.task: asyncio.Task[JobOutcome] = sim.loop.create_task(
+            self.coordinator.run(), name=self.process.name
+        )
+
+    def depose(self) -> None:
+        """Another is to take over, whatever becomes of this one."""
+        if not self.deposed.done():
+            self.deposed.set_result(None)
+
+    def crash(self) -> None:
+        """It dies."""
+        if not self.process.dead:
+            self.process.die()
+            self._sim.loop.continue_process(self.process)
+            self.task.cancel()
+        self.depose()
+
+
+class Simulation:
+    """All there is of one."""
+
+    def __init__(self, seed: int, folder: str, *, keep_diary: bool) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.loop = SimLoop(self.rng)
+        self.clock = VirtualClock(self.loop)
+        self._kind = self.rng.choice(sorted(KINDS))
+        self.plan = nemesis.draw_plan(self.rng)
+        self._settings, self._options = draw_job(self.rng, self._kind)
+        self._options["io.tmp.dirs"] = folder
+        self._slots = self.rng.randint(1, 2)
+        self.world = World(
+            self.rng,
+            rows=self.rng.choice((50, 200, 500)),
+            check=KINDS[self._kind],
+            batch_rows=self.rng.choice((1, 8, 40)),
+            pause_s=self.rng.choice((0.002, 0.02, 0.1)),
+        )
+        self.watch = Watch(self.world, self.loop, keep=keep_diary)
+        self.storage = self.watch.storage = Storage(self.rng, self.watch.stored)
+        self.world.on_effect = self.watch.note
+        self.cluster = SimCluster(self.loop, self.rng, self.clock, self.storage.open)
+        self.leaders: list[Leader] = []
+        self.spec: JobSpec
+        self._zombies_at_end = False
+        """Their workers may still write what nobody needs."""
+        self._requests: set[asyncio.Task[None]] = set()
+        WORLDS["sim"] = self.world
+        self.loop.set_exception_handler(self._on_problem)
+        self.watch.note(f"{self._kind} {self.plan.storm_s:.1f} s {sorted(self.plan.kinds)}")
+        self.watch.note(
+            f"{self._settings} {sorted(self._options.items() - {('io.tmp.dirs', folder)})}"
+        )
+
+    def stand_ins(self) -> list[tuple[str, Any]]:
+        """What is replaced while a simulation runs, and is not passed in."""
+        return [
+            ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),
+            ("os.getpid", lambda: 1),
+            ("headgate.runtime.worker.worker.open_store_at", self.storage.open_at),
+        ]
+
+    @property
+    def leader(self) -> Leader:
+        """The newest coordinator."""
+        return self.leaders[-1]
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """To the end."""
+        self.spec = self._make_spec()
+        main = self.loop.create_task(self._main(), name="simulation")
+        main.add_done_callback(lambda _: self.loop.stop())
+        self.loop.drive(FOREVER_S)
+        main.result()
+        return Result(
+            self.seed,
+            self.world.violations,
+            self.watch.digest,
+            self.loop.time(),
+            self.watch.seen,
+            self.watch.diary,
+        )
+
+    def close(self) -> None:
+        """End the loop, and whatever is left in it."""
+        self.loop.set_exception_handler(lambda *_: None)
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        with suppress(HeadgateError):
+            self.loop.drive(self.loop.time() + FOREVER_S)
+        self.loop.close()
+        del WORLDS["sim"]
+
+    def _make_spec(self) -> JobSpec:
+        """Another run of the job."""
+        job = make_job("sim", self._kind, self._settings, self._options)
+        return replace(job.spec(), slots_per_worker=self._slots)
+
+    async def _main(self) -> None:
+        supervising = self.loop.create_task(self._supervise(), name="supervisor")
+        storm = self.loop.create_task(nemesis.storm(self, self.plan), name="storm")
+        await asyncio.wait({supervising}, timeout=self.plan.storm_s)
+        storm.cancel()
+        await asyncio.wait({storm})
+        if not storm.cancelled():
+            storm.result()
+        self.watch.note("calm")
+        nemesis.heal(self)
+        await asyncio.wait({supervising}, timeout=LIVENESS_S)
+        if not supervising.done():
+            self.world.violated(f"does not finish; it waits for\n  {waiting_tasks(self.loop)}")
+            supervising.cancel()
+        else:
+            supervising.result()
+            await self._check_end()
+        await self._leave()
+
+    async def _supervise(self) -> None:
+        """A coordinator that goes gets a successor, until the job has finished."""
+        while True:
+            leader = Leader(self, len(self.leaders))
+            self.leaders.append(leader)
+            await asyncio.wait({leader.task, leader.deposed}, return_when=asyncio.FIRST_COMPLETED)
+            if leader.task.done() and self._is_over(leader):
+                return
+            await asyncio.sleep(self.rng.expovariate(1 / 0.2))
+
+    def _is_over(self, leader: Leader) -> bool:
+        """Judge how a coordinator ended."""
+        if leader.task.cancelled():
+            return False
+        error = leader.task.exception()
+        if error is not None:
+            if not isinstance(error, StorageError | FencedError):
+                self.world.violated(f"a coordinator ended with {error!r}")
+            self.watch.note(f"coordinator ended: {error}")
+            return False
+        outcome = leader.task.result()
+        self.watch.note(f"job ended: {outcome.status} {outcome.reason}")
+        self.watch.seen[f"job {outcome.status}"] += 1
+        if outcome.status == "FAILED":
+            self.world.violated(f"the job failed: {outcome.reason} {outcome.error!r}")
+            return True
+        if outcome.status != "FINISHED":
+            self._settings["parallelism"] = self.rng.randint(1, 3)
+            self.spec = self._make_spec()
+            return False
+        others = (other.task.done() for other in self.leaders if other is not leader)
+        self._zombies_at_end = not all(others)
+        return True
+
+    async def _check_end(self) -> None:
+        numbers = sorted(record[2] for record in self.world.visible)
+        if not self.world.violations and numbers != list(range(self.world.rows)):
+            missing = sorted(set(range(self.world.rows)) - set(numbers))
+            self.world.violated(f"lost: {missing[:10]} and {max(0, len(missing) - 10)} more")
+        if not self.world.violations and not self._zombies_at_end:
+            self.watch.check_storage_at_end()
+
+    async def _leave(self) -> None:
+        for leader in self.leaders:
+            await asyncio.wait({leader.task}, timeout=LEAVING_S)
+            leader.task.cancel()
+            await asyncio.wait({leader.task})
+            await leader.coordinator.close()
+        await asyncio.sleep(LEAVING_S)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        left = sorted(task.get_name() for task in tasks if not self.loop.belongs_to_the_dead(task))
+        if left and not self.world.violations:
+            self.world.violated(f"tasks left behind: {left}; {waiting_tasks(self.loop)}")
+        await self.cluster.close()
+
+    # -- clients ------------------------------------------------------------------------------------
+
+    def ask(self, verb: str, **arguments: Any) -> None:
+        """A client asks the coordinator for something; refusals are fine."""
+        task = self.loop.create_task(self._ask(verb, arguments), name=f"client {verb}")
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _ask(self, verb: str, arguments: dict[str, Any]) -> None:
+        leader = self.leader
+        near, far = SimLink.pair(self.loop, None, leader.process)
+        leader.process.context.run(leader.coordinator.server.accept, far)
+        client = CoordinatorClient(near, leader.coordinator.server.token)
+        try:
+            async with asyncio.timeout(20):
+                answer = await client.request(verb, **arguments)
+        except (HeadgateError, TimeoutError) as error:
+            self.watch.note(f"{verb} refused: {error}")
+            self.watch.seen[f"{verb} refused"] += 1
+            if isinstance(error, InternalError):
+                self.world.violated(f"{verb}: {error}")
+        else:
+            self.watch.note(f"{verb} done: {sorted(answer)}")
+            self.watch.seen[f"{verb} done"] += 1
+        finally:
+            await client.close()
+
+    # -- what is told -------------------------------------------------------------------------------
+
+    def on_event(self, event: Event) -> None:
+        """A coordinator announces something."""
+        if event.kind == "progress":
+            return
+        self.watch.note(f"{event.kind} {event.text}")
+        self.watch.seen[event.kind] += 1
+        if event.kind == "failure":
+            body = json.loads(event.body)
+            # Whoever gets no workers says so with a plain JobError, which counts as internal.
+            no_workers = "no room" in event.text or "died while starting" in event.text
+            if body.get("failure") == "internal" and not no_workers:
+                self.world.violated(f"a promise of the runtime was broken: {event.text}")
+
+    def _on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, HeadgateError | OSError):
+            self.world.violated(f"nobody caught: {context.get('message')} {error!r}")

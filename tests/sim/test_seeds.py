@@ -1,0 +1,77 @@
+"""Whole jobs through trouble that a seed decides; see docs/simulation.md."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headgate.tests.sim.__main__ import explain
+from headgate.tests.sim.nemesis import ACTS
+from headgate.tests.sim.run import simulate
+
+SEEDS = 200
+PORTION = 20
+KEPT = [
+    int(line.split()[0])
+    for line in (Path(__file__).parent / "regressions.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+_seen: Counter[str] = Counter()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PORTION))
+def test_seeds(first: int) -> None:
+    results = [simulate(seed) for seed in range(first, first + PORTION)]
+    for result in results:
+        _seen.update(result.seen)
+    failed = [explain(result) for result in results if result.violations]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_kept_seeds(seed: int) -> None:
+    result = simulate(seed)
+    assert not result.violations, explain(result)
+
+
+def test_everything_has_happened() -> None:
+    """Trouble that never comes proves nothing."""
+    if not _seen:
+        pytest.skip("the seeds did not run")
+    wanted = {act.__name__ for act in ACTS} | {
+        "checkpoint with records on their way",
+        "checkpoint done",
+        "savepoint done",
+        "rescale done",
+        "stop done",
+        "cancel done",
+        "restored",
+        "store existed",
+        "job FINISHED",
+    }
+    assert wanted - _seen.keys() == set()
+
+
+def digests(hash_seed: str) -> list[str]:
+    """Of some seeds, in another process."""
+    code = "from headgate.tests.sim.run import simulate\nprint(*(simulate(s).digest for s in (2, 3, 7)))"
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    here = [simulate(seed).digest for seed in (2, 3, 7)]
+    assert len(set(here)) == 3
+    assert digests("1") == here == digests("2")
