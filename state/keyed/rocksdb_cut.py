@@ -86,7 +86,9 @@ class Cut:
         """The files; in a thread."""
         self._seal()
         assert self._known is not None
-        described = [self._describe(path) for path in sorted(self._directory.glob("*.sst"))]
+        paths = sorted(self._directory.glob("*.sst"))
+        begins = self._begins({path.name for path in paths})
+        described = [self._describe(path, begins) for path in paths]
         files = [
             LocalFile(
                 one.id,
@@ -110,14 +112,34 @@ class Cut:
         )
         return CollectedFiles(files, msgspec.msgpack.encode(meta))
 
-    def _describe(self, path: Path) -> FileMeta:
+    def _begins(self, present: set[str]) -> dict[str, int]:
+        """By file above level 0, the first key group from which a search in its level ends at it.
+
+        A search opens the first file that does not end before what is sought, whatever comes of it: so
+        who owns groups between two files needs the second.
+        """
+        assert self._known is not None
+        levels: dict[int, list[tuple[bytes, bytes, str]]] = {}
+        for name, file in self._known.items():
+            if name in present and file["level"] > 0:
+                found = (file["start_key"], file["end_key"], name)
+                levels.setdefault(file["level"], []).append(found)
+        begins: dict[str, int] = {}
+        for files in levels.values():
+            behind = 0
+            for start, end, name in sorted(files):
+                begins[name] = min(behind, group_of(start))
+                behind = group_of(end) + 1
+        return begins
+
+    def _describe(self, path: Path, begins: dict[str, int]) -> FileMeta:
         """Who needs a file: all for one of level 0, which is opened by every read."""
         own, name = self._database.groups, path.name
         first, last = own.first, own.last
         assert self._known is not None
         known = self._known.get(name)
         if known is not None and known["level"] > 0:
-            low = max(first, group_of(known["start_key"]))
+            low = max(first, begins[name])
             high = min(last, group_of(known["end_key"]))
             if low <= high:
                 first, last = low, high

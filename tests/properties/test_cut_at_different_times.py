@@ -310,6 +310,8 @@ def test_the_restored_go_on_like_those_that_were_cut(new_life: Any, name: str) -
         asyncio.run(Story(life, sides, random.Random(seed)).run())
 
 
-def test_the_same_with_windows_on_disk(new_life: Any) -> None:
-    life = new_life(job_of("tumbling, lateness"), {**OPTIONS, **ON_DISK})
-    asyncio.run(Story(life, 1, random.Random(1)).run())
+@pytest.mark.parametrize("name", ["tumbling, lateness", "time to live", "records in sessions"])
+def test_the_same_on_disk(new_life: Any, name: str) -> None:
+    for seed in range(2):
+        life = new_life(job_of(name), {**OPTIONS, **ON_DISK})
+        asyncio.run(Story(life, 1, random.Random(seed)).run())
