@@ -62,7 +62,8 @@ def _run(kind: str, records: Source, window: str, checkpoint_every: str | None) 
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         make_job(kind, records, window, directory, checkpoint_every).run()
         steady = read_marks(directory)
-        marks = json.loads(Path(directory, "source-0.json").read_text())["marks"]
+        (read,) = Path(directory).glob("source-*.json")
+        marks = json.loads(read.read_text())["marks"]
     gaps = [later - before for (*_, before), (*_, later) in pairwise(marks)]
     return JobRun(
         rate=steady.events / (steady.ended - steady.began),
