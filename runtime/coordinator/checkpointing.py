@@ -419,6 +419,7 @@ class CheckpointDriver:
 
     def _announce_complete(self, kind: str, status: str, manifest: Manifest, **body: Any) -> None:
         size = size_of(manifest)
+        record = self.history.record(manifest.checkpoint_id)
         where = f" in {body['path']}" if "path" in body else ""
         self.announce(
             kind,
@@ -428,6 +429,7 @@ class CheckpointDriver:
             status=status,
             duration_ms=manifest.duration_ms,
             size_bytes=size,
+            persisted_data=0 if record is None else record.persisted_bytes,
             **body,
         )
 
