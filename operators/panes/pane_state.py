@@ -171,7 +171,8 @@ class PaneState:
         """The last pane that is gone; see `_gone_through`."""
         if gone_through == _INT64.min:
             return NO_PANE
-        return self._grid.pane_of(gone_through + 1) - 1
+        # Not the pane before that of the next instant: days that a zone leaves out begin with it too.
+        return self._grid.pane_of(gone_through)
 
     def _restore_rows(
         self,

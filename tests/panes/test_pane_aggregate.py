@@ -309,3 +309,15 @@ def test_days_of_a_zone_equal_record_by_record(start, make_batch, aggregates, da
     check(
         start, make_batch, window, aggregates, True, history, data.draw(st.integers(0, 5)), [1, 2]
     )
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_day_that_does_not_exist_is_not_taken_for_gone_after_a_restore(
+    start, make_batch, earlier, cut
+):
+    begins, ends = 1325239200000, 1325325600000  # of the 31st of December 2011 in Apia
+    window = SlidingWindow(2 * DAY, DAY, 0, HOUR, "Pacific/Apia")
+    rows = [("a", None, None, begins - 5 * HOUR)] if earlier else []
+    history = [(rows, ends - 1), ([("a", None, None, begins)], None)]
+    check(start, make_batch, window, EXACT, True, history, cut, [1, 2])
