@@ -31,16 +31,16 @@ def restart_settings(
         OptionError: an option is set for another strategy than the one that is chosen.
     """
     name = options.get(RESTART_STRATEGY)
-    if name is not None:
-        named = STRATEGIES[name]
-        chosen = written if written is not None and type(written) is type(named) else named
-        chosen = named if name == "none" else chosen
-    elif written is not None:
-        chosen = written
-    else:
-        chosen = ExponentialDelay() if checkpoints else NO_RESTART
+    if name is None:
+        chosen = written or (ExponentialDelay() if checkpoints else NO_RESTART)
         _refuse_others(chosen, options)
-    fields = FIELDS[type(chosen)] if name != "none" else {}
+    else:
+        named = STRATEGIES[name]
+        alike = name != "none" and type(written) is type(named)
+        chosen = written if written is not None and alike else named
+    if chosen == NO_RESTART:
+        return chosen
+    fields = FIELDS[type(chosen)]
     changed = replace(
         chosen, **{field: options.get(o) for field, o in fields.items() if options.is_set(o)}
     )
@@ -55,12 +55,14 @@ def restart_settings(
 
 
 def _refuse_others(chosen: RestartSettings, options: Options) -> None:
-    """Nobody named a strategy, but somebody set a value of one: it would have no effect."""
+    """No option names a strategy, but one sets a value of another one: it would have no effect."""
     names = {type(settings): name for name, settings in STRATEGIES.items() if name != "none"}
+    own = None if chosen == NO_RESTART else type(chosen)
     for kind, fields in FIELDS.items():
         for option in fields.values():
-            if kind is not type(chosen) and options.is_set(option):
+            if kind is not own and options.is_set(option):
+                strategy = "none" if own is None else names[own]
                 raise OptionError(
-                    f"option has no effect key=`{option.key}` strategy=`{names[type(chosen)]}`",
+                    f"option has no effect key=`{option.key}` strategy=`{strategy}`",
                     fix=f"set {RESTART_STRATEGY.key} to {names[kind]}",
                 )

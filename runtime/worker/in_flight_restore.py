@@ -12,6 +12,7 @@ from ...errors import StateError, check
 from ...operators.elements import Batch
 from ...operators.partitioning import HashColumns, HashFunction
 from ...state.snapshot import ChannelAddress, StateHandle
+from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..exchange.in_flight import decode
 from ..exchange.partitioners import Partitioner, make_partitioner
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
@@ -80,7 +81,8 @@ class _Way:
             raise StateError(
                 f"the checkpoint holds records that were on their way to a step whose key was another one "
                 f"from=`{channel.source}` to=`{channel.target}`",
-                fix="let the old job take a savepoint, which holds no such records, and start from it",
+                fix="let the old job take a savepoint, which holds no such records, and start from it; "
+                f"or give the records up with {WITHOUT_CHANNEL_STATE.key}=<id of the checkpoint>",
             )
 
     def own(self, batch: Batch) -> Iterator[Batch]:

@@ -114,6 +114,43 @@ def loop(job: hg.Job) -> Any:
     return behind.key_with(lambda n: n % 5).process(Slowly(), name="slow")
 
 
+def together(key: int, left: list[Any], right: list[Any]) -> Iterator[Any]:
+    time.sleep(0.01)
+    yield {"k": key, "first": min([r.n for r in left + right]), "n": len(left), "m": len(right)}
+
+
+def co_grouped(job: hg.Job) -> Any:
+    """Windows of event time over two streams; every third number is on the right alone."""
+
+    def side(name: str, kept: Callable[[int], bool]) -> Any:
+        rows = (
+            source(job, name)
+            .filter(kept)
+            .map(lambda n: {"k": key(n), "n": n}, into={"k": "long", "n": "long"})
+        )
+        return rows.event_time("n", max_out_of_order="1s").key_by("k")
+
+    windows = side("a", lambda n: n % 3 != 0).window(hg.tumbling("240ms"))
+    into = {"k": "long", "first": "long", "n": "long", "m": "long"}
+    return windows.co_group(side("b", lambda n: True), together, into=into, name="together")
+
+
+def test_kills_of_windows_over_two_streams(lab: Any, faults: Any) -> None:
+    job, sink = make_job(lab), collect(guarantee="exactly_once")
+    co_grouped(job).write(sink, name="out")
+    ran = lab.run(job, faults.kills(7, 2))
+    assert ran.outcome.status == "FINISHED", ran.failures
+    assert ran.restores
+    groups: dict[tuple[int, int], list[int]] = {}
+    for n in range(ROWS):
+        groups.setdefault((key(n), n // 240), []).append(n)
+    wanted = Counter(
+        (k, min(found), sum(n % 3 != 0 for n in found), len(found))
+        for (k, _), found in groups.items()
+    )
+    assert Counter(tuple(row.values()) for row in sink.rows) == wanted
+
+
 def expected(topology: Callable[[hg.Job], Any]) -> Counter[int]:
     return Counter(range(ROWS if topology in (broadcast, loop) else 2 * ROWS))
 

@@ -178,7 +178,7 @@ def test_all_kinds_and_their_snapshot() -> None:
     assert kinds == {
         "total": "value", "place": "value", "elements": "list", "entries": "map",
         "added": "reducing", "sums": "aggregating", "split": "split", "union": "union",
-        "rules": "broadcast",
+        "rules": "broadcast", "function_watermark": "window",
     }  # fmt: skip
     again = Subtask(All())
     again.operator.restore(stored)

@@ -88,11 +88,31 @@ def test_an_option_changes_one_value_of_what_the_job_says() -> None:
     assert restart_settings(FixedDelay(3, 50), options, True) == FixedDelay(7, 50)
 
 
-def test_a_value_of_a_strategy_that_nobody_chose_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("written", "checkpoints", "strategy"),
+    [
+        (None, True, "exponential-delay"),
+        (None, False, "none"),
+        (NO_RESTART, True, "none"),
+        (FailureRate(), True, "failure-rate"),
+    ],
+)
+def test_a_value_of_a_strategy_that_nobody_chose_is_an_error(
+    written: RestartSettings | None, checkpoints: bool, strategy: str
+) -> None:
     options = Options({"restart-strategy.fixed-delay.attempts": "7"})
-    with pytest.raises(OptionError, match="has no effect") as caught:
-        restart_settings(None, options, True)
+    with pytest.raises(OptionError, match=f"has no effect.*strategy=`{strategy}`") as caught:
+        restart_settings(written, options, checkpoints)
     assert caught.value.fix == "set restart-strategy.type to fixed-delay"
+
+
+def test_values_of_several_strategies_may_stand_beside_the_name_of_one() -> None:
+    texts = {
+        "restart-strategy.type": "failure-rate",
+        "restart-strategy.fixed-delay.attempts": "7",
+        "restart-strategy.failure-rate.delay": "2 s",
+    }
+    assert restart_settings(FixedDelay(3, 1), Options(texts), True) == FailureRate(delay_ms=2_000)
 
 
 def test_the_longest_pause_below_the_first_is_an_error() -> None:
