@@ -30,8 +30,10 @@ demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	@echo "==> running the tests (about ten minutes on two cores)"
-	@$(BIN)/python -m pytest
+	@echo "==> running the tests (half an hour on two cores), a process per core"
+	@failed=0; $(BIN)/python -m pytest -n auto --dist worksteal -m "not ray and not chaos" || failed=1; \
+	echo "==> running the tests that start Ray, one after the other"; \
+	$(BIN)/python -m pytest -m "ray or chaos" || failed=1; exit $$failed
 
 sim: $(STAMP)
 	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS)
