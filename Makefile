@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 SEEDS ?= 2000
+TEST_PROCESSES ?= 2
 
 .PHONY: help demo test test-all sim bench bench-state bench-backpressure lint types docs check clean
 
@@ -30,8 +31,8 @@ demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	@echo "==> running the tests (half an hour on two cores), a process per core"
-	@failed=0; $(BIN)/python -m pytest -n auto --dist worksteal -m "not ray and not chaos" || failed=1; \
+	@echo "==> running the tests (half an hour on two cores)"
+	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not ray and not chaos" || failed=1; \
 	echo "==> running the tests that start Ray, one after the other"; \
 	$(BIN)/python -m pytest -m "ray or chaos" || failed=1; exit $$failed
 
