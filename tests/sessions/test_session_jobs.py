@@ -122,7 +122,7 @@ def test_sessions_of_all_records_together():
         (lambda click: "5s", "is a function"),
         (pl.col("pause_ms").max(), "more than one record"),
     ],
-    ids=str,
+    ids=["type", "name", "function", "aggregate"],
 )
 def test_gaps_that_do_not_fit_the_stream_are_refused_with_the_users_line(gap, what):
     with pytest.raises(PlanError) as caught:
