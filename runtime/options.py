@@ -14,6 +14,7 @@ from ..errors import OptionError, UsageError
 from ..operators.durations import format_duration
 from ..operators.sizes import format_size
 from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
+from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 from .restart_options import RESTART_OPTIONS
 
@@ -129,20 +130,6 @@ TAKEOVERS_WINDOW = Option[int](
     600_000,
     "ms",
     "The time in which deaths of coordinators are counted.",
-)
-HEARTBEAT_INTERVAL = Option[int](
-    "heartbeat.interval",
-    Duration(at_least_ms=10),
-    10_000,
-    "ms",
-    "How often the coordinator and the workers ask each other for a sign of life.",
-)
-HEARTBEAT_TIMEOUT = Option[int](
-    "heartbeat.timeout",
-    Duration(at_least_ms=10),
-    50_000,
-    "ms",
-    "A peer silent for this long is taken for dead; must be above the interval.",
 )
 BUFFERS_PER_CHANNEL = Option[int](
     "taskmanager.network.memory.buffers-per-channel",
@@ -286,7 +273,12 @@ MATCH_PARTIAL_MAX = Option[int](
 OPTIONS: tuple[Option[Any], ...] = (
     *CHECKPOINT_OPTIONS,
     *RESTART_OPTIONS,
-    *(value for value in list(globals().values()) if isinstance(value, Option)),
+    *LIVENESS_OPTIONS,
+    *(
+        value
+        for value in list(globals().values())
+        if isinstance(value, Option) and value not in LIVENESS_OPTIONS
+    ),
 )
 _BY_NAME: dict[str, Option[Any]] = {
     name: option for option in OPTIONS for name in (option.key, *option.aliases)

@@ -19,10 +19,9 @@ from ..runtime.checkpoint_options import (
 )
 from ..runtime.job import Job, absolute
 from ..runtime.job_spec import JobSpec
+from ..runtime.liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..runtime.options import (
     BUFFER_TIMEOUT,
-    HEARTBEAT_INTERVAL,
-    HEARTBEAT_TIMEOUT,
     PARALLELISM,
     TAKEOVERS_MAX,
     current_key,

@@ -31,6 +31,12 @@ def history(
         for failure in failures:
             for line in _lines(failure, details=details):
                 typer.echo(line)
+    for step in [] if as_json else status.get("busy_steps", []):
+        operator = f" of `{step['operator']}`" if step["operator"] else ""
+        typer.echo(
+            f"now: {step['task']} on {step['worker']} has been in one call{operator} "
+            f"for {format_duration(step['busy_ms'])}"
+        )
 
 
 def _lines(failure: dict[str, Any], *, details: bool) -> list[str]:

@@ -23,6 +23,7 @@ _SHOWN_ABOVE = frozenset(
         "failure",
         "fallback",
         "restart",
+        "stuck",
         "takeover",
         "stopping",
         "savepoint",

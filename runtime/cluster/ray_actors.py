@@ -30,6 +30,7 @@ from ..observe.metrics import MetricsRegistry
 from ..shipping import unship
 from ..storage.open_store import open_store
 from ..worker.process import tune_process
+from ..worker.pulse import Pulse
 from ..worker.worker import Worker
 from .console import attach
 from .host import host_coordinator
@@ -101,15 +102,17 @@ async def _run_worker(
     # The coordinator has the port itself, if it runs on this machine.
     port = setup.metrics_port + 1 if setup.metrics_port else setup.metrics_port
     endpoint = open_endpoint(metrics, port, setup.metrics_host)
+    clock = SystemClock()
     worker = Worker(
         worker_id,
         link,
         hub,
         token=token,
-        clock=SystemClock(),
+        clock=clock,
         open_store=open_store,
         metrics=metrics,
         metrics_url=endpoint.url if endpoint is not None else "",
+        pulse=Pulse(addresses, token, worker_id, clock),
     )
     hub.on_failure = worker.exchange_failed
     listening = await hub.start(setup.unix_dir, setup.own_host())

@@ -24,7 +24,11 @@ class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True
 
 
 class Hello(Message, frozen=True):
-    """First message on a link: who is there. `role` is `worker` or `client`."""
+    """First message on a link: who is there.
+
+    `role` is `worker`, `client`, or `pulse`: the second link of a worker, that of the thread that says it
+    is alive.
+    """
 
     token: str
     role: str
@@ -36,16 +40,43 @@ class Hello(Message, frozen=True):
     """Where the worker's own Prometheus endpoint is, if it has one."""
 
 
+class Watching(msgspec.Struct, frozen=True):
+    """How a worker watches over itself."""
+
+    unreachable_after: int = 2
+    """Failed connections of its thread in a row after which the coordinator counts as gone."""
+    stuck_after_ms: int = 60_000
+    """A call longer than that is warned of; 0: none is."""
+    cancellation_interval_ms: int = 30_000
+    """Time between warnings of an attempt that does not let itself be cancelled."""
+    cancellation_timeout_ms: int = 180_000
+    """A worker without a coordinator whose attempt does not end by then kills itself."""
+
+
 class Welcome(Message, frozen=True):
     """The coordinator's answer to Hello."""
 
     job_name: str
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
+    watching: Watching = Watching()
+
+
+class BusyStep(msgspec.Struct, frozen=True):
+    """A subtask that has been in one call for a while."""
+
+    vertex: int
+    index: int
+    task_name: str
+    operator: str
+    """The step whose call it is; empty if that is not known."""
+    busy_ms: int
 
 
 class Heartbeat(Message, frozen=True):
-    """I am alive and my event loop turns."""
+    """I am alive. From the thread of a worker also: who has been in one call for more than a second."""
+
+    steps: tuple[BusyStep, ...] = ()
 
 
 # ---- coordinator to worker ------------------------------------------------------------------------
@@ -179,6 +210,15 @@ class Cancelled(Message, frozen=True):
     """Nothing of the attempt runs here any more."""
 
     attempt: int
+
+
+class StepStuck(Message, frozen=True):
+    """A call does not return; said again each time it has taken twice as long."""
+
+    attempt: int
+    step: BusyStep
+    stack: str
+    """Where it is: the stack of its thread, or what it awaits."""
 
 
 class SubtaskFailed(Message, frozen=True):
@@ -359,6 +399,7 @@ Messages: TypeAlias = (
     | Shutdown
     | Deployed
     | RestoreProgress
+    | StepStuck
     | Cancelled
     | SubtaskFailed
     | CheckpointAcked

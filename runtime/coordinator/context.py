@@ -28,6 +28,7 @@ from ..storage.joblog_store import JobLog
 from .backpressure import describe_backpressure
 from .checkpointing import CheckpointDriver, PublishResult
 from .event_time import describe_event_time
+from .liveness import describe_busy
 from .restored import Restored
 from .states import End
 from .workers import FromWorker, WorkerLost, WorkerPool
@@ -256,6 +257,7 @@ class JobContext:
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
             "event_time": describe_event_time(self.plan, self.statistics, self.clock.now_ms()),
             "backpressure": self._describe_backpressure(),
+            "busy_steps": describe_busy(self.pool.live.values()),
             "exceptions": [story.as_json() for story in self.failures.stories],
         }
 

@@ -6,6 +6,7 @@ import asyncio
 
 from ...errors import ExchangeError, HeadgateError
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, SubtaskFailed
+from ..liveness_options import CANCELLATION_TIMEOUT
 from ..protocol.failure_history import FailureEntry
 from ..protocol.joblog import JobStatus
 from ..protocol.restart import GiveUp
@@ -17,8 +18,6 @@ from .workers import FromWorker, WorkerLost
 
 ROOT_CAUSE_S = 0.2
 """How long a broken connection waits for the news that the worker behind it died."""
-CANCELLATION_TIMEOUT_S = 30.0
-"""A worker that has not dropped its subtasks by then is killed (Flink `task.cancellation.timeout`)."""
 
 
 class Failing(State):
@@ -82,7 +81,7 @@ class Failing(State):
         for worker in job.pool.live.values():
             worker.send(Cancel(attempt=job.attempt))
         try:
-            async with asyncio.timeout(CANCELLATION_TIMEOUT_S):
+            async with asyncio.timeout(job.options.get(CANCELLATION_TIMEOUT) / 1000):
                 while waiting:
                     event = await job.events.get()
                     match event:

@@ -26,12 +26,11 @@ from ..checkpoint_options import (
 )
 from ..control.cluster import Cluster
 from ..control.link import Link
-from ..control.messages import CheckpointAcked, Event, Hello
+from ..control.messages import CheckpointAcked, Event, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules
+from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.metrics import MetricsRegistry
 from ..options import (
-    HEARTBEAT_INTERVAL,
-    HEARTBEAT_TIMEOUT,
     TAKEOVERS_MAX,
     TAKEOVERS_WINDOW,
     Options,
@@ -54,6 +53,7 @@ from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
 from .job_metrics import register_job
+from .liveness import publish_stuck, watching
 from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, deploying, ended
@@ -112,13 +112,21 @@ class JobCoordinator:
             name_prefix=f"{spec.name}-{os.getpid()}-{secrets.token_hex(2)}",
             heartbeat_interval_ms=self._options.get(HEARTBEAT_INTERVAL),
             heartbeat_timeout_ms=self._options.get(HEARTBEAT_TIMEOUT),
+            watching=watching(self._options),
+            on_stuck=self._on_stuck,
         )
 
     async def _on_hello(self, hello: Hello, link: Link) -> None:
         if hello.role == "worker":
             await self._pool.serve(hello, link)
+        elif hello.role == "pulse":
+            await self._pool.serve_pulse(hello, link)
         else:
             await self._clients.serve(link)
+
+    def _on_stuck(self, worker_id: str, stuck: StepStuck) -> None:
+        if self._context is not None:
+            publish_stuck(self._context, worker_id, stuck)
 
     def _describe(self) -> dict[str, Any]:
         if self._context is None:

@@ -6,14 +6,24 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import JobError
 from ...operators.clock import Clock
 from ..control.cluster import Cluster, ControlEndpoint, WorkerHandle
 from ..control.link import Link
-from ..control.messages import Heartbeat, Hello, Messages, Shutdown, Welcome
+from ..control.messages import (
+    BusyStep,
+    Cancel,
+    Heartbeat,
+    Hello,
+    Messages,
+    Shutdown,
+    StepStuck,
+    Watching,
+    Welcome,
+)
 from ..exchange.hub import WorkerAddress, this_host
 from ..protocol.heartbeats import HeartbeatMonitor
 from ..protocol.ids import WorkerId
@@ -26,6 +36,15 @@ START_TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
+class PulseLine:
+    """What the thread of a worker says, on a link of its own."""
+
+    link: Link | None = None
+    steps: tuple[BusyStep, ...] = ()
+    """Who has been in one call for more than a second."""
+
+
+@dataclass(slots=True)
 class Worker:
     """One live worker as the coordinator sees it."""
 
@@ -35,6 +54,7 @@ class Worker:
     pid: int
     address: bytes
     metrics_url: str = ""
+    pulse: PulseLine = field(default_factory=PulseLine)
 
     def kill(self) -> None:
         """Kill the process, by its pid too if it runs on this host."""
@@ -44,6 +64,10 @@ class Worker:
     def send(self, message: Messages) -> None:
         """Send a control message."""
         self.link.send(message)
+        if isinstance(message, Cancel) and self.pulse.link is not None:
+            self.pulse.link.send(
+                message
+            )  # its thread hears of it while a call holds its event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +100,8 @@ class WorkerPool:
         name_prefix: str,
         heartbeat_interval_ms: int,
         heartbeat_timeout_ms: int,
+        watching: Watching | None = None,
+        on_stuck: Callable[[str, StepStuck], None] = lambda worker_id, stuck: None,
     ) -> None:
         self._cluster = cluster
         self._control = control
@@ -85,11 +111,14 @@ class WorkerPool:
             job_name=job_name,
             heartbeat_interval_ms=heartbeat_interval_ms,
             heartbeat_timeout_ms=heartbeat_timeout_ms,
+            watching=watching or Watching(),
         )
+        self._on_stuck = on_stuck
         self._monitor = HeartbeatMonitor(heartbeat_interval_ms, heartbeat_timeout_ms)
         self._prefix = name_prefix
         self._started = 0
         self._greetings: dict[str, asyncio.Future[tuple[Hello, Link]]] = {}
+        self._pulses: dict[str, PulseLine] = {}
         self._stillborn: dict[str, str] = {}
         """Why workers were lost before they were live."""
         self._watchers: dict[str, asyncio.Task[None]] = {}
@@ -114,18 +143,20 @@ class WorkerPool:
         self._started += 1
         greeting = asyncio.get_running_loop().create_future()
         self._greetings[worker_id] = greeting
+        pulse = self._pulses[worker_id] = PulseLine()
         handle: WorkerHandle | None = None
         try:
             handle = await self._cluster.start_worker(worker_id, self._control)
             hello, link = await self._greeted(handle, greeting)
         except BaseException:
+            self._pulses.pop(worker_id, None)
             if handle is not None:
                 handle.kill()
             raise
         finally:
             self._greetings.pop(worker_id, None)
         self.live[worker_id] = Worker(
-            worker_id, handle, link, hello.pid, hello.address, hello.metrics_url
+            worker_id, handle, link, hello.pid, hello.address, hello.metrics_url, pulse
         )
         self._monitor.watch(WorkerId(worker_id), self._now_ms())
         _log.info("worker ready pid=`%s`", hello.pid, extra=self._fields(worker_id))
@@ -169,9 +200,28 @@ class WorkerPool:
         greeting.set_result((hello, link))
         while (message := await link.receive()) is not None:
             self._monitor.beat(WorkerId(hello.worker_id), self._now_ms())
-            if not isinstance(message, Heartbeat):
+            if isinstance(message, StepStuck):
+                self._on_stuck(hello.worker_id, message)
+            elif not isinstance(message, Heartbeat):
                 self._put_event(FromWorker(hello.worker_id, message))
         self.lose(hello.worker_id, "its connection ended")
+
+    async def serve_pulse(self, hello: Hello, link: Link) -> None:
+        """Serve the link of a worker's thread until it ends (called by the control server)."""
+        pulse = self._pulses.get(hello.worker_id)
+        if pulse is None:
+            return  # it was given up
+        pulse.link = link
+        link.send(Heartbeat())
+        while (message := await link.receive()) is not None:
+            self._monitor.beat(WorkerId(hello.worker_id), self._now_ms())
+            match message:
+                case Heartbeat(steps=steps):
+                    pulse.steps = steps
+                case StepStuck():
+                    self._on_stuck(hello.worker_id, message)
+        if pulse.link is link:
+            pulse.link, pulse.steps = None, ()
 
     def lose(self, worker_id: str, reason: str) -> None:
         """Take a worker out, kill what may be left of it, and tell the coordinator; once."""
@@ -181,6 +231,7 @@ class WorkerPool:
                 self._stillborn.setdefault(worker_id, reason)
             return
         self._monitor.forget(WorkerId(worker_id))
+        self._forget_pulse(worker_id)
         worker.link.close()
         worker.kill()
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
@@ -193,8 +244,14 @@ class WorkerPool:
             if worker_id not in kept:
                 del self.live[worker_id]
                 self._monitor.forget(WorkerId(worker_id))
+                self._pulses.pop(worker_id, None)  # its thread goes on beating until it exits
                 worker.send(Shutdown())
                 self._retired.append(worker)
+
+    def _forget_pulse(self, worker_id: str) -> None:
+        pulse = self._pulses.pop(worker_id, None)
+        if pulse is not None and pulse.link is not None:
+            pulse.link.close()
 
     def _now_ms(self) -> int:
         """Heartbeats are a matter of durations: a step of the wall clock must not count."""
@@ -210,6 +267,8 @@ class WorkerPool:
             await asyncio.sleep(self._welcome.heartbeat_interval_ms / 1000)
             for worker in self.live.values():
                 worker.send(Heartbeat())
+                if worker.pulse.link is not None:
+                    worker.pulse.link.send(Heartbeat())
             for worker_id in self._monitor.tick(self._now_ms()):
                 timeout = self._welcome.heartbeat_timeout_ms
                 self.lose(worker_id, f"{SILENT} for {timeout} ms")

@@ -115,6 +115,11 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "Share of the last second spent waiting for room downstream.",
     ),
     _task("isBackPressured", "", "1 if it waits for room downstream at this moment, else 0."),
+    _task(
+        "currentCallTimeMs",
+        "ms",
+        "How long it has been in one call, of a step or of ours; 0 between calls.",
+    ),
     _task("inputQueueLength", "buffers", "Buffers that wait in the input gate."),
     _task("inPoolUsage", "", "The same as a share of all the gate may hold, 0 to 1."),
     _task(

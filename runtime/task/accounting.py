@@ -28,13 +28,25 @@ class TimeAccounting:
         self._window_start = self._since
         self._window_base = (0.0, 0.0, 0.0)
         self._rates = (0, 1000, 0)
+        self.in_call_since: float | None = None
+        """Since when one piece of work goes on, on the monotonic clock; None: none does. Also for other
+        threads."""
 
     def switch(self, activity: Activity) -> None:
-        """From now on time counts as `activity`."""
+        """From now on time counts as `activity`; what is busy from here on is another piece of work."""
+        self.settle()
+        self._activity = activity
+        self.in_call_since = self._since if activity is Activity.BUSY else None
+
+    def rest(self) -> None:
+        """Others have their turn, or something is waited for; time goes on counting as before."""
+        self.in_call_since = None
+
+    def settle(self) -> None:
+        """Count the time until now."""
         now = self._monotonic()
         self.seconds[self._activity] += now - self._since
         self._since = now
-        self._activity = activity
 
     @property
     def activity(self) -> Activity:
@@ -52,7 +64,7 @@ class TimeAccounting:
 
     def rates(self) -> tuple[int, int, int]:
         """(busy, idle, backpressured) in ms per second; their sum is 1000 but for rounding."""
-        self.switch(self._activity)
+        self.settle()
         elapsed = self._since - self._window_start
         if elapsed >= WINDOW_S:
             busy, idle, backpressured = (

@@ -103,5 +103,5 @@ class Debloater:
 
     def _times(self) -> tuple[float, float]:
         """Seconds of the subtask so far: all, and idle."""
-        self._time.switch(self._time.activity)
+        self._time.settle()
         return sum(self._time.seconds), self._time.seconds[Activity.IDLE]

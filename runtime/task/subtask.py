@@ -77,6 +77,8 @@ class Subtask:
         if env.settings.debloat is not None:
             self.debloater = Debloater(env.settings.debloat, self.time, self._partitions)
         self._task: asyncio.Task[None] | None = None
+        self._processing: asyncio.Task[None] | None = None
+        """The same, also while it is being cancelled."""
         self._released = False
 
     # -- life ---------------------------------------------------------------------------------------
@@ -110,6 +112,7 @@ class Subtask:
         """Begin to process; reports go to `env.reports` from here on."""
         name = f"subtask {self.env.task_name}"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+        self._processing = self._task
         if self.debloater is not None:
             self.debloater.start()
 
@@ -151,6 +154,8 @@ class Subtask:
             self.env.reports.failed(error)
         except BaseException as error:  # nobody else looks at this task: the job would hang
             self.env.reports.failed(wrap_error(self.env.task_name, error))
+        finally:
+            self.time.rest()
 
     # -- mailbox ------------------------------------------------------------------------------------
 
@@ -158,6 +163,11 @@ class Subtask:
         """Have `mail` run in the mailbox; if it returns an awaitable, it is awaited there."""
         self._mails.append(mail)
         self.signal.set()
+
+    @property
+    def awaits(self) -> asyncio.Task[None] | None:
+        """The task that processes; None before the start."""
+        return self._processing
 
     @property
     def queued_mails(self) -> int:
@@ -183,6 +193,7 @@ class Subtask:
 
     async def _give_way(self) -> None:
         """Let others in this event loop run; behind a long slice, until they are through."""
+        self.time.rest()
         turns = 1 if self._slice_s < LONG_SLICE_S else TURNS_AFTER_LONG
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -213,6 +224,7 @@ class Subtask:
         """Wait for a signal; send partly filled buffers when their time is up, also while one channel
         takes nothing: the receivers of the others wait for them."""
         self.time.switch(activity)
+        self.time.rest()
         deadline = min(
             (due for p in self._partitions if (due := p.next_flush()) is not None), default=None
         )

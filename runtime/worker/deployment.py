@@ -15,7 +15,7 @@ from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
-from ...state.snapshot import CommitPermit, OperatorSnapshot, StateHandle
+from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
 from ..checkpoint_options import (
     TRANSFERS_MAX,
     UNALIGNED,
@@ -45,6 +45,7 @@ from ..plan import PhysicalPlan
 from ..protocol.failures import FailureKind
 from ..shipping import unship
 from ..storage.base import CheckpointStore
+from ..task.accounting import Activity
 from ..task.environment import SnapshotTiming, TaskEnvironment
 from ..task.input_subtask import InputBatch, InputSubtask
 from ..task.iteration import IterationSubtask
@@ -205,7 +206,7 @@ class Deployment:
         meter: RestoreMeter,
     ) -> None:
         if not self._message.restored_checkpoint:
-            await subtask.prepare(None, assignment.finished)
+            await _prepare(subtask, None, assignment)
             return
         reader = StateReader(
             store,
@@ -221,7 +222,7 @@ class Deployment:
             by_operator.setdefault(snapshot.operator, []).append(snapshot)
         states = {name: await reader.load(name, found) for name, found in by_operator.items()}
         mine = () if self._message.state_root else assignment.state
-        await subtask.prepare(states, assignment.finished, mine)
+        await _prepare(subtask, states, assignment, mine)
         await reader.delete_downloads()
         if isinstance(subtask, InputSubtask) and assignment.in_flight:
             subtask.recover(await self._recovered(subtask, assignment, reader))
@@ -256,6 +257,11 @@ class Deployment:
         for subtask in self._subtasks:
             subtask.start()
         self.started = True
+
+    @property
+    def subtasks(self) -> Sequence[Subtask]:
+        """Those made so far; also for other threads."""
+        return self._subtasks
 
     # -- coordinator's wishes -----------------------------------------------------------------------
 
@@ -311,6 +317,20 @@ class Deployment:
             )
             for subtask in self._subtasks
         )
+
+
+async def _prepare(
+    subtask: Subtask,
+    states: dict[str, RestoredState] | None,
+    assignment: SubtaskAssignment,
+    own: Sequence[OperatorSnapshot] = (),
+) -> None:
+    """Open a subtask. It counts as one call, so that one that does not come to an end is noticed."""
+    subtask.time.switch(Activity.BUSY)
+    try:
+        await subtask.prepare(states, assignment.finished, own)
+    finally:
+        subtask.time.switch(Activity.IDLE)
 
 
 def _handles(assignment: SubtaskAssignment) -> Iterator[StateHandle]:

@@ -27,6 +27,7 @@ def register_task(group: MetricsGroup, subtask: Subtask) -> None:
     scope.gauge("idleTimeMsPerSecond", lambda: time.last_rates[1])
     scope.gauge("backPressuredTimeMsPerSecond", lambda: time.last_rates[2])
     scope.gauge("isBackPressured", lambda: time.activity is Activity.BACKPRESSURED)
+    scope.gauge("currentCallTimeMs", lambda: _call_ms(subtask))
     scope.gauge("outputQueueLength", lambda: sum(p.stats().queued_buffers for p in partitions))
     scope.gauge("checkpointStartDelayNanos", lambda: snapshots.start_delay_ms * _NS_PER_MS)
     scope.gauge("checkpointAlignmentTime", lambda: snapshots.alignment_ms * _NS_PER_MS)
@@ -43,6 +44,11 @@ def register_task(group: MetricsGroup, subtask: Subtask) -> None:
     sinks = {node.id for node in env.vertex.nodes if node.sink is not None}
     for chained in subtask.chain.operators:
         _register_operator(group, subtask, chained, chained.node_id in sinks)
+
+
+def _call_ms(subtask: Subtask) -> int:
+    since = subtask.time.in_call_since
+    return 0 if since is None else int(1000 * (subtask.env.clock.monotonic() - since))
 
 
 def _register_operator(

@@ -45,8 +45,10 @@ from ..storage.open_store import open_store_at
 from ..task.threads import to_the_end
 from .deployment import Deployment, failure_of
 from .local_directories import LocalDirectories
+from .pulse import Pulse
 from .settings import local_dirs
 from .stores import SharedStores
+from .watch import StepWatch
 
 IO_THREADS = 4
 """Threads for state files, pre-commits, commits and file reading."""
@@ -68,7 +70,12 @@ class Worker:
         open_store: StoreOpener,
         metrics: MetricsRegistry,
         metrics_url: str = "",
+        pulse: Pulse | None = None,
     ) -> None:
+        """
+        Args:
+            pulse: the thread that beats in a process of its own; None: the event loop beats, and looks.
+        """
         self.worker_id = worker_id
         self._link = link
         self._hub = hub
@@ -84,6 +91,10 @@ class Worker:
         self._job_name = ""
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
+        self._pulse = pulse
+        self._watch = StepWatch(worker_id, clock)
+        self._silent = False
+        """Nothing was heard of the coordinator for too long, at the last look."""
         self._background: set[asyncio.Task[None]] = set()
         self._heard: float | None = None
         """When the last message was done with; None: one is being worked on, and others may wait."""
@@ -111,6 +122,9 @@ class Worker:
     async def _serve(self, welcome: Welcome) -> None:
         self._job_name = self._fields["job"] = welcome.job_name
         self._heard = self._clock.monotonic()
+        self._watch.configure(welcome.job_name, welcome.watching)
+        if self._pulse is not None:
+            self._pulse.start(welcome, self._watch, self._link.close)
         beat = asyncio.get_running_loop().create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms),
             name="heartbeat",
@@ -127,6 +141,8 @@ class Worker:
 
     async def _close(self) -> None:
         await self._drop_attempt()
+        if self._pulse is not None:
+            self._pulse.stop()
         self._link.close()
         if self._store is not None:
             await self._store[1].close()
@@ -141,10 +157,16 @@ class Worker:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
             self._link.send(Heartbeat())
             self._send_statistics()
+            if self._pulse is None:
+                for stuck in self._watch.look():
+                    self._link.send(stuck)
             heard = self._heard
-            if heard is not None and self._clock.monotonic() - heard > timeout_ms / 1000:
+            silent = heard is not None and self._clock.monotonic() - heard > timeout_ms / 1000
+            # Twice: when a call has held the loop for long, what was sent meanwhile is not read yet.
+            if silent and self._silent:
                 self._log.warning("no heartbeat from the coordinator")
                 self._link.close()
+            self._silent = silent
 
     def _send_statistics(self) -> None:
         deployment = self._deployment
@@ -161,7 +183,9 @@ class Worker:
             self._spawn(self._deploy(message), "deploy")
             return
         if isinstance(message, Cancel):
+            self._watch.cancelling(message.attempt)
             await self._drop_attempt()
+            self._watch.cancelled(message.attempt)
             self._link.send(Cancelled(attempt=message.attempt))
             return
         attempt = getattr(message, "attempt", None)
@@ -210,6 +234,7 @@ class Worker:
                 send=self._link.send,
             )
             self._deployment = deployment
+            self._watch.begin(message.attempt, deployment.subtasks)
             await deployment.prepare()
             self._link.send(Deployed(attempt=message.attempt))
         except asyncio.CancelledError:
@@ -267,4 +292,5 @@ class Worker:
         deployment, self._deployment = self._deployment, None
         if deployment is not None:
             await deployment.cancel()
+            self._watch.end()
         await self._hub.reset()

@@ -1,0 +1,159 @@
+"""Watches over the subtasks of a worker: which call does not return, and whose attempt does not end.
+
+Driven by the worker's own thread (`pulse.py`), which goes on while user code holds the event loop; or, in
+one process with the coordinator and in simulations, by the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from ...operators.clock import Clock
+from ...operators.durations import format_duration
+from ..control.messages import BusyStep, StepStuck, Watching
+from ..task.subtask import Subtask
+from .stacks import awaited_by, busy_threads, frame_of, holder_of, text_of
+
+SHOWN_AFTER_MS = 1_000
+"""Calls shorter than that are ordinary work."""
+_log = logging.getLogger("headgate.worker")
+
+
+class StepWatch:
+    """What the subtasks of one worker have in hand."""
+
+    def __init__(self, worker_id: str, clock: Clock) -> None:
+        self._clock = clock
+        self._fields = {"worker": worker_id}
+        self._threads = f"io-{worker_id}"
+        self._loop_thread = threading.get_ident()
+        self._watching = Watching()
+        self._attempt = 0
+        self._subtasks: Sequence[Subtask] = ()
+        self._warn_ms: dict[tuple[int, int], tuple[float, int]] = {}
+        """By subtask: the beginning of its call, and the length at which it is warned of next."""
+        self._cancelling: tuple[int, float] | None = None
+        """The attempt that is to end, and since when."""
+        self._cancelled = 0
+        self._next_cancel_ms = 0
+
+    def configure(self, job_name: str, watching: Watching) -> None:
+        """The coordinator has said how to watch."""
+        self._fields["job"] = job_name
+        self._watching = watching
+
+    def begin(self, attempt: int, subtasks: Sequence[Subtask]) -> None:
+        """Watch over the subtasks of an attempt; more may be added to them."""
+        self._attempt, self._subtasks = attempt, subtasks
+
+    def end(self) -> None:
+        """Nothing of the attempt is left."""
+        self._subtasks = ()
+        self._warn_ms.clear()
+
+    def cancelling(self, attempt: int) -> None:
+        """The attempt is to end. Said by whoever reads it first: the loop may be held."""
+        if attempt > self._cancelled and self._cancelling is None:
+            self._cancelling = (attempt, self._clock.monotonic())
+            self._next_cancel_ms = self._watching.cancellation_interval_ms
+
+    def cancelled(self, attempt: int) -> None:
+        """The attempt has ended."""
+        self._cancelled = max(attempt, self._cancelled)
+        self._cancelling = None
+
+    def steps(self) -> tuple[BusyStep, ...]:
+        """Who has been in one call for more than a second."""
+        return tuple(step for step, _ in self._found(SHOWN_AFTER_MS))
+
+    def look(self) -> list[StepStuck]:
+        """Log what is due, and return what the coordinator is to hear of it."""
+        stuck = self._stuck()
+        for each in stuck:
+            step = each.step
+            _log.warning(
+                "%s has been in one call for %s operator=`%s`",
+                step.task_name,
+                format_duration(step.busy_ms),
+                step.operator,
+                extra={**self._fields, "attempt": each.attempt, "detail": each.stack},
+            )
+        self._look_at_cancellation()
+        return stuck
+
+    def _stuck(self) -> list[StepStuck]:
+        least = self._watching.stuck_after_ms
+        if not least:
+            return []
+        due = []
+        for step, subtask in self._found(least):
+            place, since = (step.vertex, step.index), subtask.time.in_call_since
+            known_since, warn_ms = self._warn_ms.get(place, (None, least))
+            if since is None or (known_since == since and step.busy_ms < warn_ms):
+                continue
+            warn_ms = least
+            while warn_ms <= step.busy_ms:
+                warn_ms *= 2
+            self._warn_ms[place] = (since, warn_ms)
+            stack = self._stack(subtask)
+            due.append(StepStuck(attempt=self._attempt, step=step, stack=stack))
+        return due
+
+    def _found(self, least_ms: int) -> list[tuple[BusyStep, Subtask]]:
+        now, found = self._clock.monotonic(), []
+        for subtask in tuple(self._subtasks):
+            since = subtask.time.in_call_since
+            busy_ms = 0 if since is None else int(1000 * (now - since))
+            if busy_ms < least_ms:
+                continue
+            env = subtask.env
+            step = BusyStep(
+                env.vertex.id, env.index, env.task_name, self._operator(subtask), busy_ms
+            )
+            found.append((step, subtask))
+        return found
+
+    def _operator(self, subtask: Subtask) -> str:
+        if (frame := self._held_by(subtask)) is not None:
+            return holder_of(frame, self._subtasks)[1]
+        return "" if subtask.awaits is None else awaited_by(subtask.awaits)[1]
+
+    def _stack(self, subtask: Subtask) -> str:
+        if (frame := self._held_by(subtask)) is not None:
+            return text_of(frame)
+        awaited = "" if subtask.awaits is None else awaited_by(subtask.awaits)[0]
+        return awaited + busy_threads(self._threads)
+
+    def _held_by(self, subtask: Subtask) -> FrameType | None:
+        """What the event loop runs, if that is a call of this subtask."""
+        frame = frame_of(self._loop_thread)
+        held = frame is not None and holder_of(frame, self._subtasks)[0] is subtask
+        return frame if held else None
+
+    # -- attempts that do not end -------------------------------------------------------------------
+
+    def _cancelling_ms(self) -> int:
+        cancelling = self._cancelling
+        return 0 if cancelling is None else int(1000 * (self._clock.monotonic() - cancelling[1]))
+
+    def _look_at_cancellation(self) -> None:
+        cancelling, waited_ms = self._cancelling, self._cancelling_ms()
+        interval_ms = self._watching.cancellation_interval_ms
+        if cancelling is None or not interval_ms or waited_ms < self._next_cancel_ms:
+            return
+        self._next_cancel_ms = waited_ms + interval_ms
+        beside = threading.get_ident() != self._loop_thread
+        frame = frame_of(self._loop_thread) if beside else None
+        stack = "" if frame is None else text_of(frame)
+        _log.warning(
+            "the attempt was to end %s ago, and has not",
+            format_duration(waited_ms),
+            extra={
+                **self._fields,
+                "attempt": cancelling[0],
+                "detail": stack + busy_threads(self._threads),
+            },
+        )
