@@ -11,11 +11,13 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from .own_directory import own_directory
 
 _log = logging.getLogger("headgate.cluster")
 OBJECT_STORE_BYTES = 80 << 20
@@ -46,27 +48,26 @@ def embedded_ray() -> Iterator[str]:
 
     Yields its temporary directory.
     """
-    directory = tempfile.mkdtemp(prefix="hg-ray-")
     import ray
 
     _hush()
-    try:
-        ray.init(
-            address="local",
-            num_cpus=CPUS,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            configure_logging=True,
-            object_store_memory=OBJECT_STORE_BYTES,
-            namespace="headgate",
-            _node_ip_address="127.0.0.1",
-            _temp_dir=directory,
-        )
-        yield directory
-    finally:
-        ray.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
+    with own_directory(Path(tempfile.gettempdir()), "hg-ray-") as directory:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=CPUS,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                configure_logging=True,
+                object_store_memory=OBJECT_STORE_BYTES,
+                namespace="headgate",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(directory),
+            )
+            yield str(directory)
+        finally:
+            ray.shutdown()
 
 
 def _hush() -> None:

@@ -73,6 +73,9 @@ async def _serve(
 ) -> JobOutcome:
     spec = coordinator.spec
     pid = os.getpid()
+    before = registry.find(spec.name)
+    if before is not None and not registry.is_alive(before):
+        registry.forget(before)
     await coordinator.server.listen(registry.socket_path(spec.name, pid), host)
     registry.register(
         registry.JobRecord(

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -34,6 +35,7 @@ from ..worker.pulse import Pulse
 from ..worker.worker import Worker
 from .console import attach
 from .host import host_coordinator
+from .own_directory import own_directory
 
 _log = logging.getLogger("headgate.cluster")
 READY_TIMEOUT_S = 60.0
@@ -48,7 +50,8 @@ class ProcessSetup:
     python_path: tuple[str, ...]
     console: str | None
     """Where a worker sends what it prints (`console.py`); None: wherever Ray keeps it."""
-    unix_dir: str | None
+    unix_dir: str
+    """Where each worker makes a directory for its Unix socket."""
     host: str
     """Address to bind; `127.0.0.1` on an embedded Ray; empty: that of the node the process is on."""
     log_level: int
@@ -82,11 +85,12 @@ class WorkerActor:
         # What every worker does routinely is of interest to those who look for something only.
         routine = setup.log_level > logging.DEBUG
         configure_logging(max(setup.log_level, logging.WARNING) if routine else logging.DEBUG)
-        uvloop.run(_run_worker(worker_id, addresses, token, setup))
+        with own_directory(Path(setup.unix_dir), "hg-worker-") as directory:
+            uvloop.run(_run_worker(worker_id, addresses, token, setup, str(directory)))
 
 
 async def _run_worker(
-    worker_id: str, addresses: list[str], token: str, setup: ProcessSetup
+    worker_id: str, addresses: list[str], token: str, setup: ProcessSetup, directory: str
 ) -> None:
     link = None
     for address in addresses:
@@ -115,7 +119,7 @@ async def _run_worker(
         pulse=Pulse(addresses, token, worker_id, clock),
     )
     hub.on_failure = worker.exchange_failed
-    listening = await hub.start(setup.unix_dir, setup.own_host())
+    listening = await hub.start(directory, setup.own_host())
     await worker.run(listening.encode())
 
 

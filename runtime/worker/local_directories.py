@@ -49,12 +49,12 @@ class LocalDirectories:
         if parent.stat().st_uid != os.getuid():
             raise PermissionError(f"{parent} belongs to another user")
         # While this is held, no sweeper takes the new directory for one of a dead worker.
-        gate = _lock(parent / LOCK_FILE, wait=True)
+        gate = take_lock(parent / LOCK_FILE, wait=True)
         assert gate is not None  # it was waited for
         try:
             _sweep(parent)
             root = Path(tempfile.mkdtemp(prefix=f"{names.local_dir(worker_id)}-", dir=parent))
-            lock = _lock(root / LOCK_FILE, wait=True)
+            lock = take_lock(root / LOCK_FILE, wait=True)
             assert lock is not None  # nobody else knows the directory
             self._locks.append(lock)
             return root
@@ -80,7 +80,7 @@ def _sweep(parent: Path) -> None:
         if not directory.is_dir():
             continue
         try:
-            lock = _lock(directory / LOCK_FILE, wait=False)
+            lock = take_lock(directory / LOCK_FILE, wait=False)
         except FileNotFoundError:
             continue  # its worker has just left, and taken it along
         if lock is not None:
@@ -88,7 +88,7 @@ def _sweep(parent: Path) -> None:
             os.close(lock)
 
 
-def _lock(path: Path, *, wait: bool) -> int | None:
+def take_lock(path: Path, *, wait: bool) -> int | None:
     """The lock on `path` as a file descriptor; None if somebody else has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

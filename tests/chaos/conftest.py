@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import glob
 import json
 import os
 import random
+import shutil
 import signal
-import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobOutcome
+from headgate.runtime.worker.local_directories import LOCK_FILE
 
 DEADLINE_S = 110.0
 
@@ -152,15 +154,23 @@ class Ring:
 
 
 @pytest.fixture
-def ring() -> Iterator[Ring]:
-    before = set(glob.glob("/tmp/hg-ray*"))
+def ring(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ring]:
+    """Nothing is left of what it runs: no process, no socket, no temporary directory."""
+    assert tmp_path_factory.getbasetemp()  # before temporary files go elsewhere
+    temporary = Path(tempfile.mkdtemp(prefix="hg-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("HEADGATE_RUN_DIR", str(temporary / "run"))
     processes = ray_processes()
-    assert socket.gethostname()
     ring = Ring()
     yield ring
     assert not ring.exposed
     assert ray_processes() <= processes
-    assert set(glob.glob("/tmp/hg-ray*")) <= before
+    left = [path for path in temporary.rglob("*") if not path.is_dir()]
+    assert [path for path in left if path.name != LOCK_FILE] == []
+    shutil.rmtree(temporary)
 
 
 def random_kills(workers: int, coordinators: int) -> Any:

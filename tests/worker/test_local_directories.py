@@ -14,14 +14,14 @@ def test_a_worker_starts_while_another_one_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaving = LocalDirectories([tmp_path], "leaving")
-    lock = local_directories._lock
+    lock = local_directories.take_lock
 
     def leave_before(path: Path, *, wait: bool) -> int | None:
         if not wait:
             leaving.close()  # its directory was found, and is no more
         return lock(path, wait=wait)
 
-    monkeypatch.setattr(local_directories, "_lock", leave_before)
+    monkeypatch.setattr(local_directories, "take_lock", leave_before)
     coming = LocalDirectories([tmp_path], "coming")
     assert coming.subtask(1, 0, 0).of_operator("count").is_dir()
     coming.close()
