@@ -16,6 +16,7 @@ from ..operators.sizes import format_size
 from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
+from .recovery_options import RECOVERY_OPTIONS
 from .restart_options import RESTART_OPTIONS
 
 T = TypeVar("T")
@@ -273,6 +274,7 @@ MATCH_PARTIAL_MAX = Option[int](
 OPTIONS: tuple[Option[Any], ...] = (
     *CHECKPOINT_OPTIONS,
     *RESTART_OPTIONS,
+    *RECOVERY_OPTIONS,
     *LIVENESS_OPTIONS,
     *(
         value

@@ -29,6 +29,7 @@ from .backpressure import describe_backpressure
 from .checkpointing import CheckpointDriver, PublishResult
 from .event_time import describe_event_time
 from .liveness import describe_busy
+from .placement import Seats
 from .restored import Restored
 from .states import End
 from .workers import FromWorker, WorkerLost, WorkerPool
@@ -143,6 +144,7 @@ class JobContext:
     failures: FailureHistory = field(default_factory=lambda: FailureHistory(1))
     splits: dict[str, list[bytes]] = field(default_factory=dict)
     """Fresh splits of each source, by its name, made once."""
+    seats: Seats = field(default_factory=Seats)
     restored: Restored | None = None
     """What the current attempt began with."""
     located: Located | None = None

@@ -64,7 +64,11 @@ class Deploying(State):
             if _with_channel_state(job, restored.manifest):
                 check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)
-        workers = await job.pool.ensure(workers_needed(plan, job.spec.slots_per_worker))
+        needed = workers_needed(plan, job.spec.slots_per_worker)
+        await job.pool.ensure(needed)
+        live = dict(sorted(job.pool.live.items()))
+        hosts = {worker_id: worker.host_id for worker_id, worker in live.items()}
+        workers = [live[worker_id] for worker_id in job.seats.order(hosts, needed)]
         job.pool.retire(workers)
         await job.checkpoints.swept()
         await self._deploy(job, workers, restored)

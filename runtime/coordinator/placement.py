@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..plan import PhysicalPlan
 
@@ -21,3 +21,33 @@ def place(
         for vertex in plan.vertices
         for index in range(vertex.parallelism)
     }
+
+
+class Seats:
+    """Which worker had which slots last, so that the next attempt finds its state where it is.
+
+    Of all slots together those of one worker are a *seat*: worker k of an attempt sits on seat k.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[tuple[str, str]] = []
+
+    def order(self, workers: Mapping[str, str], count: int) -> list[str]:
+        """`count` of the workers, in the order of seats: each where it sat last; on a seat whose worker
+        is gone one of the same machine if there is one; on the rest the oldest that are left.
+
+        Args:
+            workers: the machine of each worker, the oldest first.
+            count: of seats; not more than there are workers.
+        """
+        last = [*self._last[:count], *[("", "")] * (count - len(self._last))]
+        seats = [worker if worker in workers else "" for worker, _ in last]
+        # Whoever had no seat, or one that is no more, is free.
+        for seat, (_, host) in enumerate(last):
+            if not seats[seat] and host:
+                near = (free for free in workers if free not in seats and workers[free] == host)
+                seats[seat] = next(near, "")
+        rest = iter([worker for worker in workers if worker not in seats])
+        seats = [worker or next(rest) for worker in seats]
+        self._last = [(worker, workers[worker]) for worker in seats]
+        return seats

@@ -56,9 +56,14 @@ class Worker:
     metrics_url: str = ""
     pulse: PulseLine = field(default_factory=PulseLine)
 
+    @property
+    def host_id(self) -> str:
+        """The machine it runs on."""
+        return WorkerAddress.decode(self.address).host_id
+
     def kill(self) -> None:
         """Kill the process, by its pid too if it runs on this host."""
-        local = WorkerAddress.decode(self.address).host_id == this_host()
+        local = self.host_id == this_host()
         self.handle.kill(self.pid if local and self.pid != os.getpid() else 0)
 
     def send(self, message: Messages) -> None:

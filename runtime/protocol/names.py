@@ -107,6 +107,16 @@ def local_dir(text: str) -> str:
     return f"{_slug(text)}-{_hash(text)}"
 
 
+def local_copy(file: str) -> str:
+    """What the copy of a state file on a worker's own disk is called."""
+    return f"{_slug(file.rpartition('/')[2])}-{xxhash.xxh3_128_hexdigest(file.encode())}"
+
+
+def local_job_dir(job_name: str, storage: str) -> str:
+    """The directory of all such copies of a job whose checkpoints are in `storage`."""
+    return f"{_slug(job_name)}-{_hash(storage + chr(0) + job_name)}"
+
+
 def restored_file(subtask: int, state: str, file_id: str) -> str:
     """A downloaded file in an operator's own directory; `subtask` keeps those of old subtasks apart."""
     return f"{subtask}-{_slug(state)}-{_hash(state + chr(0) + file_id)}"

@@ -17,6 +17,7 @@ from ...state.snapshot import OperatorSnapshot
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.debloating import DebloatSettings
 from ..storage.base import CheckpointStore
+from .local_copies import LocalCopies
 from .local_directory import SubtaskDirectory
 
 
@@ -112,6 +113,8 @@ class TaskEnvironment:
     splits: SourceSplits = field(default_factory=SourceSplits)
     overtaking: bool = False
     """Barriers may overtake records on their way into this vertex."""
+    copies: LocalCopies | None = None
+    """Of state files, on this machine."""
 
     @property
     def task_name(self) -> str:

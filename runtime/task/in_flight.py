@@ -137,6 +137,6 @@ async def write_in_flight(
         else:
             name = target.name_of(operator, STATE, FILE_KIND, "")
             begun(name)
-            await target.store.write_file(name, content)
+            await target.write(name, content, threads)
             placed = [msgspec.structs.replace(handle, file=name) for handle in handles]
     return OperatorSnapshot(operator=operator, handles=tuple(placed))

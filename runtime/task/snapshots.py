@@ -303,7 +303,11 @@ class SnapshotRunner:
                 env.generation, barrier.checkpoint_id, operator, env.index, state, kind, file_id
             )
 
-        yield Target(env.store, name_of, env.settings.inline_bytes_max)
+        copies = env.copies
+        if copies is not None:
+            copies.begun(barrier.checkpoint_id, barrier.options.base)
+        inline_bytes_max = env.settings.inline_bytes_max
+        yield Target(env.store, name_of, inline_bytes_max, copies, barrier.checkpoint_id)
 
     def _name_in_savepoint(self, operator: str, state: str, kind: str, file_id: str) -> str:
         return names.savepoint_file(operator, self._env.index, state, kind, file_id)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -33,7 +34,9 @@ from ...state.snapshot import (
     TableCut,
 )
 from ..storage.base import CheckpointStore
+from .local_copies import LocalCopies
 from .local_directory import SubtaskDirectory
+from .measured import measure_file
 from .parquet_files import EncodedTable, encode_tables
 from .tasks import all_of
 from .threads import to_the_end
@@ -42,7 +45,6 @@ T = TypeVar("T")
 
 INLINE_ITEMS_BYTES_MAX: Final = 1 << 20
 """Items travel inline up to here, so that a change of parallelism need not read them."""
-READ_CHUNK_BYTES: Final = 4 << 20
 _log = logging.getLogger("headgate.checkpoint")
 
 
@@ -111,11 +113,28 @@ class Target:
         store: None: nothing is kept, only pre-commits are made.
         name_of: (operator, state, kind, file id) -> the name of a file.
         inline_bytes_max: tables and metas up to this size travel in the manifest.
+        copies: keeps what is written on this machine too; None: nothing is kept.
+        checkpoint_id: which one it is.
     """
 
     store: CheckpointStore | None
     name_of: Callable[[str, str, str, str], str]
     inline_bytes_max: int
+    copies: LocalCopies | None = None
+    checkpoint_id: int = 0
+
+    async def write(self, name: str, data: bytes | Path, threads: Executor) -> None:
+        """Write a file to the store, once it is kept here: there is nothing to wait for in between.
+
+        Raises:
+            StorageError: the store refused.
+        """
+        assert self.store is not None  # or there is nothing to be written
+        copies = self.copies
+        if copies is not None and copies.keeps:
+            keep = partial(copies.keep, name, data, self.checkpoint_id)
+            await to_the_end(asyncio.get_running_loop().run_in_executor(threads, keep))
+        await self.store.write_file(name, data)
 
 
 class StateWriter:
@@ -342,25 +361,14 @@ class StateWriter:
     async def _put(
         self, target: Target, key: StateKey, kind: str, file_id: str, data: bytes | Path
     ) -> str:
-        assert target.store is not None  # or nobody would have asked
         name = target.name_of(*key, kind, file_id)
         self.begun.append(name)
-        await target.store.write_file(name, data)
+        await target.write(name, data, self._threads)
         return name
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         return await to_the_end(loop.run_in_executor(self._threads, call))
-
-
-def measure_file(path: Path) -> tuple[int, str]:
-    """Size and checksum of a local file. Blocking."""
-    digest, size = xxhash.xxh3_64(), 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(READ_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
 
 
 def _call_all(endings: Iterable[Callable[[], None]]) -> None:

@@ -25,9 +25,10 @@ from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import OperatorSnapshot, RestoredFiles, RestoredState, StateHandle
 from ..protocol import names
 from ..storage.base import CheckpointStore
+from .local_copies import LocalCopies
 from .local_directory import SubtaskDirectory
+from .measured import measure_file
 from .parquet_files import SPILL_BYTES, PartialFile, read_whole, tail_bytes
-from .state_files import measure_file
 from .table_merge import merge_chain
 from .tasks import all_of
 from .threads import to_the_end
@@ -58,6 +59,7 @@ class StateReader:
         transfers: asyncio.Semaphore,
         directory: SubtaskDirectory,
         progress: Callable[[int], None],
+        copies: LocalCopies | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -69,6 +71,7 @@ class StateReader:
             transfers: bounds what all subtasks of this worker read at once.
             directory: where downloads go.
             progress: told how many bytes of the needed handles are done, bit by bit.
+            copies: on this machine, for whole files; a part of one is read from the store.
         """
         self._store = store
         self._subtask = subtask
@@ -77,6 +80,7 @@ class StateReader:
         self._transfers = transfers
         self._directory = directory
         self._progress = progress
+        self._copies = copies
         self._downloads: set[Path] = set()
 
     async def load(self, operator: str, snapshots: Sequence[OperatorSnapshot]) -> RestoredState:
@@ -189,6 +193,10 @@ class StateReader:
         if handle.inline is not None:
             data = handle.inline
         else:
+            copy = await self._copied(lambda copies: copies.read(handle))
+            if copy is not None:
+                self._progress(len(copy))
+                return copy
             store, name = self._where(operator, handle)
             if handle.channel is None:
                 data = await store.read_file(name)
@@ -196,6 +204,8 @@ class StateReader:
                 data = await store.read_range(name, handle.offset, handle.size_bytes)
         self._verify(operator, handle, len(data), xxhash.xxh3_64_hexdigest(data))
         self._progress(len(data))
+        if handle.channel is None and handle.inline is None:
+            await self._keep(handle, data)
         return data
 
     async def _part(self, operator: str, handle: StateHandle, footer: tuple[int, str]) -> pa.Table:
@@ -214,11 +224,26 @@ class StateReader:
         return table
 
     async def _download(self, operator: str, handle: StateHandle, path: Path) -> None:
+        if await self._copied(lambda copies: copies.link(handle, path)):
+            self._progress(handle.size_bytes)
+            return
         store, name = self._where(operator, handle)
         await store.download(name, path)
         size, checksum = await self._in_thread(lambda: measure_file(path))
         self._verify(operator, handle, size, checksum)
         self._progress(size)
+        await self._keep(handle, path)
+
+    async def _copied(self, look: Callable[[LocalCopies], T]) -> T | None:
+        """What there is on this machine."""
+        copies = self._copies
+        return None if copies is None else await self._in_thread(lambda: look(copies))
+
+    async def _keep(self, handle: StateHandle, data: bytes | Path) -> None:
+        """The next restore is to find on this machine what this one has fetched."""
+        copies, name = self._copies, handle.file
+        if copies is not None and copies.keeps and name is not None:
+            await self._in_thread(lambda: copies.keep(name, data))
 
     @asynccontextmanager
     async def _temporary(self, operator: str, handle: StateHandle) -> AsyncIterator[Path]:

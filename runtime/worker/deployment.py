@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ from ..task.environment import SnapshotTiming, TaskEnvironment
 from ..task.input_subtask import InputBatch, InputSubtask
 from ..task.iteration import IterationSubtask
 from ..task.iteration_edge import FeedbackPartition, FeedbackPorts
+from ..task.local_copies import LocalCopies
 from ..task.source_subtask import SourceSubtask
 from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
@@ -80,6 +82,7 @@ class Deployment:
         metrics: MetricsRegistry,
         worker_id: str,
         send: Callable[[Messages], None],
+        copies: LocalCopies | None = None,
     ) -> None:
         self.attempt = message.attempt
         self.started = False
@@ -93,8 +96,12 @@ class Deployment:
         self._directories = directories
         self._transfers = asyncio.Semaphore(self._options.get(TRANSFERS_MAX))
         self._io_threads = io_threads
+        self._copies = copies
         self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
         self._send = send
+        self._assignments = [
+            msgspec.msgpack.decode(data, type=SubtaskAssignment) for data in message.subtasks
+        ]
         self._subtasks: list[Subtask] = []
         self._samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
         self._overtaken = frozenset(
@@ -106,9 +113,7 @@ class Deployment:
 
     async def prepare(self) -> None:
         """Build all subtasks, open their operators and restore their state."""
-        assignments = [
-            msgspec.msgpack.decode(data, type=SubtaskAssignment) for data in self._message.subtasks
-        ]
+        assignments = self._assignments
         channels = ChannelMap(
             self._plan,
             self._message,
@@ -146,7 +151,7 @@ class Deployment:
 
     def _environment(self, assignment: SubtaskAssignment) -> TaskEnvironment:
         vertex = self._plan.vertices[assignment.vertex]
-        reports = _Reports(self.attempt, assignment, vertex.name, self._send)
+        reports = _Reports(self.attempt, assignment, vertex.name, self._send, self._copies)
         splits = SourceSplits()
         splits.report = reports.reached
         return TaskEnvironment(
@@ -168,6 +173,7 @@ class Deployment:
             metrics_of=self._metrics.operator,
             splits=splits,
             overtaking=vertex.id in self._overtaken,
+            copies=self._copies,
         )
 
     async def _restore_all(
@@ -216,6 +222,7 @@ class Deployment:
             transfers=self._transfers,
             directory=subtask.env.directory,
             progress=meter.advance,
+            copies=None if self._message.state_root else self._copies,
         )
         by_operator: dict[str, list[OperatorSnapshot]] = {}
         for snapshot in assignment.state:
@@ -249,6 +256,14 @@ class Deployment:
         self._send(
             RestoreProgress(attempt=self.attempt, done_bytes=done_bytes, total_bytes=total_bytes)
         )
+
+    @property
+    def restored(self) -> tuple[int, list[StateHandle]]:
+        """The checkpoint of this job that was restored, and what it consists of here; 0: none."""
+        if self._message.state_root or not self._message.restored_checkpoint:
+            return 0, []
+        handles = [handle for assignment in self._assignments for handle in _handles(assignment)]
+        return self._message.restored_checkpoint, handles
 
     async def start(self) -> None:
         """Connect to the peers of the attempt and begin to process."""
@@ -293,11 +308,19 @@ class Deployment:
         """Tell all subtasks that a checkpoint is durable."""
         for subtask in self._subtasks:
             subtask.checkpoint_completed(permit)
+        if self._copies is not None:
+            self._in_thread(partial(self._copies.completed, permit.checkpoint_id))
 
     def aborted(self, checkpoint_id: int) -> None:
         """Tell all subtasks that a checkpoint will never complete."""
         for subtask in self._subtasks:
             subtask.checkpoint_aborted(checkpoint_id)
+        if self._copies is not None:
+            self._in_thread(partial(self._copies.aborted, checkpoint_id))
+
+    def _in_thread(self, call: Callable[[], None]) -> None:
+        """Nobody waits for it."""
+        asyncio.get_running_loop().run_in_executor(self._io_threads, call)
 
     def terminate(self) -> None:
         """Have all subtasks leave in good order."""
@@ -348,16 +371,20 @@ class _Reports:
         assignment: SubtaskAssignment,
         task_name: str,
         send: Callable[[Messages], None],
+        copies: LocalCopies | None,
     ) -> None:
         self._attempt = attempt
         self._vertex = assignment.vertex
         self._index = assignment.index
         self._task_name = task_name
         self._send = send
+        self._copies = copies
 
     def acked(
         self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
     ) -> None:
+        if self._copies is not None:
+            self._copies.acked(checkpoint_id, snapshots)
         self._send(
             CheckpointAcked(
                 attempt=self._attempt,

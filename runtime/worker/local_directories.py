@@ -10,6 +10,7 @@ ones of the same machine.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import tempfile
@@ -36,30 +37,16 @@ class LocalDirectories:
         self._roots: list[Path] = []
         for base in bases:
             try:
-                self._roots.append(self._claim(base / f"headgate-local-{os.getuid()}", worker_id))
+                parent = base / f"headgate-local-{os.getuid()}"
+                root, lock = claim(parent, worker_id)
+                self._roots.append(root)
+                self._locks.append(lock)
             except OSError as error:
                 self.close()
                 raise StorageError(
                     f"cannot use a local directory path=`{base}` cause=`{error.strerror or error}`",
                     fix="set io.tmp.dirs to directories of this machine that can be written",
                 ) from error
-
-    def _claim(self, parent: Path, worker_id: str) -> Path:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if parent.stat().st_uid != os.getuid():
-            raise PermissionError(f"{parent} belongs to another user")
-        # While this is held, no sweeper takes the new directory for one of a dead worker.
-        gate = take_lock(parent / LOCK_FILE, wait=True)
-        assert gate is not None  # it was waited for
-        try:
-            _sweep(parent)
-            root = Path(tempfile.mkdtemp(prefix=f"{names.local_dir(worker_id)}-", dir=parent))
-            lock = take_lock(root / LOCK_FILE, wait=True)
-            assert lock is not None  # nobody else knows the directory
-            self._locks.append(lock)
-            return root
-        finally:
-            os.close(gate)
 
     def subtask(self, attempt: int, vertex: int, index: int) -> SubtaskDirectory:
         """The directory of one subtask, spread over `io.tmp.dirs`; not made yet."""
@@ -75,9 +62,46 @@ class LocalDirectories:
         self._roots, self._locks = [], []
 
 
-def _sweep(parent: Path) -> None:
+def claim(parent: Path, worker_id: str, *, sweeping: bool = True) -> tuple[Path, int]:
+    """Make a directory of this worker's own below `parent`, and lock it; returns it and the lock.
+
+    Args:
+        parent: made if it is not there.
+        worker_id: what its name begins with.
+        sweeping: delete what dead workers left below `parent` first.
+
+    Raises:
+        OSError: it cannot be made, or `parent` belongs to somebody else.
+    """
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if parent.stat().st_uid != os.getuid():
+        raise PermissionError(f"{parent} belongs to another user")
+    # While this is held, no sweeper takes the new directory for one of a dead worker.
+    gate = take_lock(parent / LOCK_FILE, wait=True)
+    assert gate is not None  # it was waited for
+    try:
+        if sweeping:
+            sweep(parent)
+        root = Path(tempfile.mkdtemp(prefix=f"{names.local_dir(worker_id)}-", dir=parent))
+        lock = take_lock(root / LOCK_FILE, wait=True)
+        assert lock is not None  # nobody else knows the directory
+        return root, lock
+    finally:
+        os.close(gate)
+
+
+def sweep(parent: Path, *, before: float = math.inf) -> None:
+    """Delete the directories of dead workers below `parent`.
+
+    Args:
+        parent: of the directories.
+        before: only those that were last changed before that, s since 1970.
+
+    Raises:
+        OSError: `parent` cannot be read.
+    """
     for directory in parent.iterdir():
-        if not directory.is_dir():
+        if not directory.is_dir() or directory.stat().st_mtime >= before:
             continue
         try:
             lock = take_lock(directory / LOCK_FILE, wait=False)

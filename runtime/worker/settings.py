@@ -28,6 +28,7 @@ from ..options import (
     Options,
 )
 from ..protocol.debloating import DebloatSettings
+from ..recovery_options import LOCAL_BACKUP_DIRS
 from ..task.environment import TaskSettings
 
 
@@ -66,6 +67,13 @@ def _debloat_settings(options: Options) -> DebloatSettings:
 
 def local_dirs(options: Options) -> tuple[Path, ...]:
     """Directories on this machine, at least one."""
-    text = options.get(LOCAL_DIRS) or tempfile.gettempdir()
-    found = tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())
-    return found or (Path(tempfile.gettempdir()),)
+    return _paths(options.get(LOCAL_DIRS) or "") or (Path(tempfile.gettempdir()),)
+
+
+def backup_dirs(options: Options) -> tuple[Path, ...]:
+    """Directories on this machine for copies of state files, at least one."""
+    return _paths(options.get(LOCAL_BACKUP_DIRS) or "") or local_dirs(options)
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())

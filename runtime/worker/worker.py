@@ -42,7 +42,9 @@ from ..observe.metrics import MetricsRegistry
 from ..options import Options
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.open_store import open_store_at
+from ..task.local_copies import LocalCopies
 from ..task.threads import to_the_end
+from .backups import Backups
 from .deployment import Deployment, failure_of
 from .local_directories import LocalDirectories
 from .pulse import Pulse
@@ -88,6 +90,8 @@ class Worker:
         self._deployment: Deployment | None = None
         self._store: tuple[str, CheckpointStore] | None = None
         self._directories: LocalDirectories | None = None
+        self.backups = Backups(worker_id, clock)
+        self._dismissed = False
         self._job_name = ""
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
@@ -132,6 +136,7 @@ class Worker:
         try:
             while (message := await self._link.receive()) is not None:
                 if isinstance(message, Shutdown):
+                    self._dismissed = True
                     break
                 self._heard = None
                 await self._handle(message)
@@ -149,6 +154,7 @@ class Worker:
         await self._hub.close()
         if self._directories is not None:
             await asyncio.to_thread(self._directories.close)
+        await asyncio.to_thread(partial(self.backups.close, forget=self._dismissed))
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _beat(self, interval_ms: int, timeout_ms: int) -> None:
@@ -232,6 +238,7 @@ class Worker:
                 metrics=self._metrics,
                 worker_id=self.worker_id,
                 send=self._link.send,
+                copies=await self._copies_for(message),
             )
             self._deployment = deployment
             self._watch.begin(message.attempt, deployment.subtasks)
@@ -245,6 +252,8 @@ class Worker:
     async def _start(self, deployment: Deployment) -> None:
         try:
             await deployment.start()
+            settle = partial(self.backups.settle, *deployment.restored)
+            await asyncio.get_running_loop().run_in_executor(self._threads, settle)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -282,6 +291,10 @@ class Worker:
                     self._directories = making.result()  # the next attempt, or the end, needs them
                 raise
         return self._directories
+
+    async def _copies_for(self, message: Deploy) -> LocalCopies | None:
+        make = partial(self.backups.open, message.settings, self._job_name, message.storage)
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, make))
 
     async def _drop_attempt(self) -> None:
         """Cancel whatever the current attempt runs here."""

@@ -103,6 +103,9 @@ class SimCluster:
             open_store=self._open_store,
             metrics=self.metrics,
         )
+        process = current()
+        assert process is not None
+        process.on_death.append(worker.backups.unlock)
         hub.on_failure = worker.exchange_failed
         address = await hub.start(None)
         await worker.run(address.encode())

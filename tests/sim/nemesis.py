@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .copies import spoil_copies
 from .process import Process
 from .workloads import STORAGE
 
@@ -93,6 +94,7 @@ async def kill_worker(sim: Simulation) -> None:
     live = sim.cluster.live
     if live:
         sim.rng.choice(live).crash()
+        spoil_copies(sim)
 
 
 async def kill_two_workers(sim: Simulation) -> None:
@@ -112,6 +114,7 @@ async def kill_all(sim: Simulation) -> None:
     for worker in sim.cluster.live:
         worker.crash()
     sim.leader.crash()
+    spoil_copies(sim)
 
 
 async def make_zombie(sim: Simulation) -> None:

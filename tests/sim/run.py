@@ -125,7 +125,9 @@ class Simulation:
         self._kind = self.rng.choice(sorted(KINDS))
         self.plan = nemesis.draw_plan(self.rng)
         self._settings, self._options = draw_job(self.rng, self._kind)
-        self._options["io.tmp.dirs"] = folder
+        self._options["io.tmp.dirs"] = self.folder = folder
+        self.spoiling = self.rng.choice((0.0, 0.1, 0.5, 1.0))
+        """How many of the local copies of state are damaged or gone after a kill."""
         self._slots = self.rng.randint(1, 2)
         self.world = World(
             self.rng,

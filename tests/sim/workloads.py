@@ -147,4 +147,8 @@ def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, s
     if unaligned:
         timeout = rng.choice(("0 ms", "20 ms", "300 ms"))
         options["execution.checkpointing.aligned-checkpoint-timeout"] = timeout
+    if rng.random() < 0.5:
+        options["execution.checkpointing.local-backup.enabled"] = "true"
+        options["execution.state-recovery.from-local"] = rng.choice(("true", "true", "false"))
+        options["headgate.local-backup.size-max"] = rng.choice(("2kb", "1gb"))
     return settings, options

@@ -1,0 +1,261 @@
+"""Copies of state files on the worker's own disk, beside those in the checkpoint's storage.
+
+They are never the truth: what is missing or damaged here is read from the storage, and nothing fails
+because a copy could not be made. Each worker writes in directories of its own, and reads also in those of
+the other workers of its job on this machine, dead ones included: the replacement of a worker that was
+killed finds what that one kept.
+
+A copy is a link wherever there is a file to be linked. State files are never written twice, so a link
+stays what it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+from ...state.snapshot import OperatorSnapshot, StateHandle
+from ..protocol import names
+from .measured import measure_file
+
+T = TypeVar("T")
+
+TEMPORARY_SUFFIX = ".tmp"
+_log = logging.getLogger("headgate.worker")
+
+
+class LocalCopies:
+    """The copies of one worker. Thread-safe, and blocking but for `begun` and `acked`."""
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        siblings: Callable[[], Iterable[Path]],
+        *,
+        size_max: int,
+        keeps: bool = True,
+        reads: bool = True,
+    ) -> None:
+        """Nothing is kept yet.
+
+        Args:
+            roots: existing directories of this worker alone; the first on the disk of a file gets its link.
+            siblings: directories of other workers of the job.
+            size_max: bytes; files beyond are not kept.
+            keeps: False: nothing is kept at all.
+            reads: False: nothing is found.
+        """
+        self._roots = list(roots)
+        self._siblings = siblings
+        self._size_max = size_max
+        self.keeps = keeps and bool(roots)
+        self.reads = reads
+        self._lock = threading.Lock()
+        self._sizes: dict[str, tuple[Path, int]] = {}
+        """Of what is kept, by the file's name in the storage."""
+        self._needed: dict[int, set[str]] = {0: set()}
+        """By checkpoint, the files it consists of here; 0: the one that is being restored."""
+        self._bases: dict[int, int] = {}
+        self._newest = 0
+        self.bytes_kept = 0
+        self.bytes_refused = 0
+        """Of files that were not kept: no room, or the disk refused."""
+        self.bytes_read = 0
+        """Taken from copies instead of from the storage, since `restoring`."""
+        self.damaged = 0
+        """Copies that were not what was written, since `restoring`."""
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    def begun(self, checkpoint_id: int, base: int) -> None:
+        """A checkpoint is being written that may share files with the checkpoint `base`."""
+        with self._lock:
+            self._needed.setdefault(checkpoint_id, set())
+            self._bases[checkpoint_id] = base
+
+    def acked(self, checkpoint_id: int, snapshots: Iterable[OperatorSnapshot]) -> None:
+        """A subtask has written its part; of a savepoint, which nobody has `begun`, nothing is kept."""
+        with self._lock:
+            if checkpoint_id in self._needed:
+                self._needed[checkpoint_id].update(
+                    handle.file
+                    for s in snapshots
+                    for handle in s.handles
+                    if handle.file is not None
+                )
+
+    def completed(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable: what only older ones need goes."""
+        with self._lock:
+            if checkpoint_id in self._needed and checkpoint_id > self._newest:
+                self._newest = checkpoint_id
+                self._prune()
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint will never be complete: what it alone needs goes."""
+        with self._lock:
+            if checkpoint_id > self._newest and self._needed.pop(checkpoint_id, None) is not None:
+                self._bases.pop(checkpoint_id, None)
+                self._prune()
+
+    def restoring(self) -> None:
+        """Another attempt begins: any of its subtasks, here or elsewhere, may need any of the files."""
+        with self._lock:
+            self._needed, self._bases, self._newest = {0: set()}, {}, 0
+            self.bytes_read = self.damaged = 0
+
+    def restored(self, checkpoint_id: int, handles: Iterable[StateHandle]) -> None:
+        """All subtasks of the attempt, here and elsewhere, have their state: keep what these consist of."""
+        with self._lock:
+            files = {handle.file for handle in handles if handle.file is not None}
+            self._needed.setdefault(checkpoint_id, set()).update(files)
+            self._newest = max(self._newest, checkpoint_id)
+            self._prune()
+
+    def _prune(self) -> None:
+        pending = [id_ for id_ in self._needed if id_ > self._newest]
+        wanted = {self._newest, *pending, *(self._bases.get(id_, 0) for id_ in pending)}
+        self._needed = {id_: files for id_, files in self._needed.items() if id_ in wanted}
+        self._bases = {id_: self._bases[id_] for id_ in pending if id_ in self._bases}
+        alive = set[str]().union(*self._needed.values())
+        for name in [name for name in self._sizes if name not in alive]:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        path, size = self._sizes.pop(name)
+        self.bytes_kept -= size
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    # -- keeping ------------------------------------------------------------------------------------
+
+    def keep(self, name: str, data: bytes | memoryview | Path, checkpoint_id: int = 0) -> None:
+        """Keep what is, or will be, in the storage under `name`; if that is not possible, go on without.
+
+        Args:
+            name: of the file in the storage.
+            data: its bytes, or a local file that has them.
+                checkpoint_id: of the checkpoint that writes it; 0: it was restored.
+        """
+        if not self.keeps:
+            return
+        size = 0
+        try:
+            size = data.stat().st_size if isinstance(data, Path) else len(data)
+            with self._lock:
+                if name in self._sizes or checkpoint_id not in self._needed:
+                    return  # it is here, or nobody needs it any more
+                self._needed[checkpoint_id].add(name)
+                if self.bytes_kept + size > self._size_max:
+                    self.bytes_refused += size
+                    return
+                self._sizes[name] = (self._roots[0] / names.local_copy(name), size)
+                self.bytes_kept += size
+            self._place(name, data)
+        except OSError as error:
+            _log.warning("a local copy of state was not kept name=`%s`: %s", name, error)
+            with self._lock:
+                self.bytes_refused += size
+                if name in self._sizes:
+                    self._drop(name)
+
+    def _place(self, name: str, data: bytes | memoryview | Path) -> None:
+        """A name appears only when its content is whole."""
+        local = names.local_copy(name)
+        if isinstance(data, Path):
+            for root in self._roots:
+                with contextlib.suppress(OSError):  # another disk, or no links there
+                    os.link(data, root / local)
+                    self._placed(name, root / local)
+                    return
+        path = self._roots[int(local[-4:], 16) % len(self._roots)] / local
+        temporary = path.with_name(f"{local}{TEMPORARY_SUFFIX}")
+        try:
+            if isinstance(data, Path):
+                shutil.copyfile(data, temporary)
+            else:
+                temporary.write_bytes(data)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._placed(name, path)
+
+    def _placed(self, name: str, path: Path) -> None:
+        with self._lock:
+            if name in self._sizes:
+                self._sizes[name] = (path, self._sizes[name][1])
+                return
+        with contextlib.suppress(OSError):
+            path.unlink()  # pruned in the meantime
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def read(self, handle: StateHandle) -> bytes | None:
+        """The bytes of `handle`, verified; None if no copy has them."""
+
+        def attempt(path: Path) -> bytes | None:
+            with path.open("rb") as file:
+                file.seek(handle.offset)
+                data = file.read(handle.size_bytes)
+            return data if xxhash.xxh3_64_hexdigest(data) == handle.checksum else None
+
+        return self._first(handle, attempt)
+
+    def link(self, handle: StateHandle, target: Path) -> bool:
+        """Put the file of `handle` at the path `target`, verified; False if no copy has its bytes."""
+
+        def attempt(path: Path) -> bool | None:
+            whole = False
+            try:
+                try:
+                    os.link(path, target)
+                except OSError:
+                    shutil.copyfile(path, target)
+                whole = measure_file(target) == (handle.size_bytes, handle.checksum)
+            finally:
+                if not whole:  # whoever writes to the path now must not write into the copy
+                    target.unlink(missing_ok=True)
+            return whole or None
+
+        return bool(self._first(handle, attempt))
+
+    def _first(self, handle: StateHandle, attempt: Callable[[Path], T | None]) -> T | None:
+        """What `attempt` makes of the first copy that is not damaged."""
+        name = handle.file
+        if not self.reads or name is None:
+            return None
+        for directory in (*self._roots, *self._siblings()):
+            path = directory / names.local_copy(name)
+            try:
+                found = attempt(path)
+            except OSError:
+                continue  # there is none, or its worker prunes at this moment
+            if found is not None:
+                self._use(name, path, handle.size_bytes)
+                return found
+            self._damaged(name, path)
+        return None
+
+    def _use(self, name: str, path: Path, size: int) -> None:
+        with self._lock:
+            self.bytes_read += size
+            if name in self._sizes and 0 in self._needed:
+                self._needed[0].add(name)
+        if path.parent not in self._roots:
+            self.keep(name, path)  # its worker may be dead, and its directory on the way out
+
+    def _damaged(self, name: str, path: Path) -> None:
+        _log.warning("a local copy of state is damaged name=`%s` path=`%s`", name, path)
+        with self._lock:
+            self.damaged += 1
+            if name in self._sizes and self._sizes[name][0] == path:
+                self._drop(name)
