@@ -8,6 +8,8 @@
     ├── JobError            a running job failed
     │   ├── UserCodeError     the user's function raised; the cause is its exception
     │   ├── BadRecordError    an input record could not be read and the policy is `fail`
+    │   ├── DataError         records do not fit what a step can do, and never will
+    │   ├── ClusterError      the cluster gave no worker
     │   └── JobNotFound       no running job answers to that name
     ├── StorageError        the checkpoint store or a file system refused or broke
     │   ├── FencedError       a newer coordinator owns the job; this one must stop
@@ -94,6 +96,14 @@ class UserCodeError(JobError):
 
 class BadRecordError(JobError):
     """An input record could not be read and the source's policy is `fail`."""
+
+
+class DataError(JobError):
+    """Records do not fit what a step can do: a sum beyond its type, say. It would happen again."""
+
+
+class ClusterError(JobError):
+    """The cluster gave no worker, or one that did not come up."""
 
 
 class JobNotFound(JobError):

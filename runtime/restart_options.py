@@ -12,7 +12,7 @@ from ..operators.settings import (
     FixedDelay,
     RestartSettings,
 )
-from .option_types import Choice, Duration, Integer, Number, Option
+from .option_types import Choice, Duration, Integer, Number, Option, Text
 
 RESTART_STRATEGY = Option[str | None](
     "restart-strategy.type",
@@ -108,6 +108,14 @@ EXCEPTION_HISTORY = Option[int](
     16,
     "failures",
     "The last failures of a job that are remembered, for `headgate history`.",
+)
+FAILURE_ENRICHERS = Option[str | None](
+    "jobmanager.failure-enrichers",
+    Text(),
+    None,
+    "",
+    "Functions that add labels to failures in the history, as `module:function`, separated by commas; each "
+    "gets a failure as a dict and returns labels, a dict of texts.",
 )
 RESTART_OPTIONS: tuple[Option[Any], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..errors import JobError, StateError
+from ..errors import DataError, StateError
 from .epochs import Field
 from .reserved import ObjectArray, SlotArray, entries_of
 from .values import Array, Index, Values, values_of
@@ -295,9 +295,9 @@ class IntSum(_NumericAccumulator):
         return self._bound < _INT64_LIMIT
 
     def _check(self, expected: Array) -> None:
-        """Raise JobError if one of these new sums, in float64, is none of int64."""
+        """Raise DataError if one of these new sums, in float64, is none of int64."""
         if np.abs(expected).max() >= _SAFE_LIMIT:
-            raise JobError(
+            raise DataError(
                 f"a sum left the range of int64 column=`{self.name}`",
                 fix="sum a float64 or decimal instead, for example CAST(x AS DOUBLE)",
             )
@@ -378,7 +378,7 @@ class ObjectAccumulator(Accumulator):
         try:
             return pa.array(objects, self.type)
         except pa.ArrowInvalid as error:
-            raise JobError(
+            raise DataError(
                 f"a sum has too many digits column=`{self.name}` type=`{self.type}`",
                 fix="cast the column to a smaller decimal or to double",
             ) from error

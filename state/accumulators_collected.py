@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from ..errors import JobError
+from ..errors import DataError
 from .accumulators import Accumulator, arrow_of
 from .epochs import Field
 from .interned import Interned
@@ -46,7 +46,7 @@ class CollectAccumulator(Accumulator):
     def _append(self, slots: Index, items: Array) -> None:
         self._lists.append(slots, items)
         if len(slots) and int(self._lists.lengths.data.take(slots).max()) > self._limit:
-            raise JobError(
+            raise DataError(
                 f"a list has more values than it may column=`{self.name}` limit=`{self._limit}`",
                 fix="raise the limit of hg.collect, or collect in smaller windows",
             )

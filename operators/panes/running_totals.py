@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 import pyarrow as pa
 
-from ...errors import JobError
+from ...errors import DataError
 from ...state.aggregate_state import AggregateSpec, AggregateState
 from ...state.reserved import SlotArray, entries_of
 from ...state.values import Array, Index, Values, values_of
@@ -146,7 +146,7 @@ class RunningTotals:
         return keys, columns
 
     def _check(self, at: int) -> None:
-        """Raise JobError if a sum is none of int64."""
+        """Raise DataError if a sum is none of int64."""
         if self._bounds[at] < _INT64_LIMIT:
             return
         self._bounds[at] = 0
@@ -157,7 +157,7 @@ class RunningTotals:
             self._bounds[at] += _magnitude(data)
             np.add.at(sums, keys, data.astype(np.float64))
         if self._size and np.abs(sums).max() >= _SAFE_LIMIT:
-            raise JobError(
+            raise DataError(
                 f"a sum left the range of int64 column=`{self._names[at]}`",
                 fix="sum a float64 or decimal instead, for example CAST(x AS DOUBLE)",
             )

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import JobError, PlanError
+from ...errors import DataError, PlanError
 from ..expressions import Column, check_select, result_type, show
 from .limits import GAP_MS_MAX
 from .window import SessionWindow
@@ -49,7 +49,7 @@ class ColumnGap:
         """The gap of each row in ms.
 
         Raises:
-            JobError: null, not above 0, or absurdly long.
+            DataError: null, not above 0, or absurdly long.
         """
         array = self._evaluate(data)
         if pa.types.is_duration(array.type):
@@ -74,7 +74,7 @@ class ColumnGap:
 
     def _refuse(self, data: pa.RecordBatch, row: int, gap: int | None) -> None:
         record = data.slice(row, 1).to_pylist()[0]
-        raise JobError(
+        raise DataError(
             f"the gap of a session must be above 0 ms gap_ms=`{gap}` expression=`{self.text}` "
             f"step=`{self.step}` record=`{record!r}`",
             fix="filter such records out before, or give them a gap: coalesce(gap, 1000)",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ...errors import JobError, PlanError
+from ...errors import PlanError, UserCodeError
 from ..durations import parse_duration
 from ..sessions.limits import GAP_MS_MAX
 from .clocks import WindowTime
@@ -102,7 +102,7 @@ class Session(WindowAssigner[Any]):
         if isinstance(gap, str | timedelta):
             gap = parse_duration(gap, "session gap", self._step)
         if isinstance(gap, bool) or not isinstance(gap, int) or not 0 < gap <= GAP_MS_MAX:
-            raise JobError(
+            raise UserCodeError(
                 f"the gap of a session must be a duration, or whole ms above 0 gap=`{gap!r}` "
                 f"step=`{self._step}` record=`{record!r}`",
                 fix='let the function return such as "30s" or 30_000 for every record',
@@ -131,18 +131,18 @@ def checked_windows(
     """The windows that an assigner gave, if that is what they are.
 
     Raises:
-        JobError: they are not.
+        UserCodeError: they are not.
     """
     windows: list[Any] = list(made) if isinstance(made, Iterable) else [made]
     for window in windows:
         if not isinstance(window, Window) or window.start >= window.end:
-            raise JobError(
+            raise UserCodeError(
                 f"assign gave something else than windows got=`{window!r}` "
                 f"assigner=`{type(assigner).__name__}` step=`{step}` record=`{record!r}`",
                 fix="return a list of hg.Window(start, end), in ms, with start below end",
             )
     if assigner.merging and len(windows) > 1:
-        raise JobError(
+        raise UserCodeError(
             f"an assigner of merging windows gave {len(windows)} windows for a record "
             f"assigner=`{type(assigner).__name__}` step=`{step}` record=`{record!r}`",
             fix="give one window for each record",

@@ -1,4 +1,4 @@
-"""`headgate history`: the failures of a running job, what followed, and how long it was down."""
+"""`headgate history`: the failures of a job, what followed, and how long it was down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ...errors import JobNotFound
 from ...operators.durations import format_duration
+from ..control import registry
 from .jobs import request
 from .stop import JobName
 
@@ -20,8 +22,11 @@ def history(
         bool, typer.Option("--details", help="With the tracebacks of user functions.")
     ] = False,
 ) -> None:
-    """Show why a running job was restarted: root failures, what failed with them, and the time it took."""
-    status = request(job, "status")
+    """Show why a job failed: root failures, what failed with them, what followed, and the time it took.
+
+    Of a job that runs on this machine, or that ended here with failures.
+    """
+    status = _status(job)
     failures = status.get("exceptions", [])
     if as_json:
         typer.echo(json.dumps(failures, indent=2))
@@ -39,6 +44,16 @@ def history(
         )
 
 
+def _status(job: str) -> dict[str, Any]:
+    try:
+        return request(job, "status")
+    except JobNotFound:
+        failures = registry.left_failures(job)
+        if failures is None:
+            raise
+        return {"exceptions": failures}
+
+
 def _lines(failure: dict[str, Any], *, details: bool) -> list[str]:
     at = datetime.fromtimestamp(failure["time_ms"] / 1000, UTC)
     worker = f" on {failure['worker']}" if failure["worker"] not in ("", failure["where"]) else ""
@@ -46,6 +61,9 @@ def _lines(failure: dict[str, Any], *, details: bool) -> list[str]:
         f"{at:%Y-%m-%d %H:%M:%S} attempt {failure['attempt']}: {failure['where']}{worker}: "
         f"{failure['text']} ({failure['kind']})"
     ]
+    if failure["labels"]:
+        shown = " ".join(f"{key}=`{value}`" for key, value in sorted(failure["labels"].items()))
+        lines.append(f"  {shown}")
     if details and failure["detail"]:
         lines += [f"    {line}" for line in failure["detail"].rstrip().splitlines()]
     lines += [f"  also {also['where']}: {also['text']}" for also in failure["concurrent"]]

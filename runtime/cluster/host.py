@@ -92,5 +92,6 @@ async def _serve(
     try:
         return await coordinator.run()
     finally:
+        registry.leave_failures(spec.name, coordinator.failures)
         registry.unregister(spec.name, pid)
         await asyncio.shield(coordinator.close())

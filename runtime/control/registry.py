@@ -12,10 +12,14 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
 from ...errors import StorageError
+
+ENDED_MAX: Final = 100
+"""Jobs whose failures are kept after their end."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,34 @@ def register(record: JobRecord) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(record))
     temporary.replace(target)
+
+
+def leave_failures(name: str, failures: list[dict[str, Any]]) -> None:
+    """Keep the failures of a job that has ended here, for `headgate history`; none: forget older ones."""
+    target = _ended(name)
+    if not failures:
+        target.unlink(missing_ok=True)
+        return
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(msgspec.json.encode(failures))
+    temporary.replace(target)
+    ended = sorted(run_dir().glob("ended-*.json"), key=lambda path: path.stat().st_mtime)
+    for path in ended[:-ENDED_MAX]:
+        path.unlink(missing_ok=True)
+
+
+def left_failures(name: str) -> list[dict[str, Any]] | None:
+    """What the last run of a job left that failed and ended here; None: nothing is known."""
+    try:
+        found: list[dict[str, Any]] = msgspec.json.decode(_ended(name).read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return found
+
+
+def _ended(name: str) -> Path:
+    digest = hashlib.blake2s(name.encode(), digest_size=6).hexdigest()
+    return run_dir() / f"ended-{digest}.json"
 
 
 def unregister(name: str, pid: int) -> None:

@@ -27,6 +27,7 @@ from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
 from .backpressure import describe_backpressure
 from .checkpointing import CheckpointDriver, PublishResult
+from .enrichers import FailureEnrichers
 from .event_time import describe_event_time
 from .liveness import describe_busy
 from .placement import Seats
@@ -136,12 +137,15 @@ class JobContext:
     """Where the Prometheus endpoint of this process is, if it has one."""
     status: str = "INITIALIZING"
     status_since_ms: int = 0
+    status_total_ms: dict[str, int] = field(default_factory=dict)
+    """By status, without the time in the present one."""
     attempt: int = 0
     attempts_started: int = 0
     restarts: int = 0
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     recent: RecentRecords = field(default_factory=RecentRecords)
     failures: FailureHistory = field(default_factory=lambda: FailureHistory(1))
+    enrichers: FailureEnrichers = field(default_factory=lambda: FailureEnrichers(()))
     splits: dict[str, list[bytes]] = field(default_factory=dict)
     """Fresh splits of each source, by its name, made once."""
     seats: Seats = field(default_factory=Seats)
@@ -203,17 +207,27 @@ class JobContext:
     def set_status(self, status: str) -> None:
         """Move to another status (names as Flink's JobStatus)."""
         if status != self.status:
+            self.status_total_ms[self.status] = self.time_in(self.status)[1]
             self.status_since_ms = self.clock.now_ms()
             self.status = status
             self.publish("status", f"job {self.spec.name} is {status}", status=status)
 
+    def time_in(self, status: str) -> tuple[int, int]:
+        """How long the job has been in a status, in ms: now without a break, and in all."""
+        now_ms = 0
+        if self.status == status:
+            now_ms = max(0, self.clock.now_ms() - self.status_since_ms)
+        return now_ms, self.status_total_ms.get(status, 0) + now_ms
+
     def record(self, failure: Failure) -> None:
         """Remember a failure and tell the world."""
-        self.failures.failed(self.entry(failure), self.attempt)
+        entry = self.entry(failure)
+        self.enrichers.enrich(self.failures.failed(entry, self.attempt), entry)
         self.publish(
             "failure",
             f"{failure.where}: {failure.text} ({failure.kind.sentence})",
             failure=failure.kind.value,
+            category=failure.kind.category.value,
             where=failure.where,
             detail=failure.detail,
             attempt=self.attempt,
@@ -228,6 +242,7 @@ class JobContext:
             worker=failure.worker,
             text=failure.text,
             detail=failure.detail,
+            category=failure.kind.category.value,
         )
 
     def describe(self) -> dict[str, Any]:

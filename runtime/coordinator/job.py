@@ -41,7 +41,7 @@ from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
-from ..restart_options import EXCEPTION_HISTORY
+from ..restart_options import EXCEPTION_HISTORY, FAILURE_ENRICHERS
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
 from ..storage.base import CheckpointStore, StoreOpener
@@ -52,6 +52,7 @@ from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
+from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
 from .liveness import publish_stuck, watching
 from .restored import dispose_claimed
@@ -139,6 +140,12 @@ class JobCoordinator:
         )
         return report(history, checkpoint_id)
 
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """The last failures, as the status shows them."""
+        stories = [] if self._context is None else self._context.failures.stories
+        return [story.as_json() for story in stories]
+
     async def run(self) -> JobOutcome:
         """Run the job. Returns how it ended; raises only if it could not begin, or was fenced.
 
@@ -177,6 +184,8 @@ class JobCoordinator:
             if self._tick is not None:
                 self._tick.cancel()
             await self._pool.close()
+            if self._context is not None:
+                await self._context.enrichers.close()
             self._metrics.close()
             if store is not None:
                 await store.close()
@@ -264,6 +273,7 @@ class JobCoordinator:
             metrics_url=self._metrics_url,
             status_since_ms=self._clock.now_ms(),
             failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
+            enrichers=FailureEnrichers(load_enrichers(self._options.get(FAILURE_ENRICHERS) or "")),
         )
         context.subscribers.append(self._clients.publish)
         if self.on_event is not None:

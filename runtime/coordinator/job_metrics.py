@@ -21,7 +21,8 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
     """Register the metrics of a job."""
     scope = group.add(JOB)
     scope.gauge("numRestarts", lambda: job.restarts)
-    scope.gauge("uptime", lambda: _time_in(job, "RUNNING"))
+    scope.gauge("uptime", lambda: job.time_in("RUNNING")[0])
+    scope.gauge("downtime", lambda: _downtime(job))
     scope.gauge("lastCheckpointRestoreTimestamp", lambda: job.restored_at_ms or NONE_YET)
     scope.gauge("numRegisteredTaskManagers", lambda: len(job.pool.live))
     scope.gauge("taskSlotsTotal", lambda: len(job.pool.live) * job.spec.slots_per_worker)
@@ -33,13 +34,14 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
 
 def _register_status(scope: Scope, job: JobContext, status: str) -> None:
     scope.gauge(f"{status.lower()}State", lambda: job.status == status)
-    scope.gauge(f"{status.lower()}Time", lambda: _time_in(job, status))
+    scope.gauge(f"{status.lower()}Time", lambda: job.time_in(status)[0])
+    scope.gauge(f"{status.lower()}TimeTotal", lambda: job.time_in(status)[1])
 
 
-def _time_in(job: JobContext, status: str) -> int:
-    if job.status != status:
-        return 0
-    return max(0, job.clock.now_ms() - job.status_since_ms)
+def _downtime(job: JobContext) -> int:
+    """Since the failure that the job recovers from."""
+    failed_ms = job.failures.recovering_since_ms
+    return 0 if failed_ms is None else max(0, job.clock.now_ms() - failed_ms)
 
 
 def _register_checkpoints(scope: Scope, checkpoints: CheckpointDriver) -> None:

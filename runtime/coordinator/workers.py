@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import JobError
+from ...errors import ClusterError, JobError
 from ...operators.clock import Clock
 from ..control.cluster import Cluster, ControlEndpoint, WorkerHandle
 from ..control.link import Link
@@ -134,11 +134,15 @@ class WorkerPool:
         """Start workers until `count` are live; returns exactly `count`, oldest first.
 
         Raises:
-            JobError: a worker could not be started.
+            ClusterError: a worker could not be started.
         """
         while (missing := count - len(self.live)) > 0:  # one may die while others start
             starting = (self._start_one() for _ in range(missing))
             for outcome in await asyncio.gather(*starting, return_exceptions=True):
+                if type(outcome) is JobError:  # so a cluster says that it has no room
+                    raise ClusterError(
+                        outcome.message, where=outcome.where, fix=outcome.fix
+                    ) from outcome
                 if outcome is not None:
                     raise outcome
         return sorted(self.live.values(), key=lambda worker: worker.worker_id)[:count]
@@ -179,13 +183,13 @@ class WorkerPool:
                 events: set[asyncio.Future[Any]] = {greeting, death}
                 await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            raise JobError(
+            raise ClusterError(
                 f"worker did not report within {START_TIMEOUT_S:.0f} s worker=`{worker_id}`",
                 fix="look at the cluster's logs; the machine may be out of memory or processes",
             ) from None
         reason = self._stillborn.pop(worker_id, None)
         if reason is not None or not greeting.done():
-            raise JobError(f"worker died while starting worker=`{worker_id}`: {reason}")
+            raise ClusterError(f"worker died while starting worker=`{worker_id}`: {reason}")
         return greeting.result()
 
     async def _watch(self, handle: WorkerHandle) -> None:

@@ -93,12 +93,21 @@ CATALOGUE: tuple[MetricDoc, ...] = (
     ),
     _job("numRestarts", "restarts", "Since this coordinator began."),
     _job("uptime", "ms", "How long the job has been RUNNING without a break; 0: it is not."),
+    _job("downtime", "ms", "Since the failure that the job recovers from; 0: it does not."),
     *(
         _job(f"{status.lower()}State", "", f"1 while the job is {status}, else 0.")
         for status in STATUSES
     ),
     *(
         _job(f"{status.lower()}Time", "ms", f"How long the job has been {status}; 0: it is not.")
+        for status in STATUSES
+    ),
+    *(
+        _job(
+            f"{status.lower()}TimeTotal",
+            "ms",
+            f"How long the job has been {status} in all, since this coordinator began.",
+        )
         for status in STATUSES
     ),
     _job("numRegisteredTaskManagers", "workers", "Workers that are connected."),

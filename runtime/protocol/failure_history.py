@@ -22,6 +22,7 @@ class FailureEntry:
         worker: the worker it happened on, if it is known.
         text: what happened.
         detail: a traceback, or nothing.
+        category: the value of a FailureCategory.
     """
 
     time_ms: int
@@ -30,6 +31,7 @@ class FailureEntry:
     worker: str
     text: str
     detail: str = ""
+    category: str = ""
 
 
 @final
@@ -40,6 +42,7 @@ class FailureStory:
     Attributes:
         root: what ended the attempt.
         attempt: the attempt that it ended.
+        labels: what the user's enrichers said of it.
         concurrent: failures of the same attempt that came before everything had stopped.
         concurrent_dropped: how many more there were.
         outcome: what followed: `restart 3 in 4000 ms`, or why the job failed for good.
@@ -52,6 +55,7 @@ class FailureStory:
 
     root: FailureEntry
     attempt: int
+    labels: dict[str, str] = field(default_factory=dict)
     concurrent: list[FailureEntry] = field(default_factory=list)
     concurrent_dropped: int = 0
     outcome: str = ""
@@ -77,12 +81,14 @@ class FailureHistory:
         self._phase_ms = 0
         self._recovering = False
 
-    def failed(self, root: FailureEntry, attempt: int) -> None:
+    def failed(self, root: FailureEntry, attempt: int) -> FailureStory:
         """An attempt failed; or its restart did, which is a story of its own."""
-        self._stories.append(FailureStory(root, attempt))
+        story = FailureStory(root, attempt)
+        self._stories.append(story)
         del self._stories[: -self._kept]
         self._phase_ms = root.time_ms
         self._recovering = True
+        return story
 
     def cancelled(self, now_ms: int, also: Sequence[FailureEntry] = ()) -> None:
         """Everything of the attempt has stopped; `also` failed on the way."""
@@ -112,6 +118,12 @@ class FailureHistory:
         if (story := self._open()) is not None:
             story.down_ms = max(0, now_ms - story.root.time_ms)
         self._recovering = False
+
+    @property
+    def recovering_since_ms(self) -> int | None:
+        """When the job failed last, if it does not run again yet."""
+        story = self._open()
+        return None if story is None else story.root.time_ms
 
     @property
     def stories(self) -> list[FailureStory]:

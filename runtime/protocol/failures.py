@@ -6,9 +6,12 @@ from enum import Enum, unique
 
 from ...errors import (
     BadRecordError,
+    ClusterError,
+    DataError,
     ExchangeError,
     FencedError,
     HeadgateError,
+    JobError,
     StateError,
     StorageError,
     UsageError,
@@ -52,31 +55,56 @@ class CheckpointFailure(Enum):
 
 
 @unique
+class FailureCategory(Enum):
+    """Who can do something about a failure (features.md REC-09)."""
+
+    USER = "user"
+    """Whoever wrote the job."""
+    DATA = "data"
+    """Whoever sends the records."""
+    RESOURCE = "resource"
+    """Whoever runs the machines, the network and the storage."""
+    SYSTEM = "system"
+    """Whoever makes headgate."""
+
+
+_USER, _DATA = FailureCategory.USER, FailureCategory.DATA
+_RESOURCE, _SYSTEM = FailureCategory.RESOURCE, FailureCategory.SYSTEM
+
+
+@unique
 class FailureKind(Enum):
     """Why an attempt of a job ended. Only a `recoverable` one may be followed by another attempt."""
 
     sentence: str
     recoverable: bool
+    category: FailureCategory
 
-    USER_CODE = "user_code", "a user's function raised", True
-    BAD_RECORD = "bad_record", "a record could not be read, and would be bad again", False
-    EXCHANGE = "exchange", "a channel between subtasks broke", True
-    STORAGE = "storage", "the checkpoint store or a file system refused or broke", True
-    STATE = "state", "the snapshot cannot be restored into this job", False
-    USAGE = "usage", "the job is wrong as written", False
-    WORKER_LOST = "worker_lost", "a worker process died", True
-    HEARTBEAT_TIMEOUT = "heartbeat_timeout", "a worker stopped answering", True
-    CHECKPOINTS = "checkpoints", "too many checkpoints in a row failed", True
-    STOP = "stop", "the last checkpoint of a stopping job failed", True
-    TAKEOVERS = "takeovers", "one coordinator after the other died", False
-    SUPERSEDED = "superseded", "a newer coordinator owns the job", False
-    INTERNAL = "internal", "a promise of headgate itself was broken", True
+    USER_CODE = "user_code", "a user's function raised", True, _USER
+    JOB = "job", "a step could not go on", True, _USER
+    BAD_RECORD = "bad_record", "a record could not be read, and would be bad again", False, _DATA
+    DATA = "data", "records do not fit what a step can do, and never will", False, _DATA
+    EXCHANGE = "exchange", "a channel between subtasks broke", True, _RESOURCE
+    STORAGE = "storage", "the checkpoint store or a file system refused or broke", True, _RESOURCE
+    STATE = "state", "the snapshot cannot be restored into this job", False, _USER
+    USAGE = "usage", "the job is wrong as written", False, _USER
+    CLUSTER = "cluster", "the cluster gave no worker", True, _RESOURCE
+    WORKER_LOST = "worker_lost", "a worker process died", True, _RESOURCE
+    HEARTBEAT_TIMEOUT = "heartbeat_timeout", "a worker stopped answering", True, _RESOURCE
+    CHECKPOINTS = "checkpoints", "too many checkpoints in a row failed", True, _RESOURCE
+    STOP = "stop", "the last checkpoint of a stopping job failed", True, _RESOURCE
+    TAKEOVERS = "takeovers", "one coordinator after the other died", False, _RESOURCE
+    SUPERSEDED = "superseded", "a newer coordinator owns the job", False, _SYSTEM
+    INTERNAL = "internal", "a promise of headgate itself was broken", True, _SYSTEM
 
-    def __new__(cls, name: str, sentence: str, recoverable: bool) -> FailureKind:
+    def __new__(
+        cls, name: str, sentence: str, recoverable: bool, category: FailureCategory
+    ) -> FailureKind:
         member = object.__new__(cls)
         member._value_ = name
         member.sentence = sentence
         member.recoverable = recoverable
+        member.category = category
         return member
 
     def __str__(self) -> str:
@@ -100,6 +128,9 @@ class FailureKind(Enum):
 _KINDS: tuple[tuple[type[HeadgateError], FailureKind], ...] = (
     (UserCodeError, FailureKind.USER_CODE),
     (BadRecordError, FailureKind.BAD_RECORD),
+    (DataError, FailureKind.DATA),
+    (ClusterError, FailureKind.CLUSTER),
+    (JobError, FailureKind.JOB),
     (ExchangeError, FailureKind.EXCHANGE),
     (FencedError, FailureKind.SUPERSEDED),
     (StorageError, FailureKind.STORAGE),

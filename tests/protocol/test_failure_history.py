@@ -15,12 +15,15 @@ def entry(time_ms: int, text: str = "boom") -> FailureEntry:
 
 def test_a_failure_and_the_recovery_from_it() -> None:
     history = FailureHistory(3)
+    assert history.recovering_since_ms is None
     history.failed(entry(1_000), attempt=1)
+    assert history.recovering_since_ms == 1_000
     history.cancelled(1_200, [entry(1_010, "me too")])
     history.decided("restart 1 in 3000 ms")
     history.waited(4_200)
     history.deployed(5_000, "checkpoint 7")
     history.running(5_050)
+    assert history.recovering_since_ms is None
     (story,) = history.stories
     assert (story.cancelling_ms, story.waiting_ms, story.deploying_ms) == (200, 3_000, 800)
     assert story.down_ms == 4_050

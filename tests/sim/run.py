@@ -309,9 +309,7 @@ class Simulation:
         self.watch.seen[event.kind] += 1
         if event.kind == "failure":
             body = json.loads(event.body)
-            # Whoever gets no workers says so with a plain JobError, which counts as internal.
-            no_workers = "no room" in event.text or "died while starting" in event.text
-            if body.get("failure") == "internal" and not no_workers:
+            if body.get("failure") == "internal":
                 self.world.violated(f"a promise of the runtime was broken: {event.text}")
 
     def _on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
