@@ -22,7 +22,7 @@ from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobOutcome
-from headgate.runtime.worker.local_directories import LOCK_FILE
+from headgate.tests.chaos.leftovers import left_in
 
 DEADLINE_S = 110.0
 
@@ -168,8 +168,7 @@ def ring(
     yield ring
     assert not ring.exposed
     assert ray_processes() <= processes
-    left = [path for path in temporary.rglob("*") if not path.is_dir()]
-    assert [path for path in left if path.name != LOCK_FILE] == []
+    assert left_in(temporary) == []
     shutil.rmtree(temporary)
 
 

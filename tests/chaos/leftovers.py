@@ -1,0 +1,18 @@
+"""What the processes of a job leave in its temporary directory, now that all are gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.runtime.cluster.own_directory import own_directory
+from headgate.runtime.worker.local_directories import LOCK_FILE, LocalDirectories
+
+
+def left_in(temporary: Path) -> list[Path]:
+    """Files that another run in the same directory would not delete either."""
+    for prefix in ("hg-worker-", "hg-ray-"):
+        with own_directory(temporary, prefix):
+            pass
+    LocalDirectories([temporary], "last").close()
+    files = [path for path in temporary.rglob("*") if not path.is_dir()]
+    return [path for path in files if path.name != LOCK_FILE]

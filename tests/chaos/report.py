@@ -1,0 +1,138 @@
+"""What a campaign found, as Markdown."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from .campaign import Record
+from .processes import Sample
+
+YOUNG_S = 10.0
+"""A process that begins is not looked at: it has not loaded everything yet."""
+GROWTH_MAX = 1.25
+"""More than this, and more than the slack, is growth."""
+MB = 1 << 20
+SLACK = {"MB": 20.0, "descriptors": 10.0, "files": 10.0, "processes": 5.0}
+
+
+def flatness(record: Record) -> list[tuple[str, str, float, float, bool]]:
+    """What, its unit, its medians in the second and the last quarter, and whether it is flat."""
+    series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    alive: dict[float, int] = defaultdict(int)
+    for sample in record.samples:
+        alive[sample.at_s] += 1
+        if sample.age_s >= YOUNG_S:
+            role = sample.role
+            series[f"memory of a {role} process", "MB"].append((sample.at_s, sample.rss_bytes / MB))
+            series[f"open by a {role} process", "descriptors"].append(
+                (sample.at_s, sample.descriptors)
+            )
+    series["processes of a run", "processes"] = sorted(alive.items())
+    for at_s, counts in record.files:
+        for name, number in counts.items():
+            series[name, "files"].append((at_s, number))
+    quarter_s = (record.ended_s - record.began_s) / 4
+    rows = []
+    for (name, unit), values in series.items():
+        second = [v for at, v in values if 1 <= (at - record.began_s) / quarter_s < 2]
+        last = [v for at, v in values if 3 <= (at - record.began_s) / quarter_s < 4]
+        if second and last:
+            before, after = median(second), median(last)
+            flat = after <= max(GROWTH_MAX * before, before + SLACK[unit])
+            rows.append((name, unit, before, after, flat))
+    return rows
+
+
+def grown(record: Record) -> list[str]:
+    """What is not flat."""
+    return [name for name, *_, flat in flatness(record) if not flat]
+
+
+def longest_lived(samples: Iterable[Sample]) -> list[tuple[str, float, Sample, Sample]]:
+    """Of each role the process watched for longest: for how many s, its first and last sample."""
+    lives: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if sample.age_s >= YOUNG_S:
+            lives[sample.role, sample.pid].append(sample)
+    best: dict[str, list[Sample]] = {}
+    for (role, _), life in lives.items():
+        length: Callable[[list[Sample]], float] = lambda found: found[-1].at_s - found[0].at_s  # noqa: E731
+        if role not in best or length(life) > length(best[role]):
+            best[role] = life
+    return [(role, life[-1].at_s - life[0].at_s, life[0], life[-1]) for role, life in best.items()]
+
+
+def succeeded(record: Record) -> bool:
+    """True if every promise was kept."""
+    exact = record.verdict is not None and record.verdict.exact
+    return exact and not record.broken and not grown(record)
+
+
+def markdown(record: Record) -> str:
+    """The whole report."""
+    parts = [_summary(record), _broken(record), _troubles(record), _flat(record), _lives(record)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _summary(record: Record) -> str:
+    events, verdict = record.events, record.verdict
+    minutes = (record.ended_s - record.began_s) / 60
+    modes = ", ".join(f"{name} {number}" for name, number in sorted(record.modes.items()))
+    lines = [
+        f"Seed {record.seed}, {minutes:.0f} minutes of troubles, {os.cpu_count()} processors: "
+        f"{len(record.troubles)} troubles, {sum(record.modes.values())} runs ({modes}), "
+        f"{events['takeover']} takeovers, {events['restart']} restarts, "
+        f"{events['checkpoint completed']:,} checkpoints.",
+        "The output was not compared."
+        if verdict is None
+        else f"{verdict.flights:,} flights in {verdict.windows:,} windows: lost {verdict.lost:,}, "
+        f"doubled {verdict.doubled:,}, wrong {verdict.wrong:,}.",
+    ]
+    return "\n".join(lines)
+
+
+def _broken(record: Record) -> str:
+    broken = [*record.broken, *(f"not flat: {name}" for name in grown(record))]
+    return "\n".join(["Broken promises:", "", *(f"* {text}" for text in broken)]) if broken else ""
+
+
+def _troubles(record: Record) -> str:
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    runs: dict[str, int] = defaultdict(int)
+    for trouble in record.troubles:
+        by_kind[trouble.kind].append(trouble.healthy_s)
+        runs[trouble.kind] += trouble.runs
+    rows = [
+        f"| {kind} | {len(times)} | {median(times):.1f} | {max(times):.1f} | {runs[kind]} |"
+        for kind, times in sorted(by_kind.items())
+    ]
+    head = [
+        "| trouble | times | s to healthy, median | longest | run again |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    return "\n".join(head + rows)
+
+
+def _flat(record: Record) -> str:
+    rows = [
+        f"| {name} | {unit} | {before:,.0f} | {after:,.0f} | {'flat' if flat else 'GROWS'} |"
+        for name, unit, before, after, flat in flatness(record)
+    ]
+    head = ["| median | | second quarter | last quarter | |", "|---|---|--:|--:|---|"]
+    return "\n".join(head + rows)
+
+
+def _lives(record: Record) -> str:
+    rows = [
+        f"| {role} | {seconds:.0f} | {first.rss_bytes / MB:.0f} | {last.rss_bytes / MB:.0f} "
+        f"| {first.descriptors} | {last.descriptors} |"
+        for role, seconds, first, last in longest_lived(record.samples)
+    ]
+    head = [
+        "| lived longest | s | MB at first | MB at last | descriptors at first | at last |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    return "\n".join(head + rows)

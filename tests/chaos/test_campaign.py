@@ -1,0 +1,84 @@
+"""The rig itself, and a list of troubles that nothing else here brings about, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from headgate.tests.chaos.campaign import Campaign
+from headgate.tests.chaos.flights import Verdict, verdict, write_years
+
+KINDS = (
+    "kill -9 the command",
+    "SIGTERM a worker",
+    "worker asleep, beyond the timeout",
+    "worker asleep while the coordinator dies",
+    "kill -9 coordinator and workers",
+    "kills during restore",
+    "kill in the commit window",
+)
+
+
+@pytest.fixture
+def work() -> Iterator[Path]:
+    """A directory with a short path, since Unix sockets lie below it."""
+    directory = Path(tempfile.mkdtemp(prefix="hg-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def answer(flights: Path) -> pl.DataFrame:
+    return (
+        pl.read_parquet(flights / "*.parquet")
+        .group_by("origin", window_start="time_hour")
+        .agg(
+            flights=pl.len(),
+            mean_delay=pl.col("dep_delay").mean(),
+            worst_delay=pl.col("dep_delay").max(),
+        )
+        .sort("window_start", "origin")
+    )
+
+
+def test_the_verdict(tmp_path: Path) -> None:
+    flights, results = tmp_path / "flights", tmp_path / "results"
+    count = write_years(flights, 400_000)
+    results.mkdir()
+    right = answer(flights)
+    years = right["window_start"].dt.epoch("s").max() - right["window_start"].dt.epoch("s").min()
+    assert dt.timedelta(seconds=years) > dt.timedelta(days=729)
+    right.write_parquet(results / "1.parquet")
+    assert verdict(flights, results) == Verdict(count, len(right), lost=0, doubled=0, wrong=0)
+    first, second, third = right["flights"][:3].to_list()
+    pl.concat([right[1:], right[1:2]]).with_columns(
+        flights=pl.when(pl.int_range(pl.len()) == 1).then(third - 1).otherwise("flights"),
+        worst_delay=pl.when(pl.int_range(pl.len()) == 7).then(9999).otherwise("worst_delay"),
+    ).write_parquet(results / "1.parquet")
+    found = verdict(flights, results)
+    assert (found.lost, found.doubled, found.wrong) == (first + 1, second, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_troubles_one_after_the_other(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_RUN_DIR", str(work / "run"))
+    campaign = Campaign(work, seed=3, minutes=3.0, pause_s=1.0, bound_s=120.0, kinds=KINDS)
+    try:
+        record = asyncio.run(campaign.run())
+    finally:
+        campaign.kill_all()
+    told = (work / "log.jsonl").read_text()
+    assert record.broken == [], told
+    assert record.verdict is not None
+    assert record.verdict.flights > 0
+    assert record.verdict.exact, (record.verdict, told)
+    assert [trouble.kind for trouble in record.troubles] == ["the start", *KINDS]
+    assert [trouble.runs for trouble in record.troubles] == [0, 1, 0, 0, 0, 0, 0, 0]
