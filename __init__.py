@@ -74,6 +74,7 @@ _HOMES = {
     "min_by": "operators.aggregates",
     "per_window": "operators.windowing.functions",
     "session": "operators.sessions.window",
+    "spark_source": "connectors.spark.source",
     "static_table": "operators.joins.static_table",
     "stddev": "operators.aggregates",
     "sum": "operators.aggregates",
@@ -92,6 +93,7 @@ _MODULES = ("cep", "connectors", "errors", "evictors", "triggers")
 
 if TYPE_CHECKING:
     from . import connectors, errors
+    from .connectors.spark.source import spark_source
     from .operators.aggregates import (
         approx_count_distinct,
         avg,
@@ -213,6 +215,7 @@ __all__ = [
     "per_window",
     "session",
     "quantile",
+    "spark_source",
     "static_table",
     "stddev",
     "sum",

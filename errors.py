@@ -10,6 +10,7 @@
     │   ├── BadRecordError    an input record could not be read and the policy is `fail`
     │   ├── DataError         records do not fit what a step can do, and never will
     │   ├── ClusterError      the cluster gave no worker
+    │   ├── SourceError       what a source reads could not be made
     │   └── JobNotFound       no running job answers to that name
     ├── StorageError        the checkpoint store or a file system refused or broke
     │   ├── FencedError       a newer coordinator owns the job; this one must stop
@@ -104,6 +105,14 @@ class DataError(JobError):
 
 class ClusterError(JobError):
     """The cluster gave no worker, or one that did not come up."""
+
+
+class SourceError(JobError):
+    """What a source reads could not be made; `detail` holds what there is to say beyond the message."""
+
+    def __init__(self, message: str, *, where: str = "", fix: str = "", detail: str = "") -> None:
+        super().__init__(message, where=where, fix=fix)
+        self.detail = detail
 
 
 class JobNotFound(JobError):

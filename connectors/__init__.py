@@ -21,6 +21,7 @@ from .generator import (
 )
 from .nexmark import nexmark
 from .print import print_sink
+from .spark.source import spark_source
 from .throttle import throttle
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "random_float",
     "random_int",
     "sequence",
+    "spark_source",
     "throttle",
 ]

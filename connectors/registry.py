@@ -34,6 +34,7 @@ from .files.source import csv_source, json_source, parquet_source
 from .generator import generator
 from .nexmark import SCHEMAS, nexmark
 from .print import PrintSink, print_sink
+from .spark.source import spark_source
 from .throttle import throttle
 
 _BATCH_ROWS = Field(Integer(1), "rows per batch")
@@ -92,6 +93,10 @@ def _files(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], SourceSp
     return make_source
 
 
+def _spark(*, query: str | None = None, **arguments: Any) -> Source:
+    return spark_source(query=resolve_function(query) if query else None, **arguments)
+
+
 SOURCES: dict[str, SourceConnector] = {
     "generator": SourceConnector(
         Section(
@@ -148,6 +153,28 @@ SOURCES: dict[str, SourceConnector] = {
     ),
     "parquet": SourceConnector(
         Section("parquet", _FILES), _files(parquet_source), bad_records=True, tables=True
+    ),
+    "spark": SourceConnector(
+        Section(
+            "spark",
+            {
+                "sql": Field(Text(), "the query: a SELECT"),
+                "table": Field(Text(), "instead: a table or view that Spark knows"),
+                "path": Field(Text(), "instead: what `spark.read` reads"),
+                "format": Field(Text(), "of what is at `path`; or one without, such as `jdbc`"),
+                "options": Field(Items(AnyText()), "options of the format"),
+                "query": Field(REFERENCE, "instead: a function of the session, `module:function`"),
+                "master": Field(
+                    Text(), "where Spark runs, such as `local[4]`, `spark://host:port`, `sc://host`"
+                ),
+                "conf": Field(Items(AnyText()), "settings of Spark, such as `spark.driver.memory`"),
+                "keepResult": Field(Boolean(), "keep the result when the job has finished"),
+                "rate": _FILES["rate"],
+                "batchRows": _BATCH_ROWS,
+            },
+        ),
+        _files(_spark),
+        bad_records=True,
     ),
 }
 

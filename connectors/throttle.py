@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch
-from ..operators.source import Source, SourceReader
+from ..operators.source import Source, SourceReader, SourceRun
 from .rows import check_rate
 
 _CATCH_UP_S = 1.0
@@ -35,9 +35,16 @@ class _Throttled(Source):
         self.row_type = source.row_type
         self.bounded = source.bounded
         self.rejected_schema = source.rejected_schema
+        self.needs_storage = source.needs_storage
 
     def configure(self, options: Mapping[str, str]) -> Source:
         return _Throttled(self._source.configure(options), self._rate)
+
+    async def prepare(self, run: SourceRun) -> Source:
+        return _Throttled(await self._source.prepare(run), self._rate)
+
+    async def discard(self, run: SourceRun) -> None:
+        await self._source.discard(run)
 
     def splits(self, parallelism: int) -> list[bytes]:
         return self._source.splits(parallelism)

@@ -167,6 +167,7 @@ class JobGraph:
             )
         checks = [(self._check_parallelism, node) for node in self.graph.nodes]
         checks += [(self._check_guarantee, node) for node in self.graph.sinks()]
+        checks += [(self._check_storage, node) for node in self.graph.sources()]
         for check, node in checks:
             try:
                 check(node)
@@ -250,6 +251,16 @@ class JobGraph:
             f"sink `{node.name}` promises {sink.guarantee.value}, but the job takes no checkpoints",
             where=str(node.origin),
             fix='add job.checkpoint(every="10s", storage="..."), or say guarantee="none"',
+        )
+
+    def _check_storage(self, node: Node) -> None:
+        source = node.source
+        if source is None or not source.needs_storage or self.checkpoint_settings is not None:
+            return
+        raise PlanError(
+            f"source `{node.name}` keeps data in the job's storage, and the job has none",
+            where=str(node.origin),
+            fix='add job.checkpoint(every="10s", storage="...")',
         )
 
 

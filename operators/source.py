@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -76,6 +78,58 @@ class SourceReader:
         """Release resources; also called after failures. Must not raise."""
 
 
+class SourceStorage(Protocol):
+    """A source's own place in the storage of its job. Names are relative, with `/` between their parts."""
+
+    @property
+    def address(self) -> str:
+        """The place as a user writes it: a directory or an s3:// address."""
+        ...
+
+    async def read(self, name: str) -> bytes | None:
+        """A record, None if there is none."""
+        ...
+
+    async def create_if_absent(self, name: str, data: bytes) -> bytes:
+        """Make a record, durably, unless there is one; returns the bytes of the one that is there."""
+        ...
+
+    async def upload(self, name: str, path: Path) -> None:
+        """Write a file, durably, with the bytes of the local one at `path`."""
+        ...
+
+    async def names(self, prefix: str) -> list[str]:
+        """All records and files whose names begin with `prefix`, in no order."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete records and files; absent ones are fine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRun:
+    """A run of a job, as a source sees it that makes data of its own.
+
+    Attributes:
+        job: the job's name.
+        run: names the run; one that is restarted, or whose coordinator is replaced, keeps it.
+        source: the source's name in the job.
+        where: the user's line.
+        options: the job's options.
+        storage: None in a job without storage.
+        announce: tells the user, in a sentence.
+    """
+
+    job: str
+    run: str
+    source: str
+    where: str
+    options: Mapping[str, str]
+    storage: SourceStorage | None
+    announce: Callable[[str], None]
+
+
 class Source:
     """Description of a source; picklable.
 
@@ -84,12 +138,14 @@ class Source:
         row_type: the class a record becomes in per-record functions, None for a generated one.
         bounded: True if the source ends.
         rejected_schema: Arrow schema of the side output `rejected`, None for Python objects.
+        needs_storage: True if it keeps data in the job's storage, so that the job must have one.
     """
 
     schema: pa.Schema | None = None
     row_type: type[Any] | None = None
     bounded: bool = False
     rejected_schema: pa.Schema | None = None
+    needs_storage: bool = False
 
     def configure(self, options: Mapping[str, str]) -> Source:
         """The same source with what it takes from the job's options; called before `splits`.
@@ -97,6 +153,18 @@ class Source:
         Readers need no such thing: `context.options` are the same.
         """
         return self
+
+    async def prepare(self, run: SourceRun) -> Source:
+        """The same source, ready for `splits`: for one that has to make first what it reads.
+
+        Called by the coordinator, after `configure`, whenever splits are to be made. It may take long. It
+        is cancelled when the job is, and called again, in another process, when the coordinator dies: so
+        it finds and takes what an earlier call of the same run has finished. Must not block.
+        """
+        return self
+
+    async def discard(self, run: SourceRun) -> None:
+        """Delete what `prepare` made, in this run or an earlier one: the job's state is gone for good."""
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Cut the source into splits; called once per job, at a fresh start, never after a restore.

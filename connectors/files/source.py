@@ -63,6 +63,16 @@ class OnBadRecord(Enum):
     SIDE_OUTPUT = "side_output"
 
 
+def parse_policy(text: str) -> OnBadRecord:
+    """The policy of this name; raises UsageError if there is none."""
+    policies = [policy.value for policy in OnBadRecord]
+    if text not in policies:
+        raise UsageError(
+            f"no such policy on_bad_record=`{text}`", fix=suggest(text, policies, "policies")
+        )
+    return OnBadRecord(text)
+
+
 class TextOptions(msgspec.Struct, frozen=True):
     """How CSV is written down."""
 
@@ -125,19 +135,10 @@ class FileSource(Source):
         wanted = set(columns)
         # One column stays in any case: a batch without columns has no rows to count.
         kept = [field for field in self.schema if field.name in wanted] or [self.schema.field(0)]
-        whole = len(kept) == len(self.schema)
-        return FileSource(
-            self.path,
-            self.format,
-            pa.schema(kept),
-            self.file_columns,
-            self.on_bad_record,
-            self.batch_rows,
-            self.split_bytes,
-            self.text,
-            self.storage_options,
-            self.row_type if whole else None,
-        )
+        narrow = copy.copy(self)
+        narrow.schema = pa.schema(kept)
+        narrow.row_type = self.row_type if len(kept) == len(self.schema) else None
+        return narrow
 
     def describe(self) -> str:
         return f"{self.format}({self.path}: {', '.join(self.schema.names)})"
@@ -178,7 +179,7 @@ class FileSource(Source):
         return locations.filesystem(locations.parse_location(self.path).scheme, options)
 
     def _row_groups(self, store: pafs.FileSystem, file: locations.FileVersion) -> list[FileSplit]:
-        schema, row_counts = _parquet_footer(store, file.path)
+        schema, row_counts = parquet_footer(store, file.path)
         self._check_columns(file.path, schema.names)
         return [
             FileSplit(file.path, file.size_bytes, file.version, 0, end=rows, row_group=index)
@@ -402,12 +403,7 @@ def files_source(
         raise UsageError(
             f"no such file format format=`{format}`", fix=suggest(format, FORMATS, "formats")
         )
-    if on_bad_record not in {policy.value for policy in OnBadRecord}:
-        policies = [policy.value for policy in OnBadRecord]
-        raise UsageError(
-            f"no such policy on_bad_record=`{on_bad_record}`",
-            fix=suggest(on_bad_record, policies, "policies"),
-        )
+    policy = parse_policy(on_bad_record)
     if isinstance(split_bytes, str):
         split_bytes = parse_size(split_bytes, "split_bytes")
     if batch_rows < 1 or split_bytes < 1:
@@ -429,14 +425,14 @@ def files_source(
             )
         first = locations.find_files(path, options)[0]
         store = locations.filesystem(locations.parse_location(path).scheme, options)
-        schema = _parquet_footer(store, first.path)[0].remove_metadata()
+        schema = parquet_footer(store, first.path)[0].remove_metadata()
     arrow = to_schema(schema)
     return FileSource(
         path,
         format,
         arrow,
         arrow.names,
-        OnBadRecord(on_bad_record),
+        policy,
         batch_rows,
         split_bytes,
         TextOptions(delimiter, header, tuple(null_values)),
@@ -460,7 +456,7 @@ def parquet_source(path: str, schema: SchemaLike | None = None, **options: Any) 
     return files_source(path, format="parquet", schema=schema, **options)
 
 
-def _parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[int]]:
+def parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[int]]:
     """Schema, and the number of rows of each row group."""
     try:
         with pq.ParquetFile(store.open_input_file(path)) as file:

@@ -25,6 +25,7 @@ from .manifests import size_of
 from .placement import place, workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
 from .restored import Restored, find_restored, plan_for, reader_of
+from .source_runs import source_run
 from .states import State, deploying, ended_by_wish, ends_at_once, failing, running
 from .workers import SILENT, FromWorker, Worker, WorkerLost
 
@@ -253,7 +254,8 @@ async def _fresh_splits(job: JobContext, vertex: Vertex) -> list[bytes]:
             raise InternalError(f"vertex has no source vertex=`{vertex.name}`")
         try:
             configured = source.configure(job.options.effective())
-            job.splits[name] = await asyncio.to_thread(configured.splits, vertex.parallelism)
+            prepared = await configured.prepare(source_run(job, vertex.head))
+            job.splits[name] = await asyncio.to_thread(prepared.splits, vertex.parallelism)
         except HeadgateError:
             raise
         except Exception as error:
@@ -267,7 +269,8 @@ async def _fresh_splits(job: JobContext, vertex: Vertex) -> list[bytes]:
 
 def failure_from(error: HeadgateError, where: str) -> Failure:
     """A failure of the coordinator's own making."""
-    return Failure(str(error), where, FailureKind.of(error), error)
+    detail = getattr(error, "detail", "")
+    return Failure(str(error), where, FailureKind.of(error), error, detail)
 
 
 def failure_of_subtask(message: SubtaskFailed, worker_id: str) -> Failure:

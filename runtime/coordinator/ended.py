@@ -13,6 +13,7 @@ from ..protocol.joblog import JobStatus
 from ..storage.sweep import sweep_orphans
 from .checkpointing import PublishResult
 from .context import ClientWish, JobContext
+from .source_runs import discard_source_data
 from .states import End, State
 from .workers import FromWorker
 
@@ -74,6 +75,7 @@ async def _clean_up(job: JobContext, status: JobStatus) -> None:
         return
     if _drops_checkpoints(job, status) and job.checkpoints.trimmer is not None:
         await job.checkpoints.trimmer.trim(0)
+        await discard_source_data(job)
     await sweep_orphans(job.store, job.log.view.files, job.generation + 1)
 
 

@@ -12,6 +12,7 @@ from ...errors import (
     FencedError,
     HeadgateError,
     JobError,
+    SourceError,
     StateError,
     StorageError,
     UsageError,
@@ -84,6 +85,7 @@ class FailureKind(Enum):
     JOB = "job", "a step could not go on", True, _USER
     BAD_RECORD = "bad_record", "a record could not be read, and would be bad again", False, _DATA
     DATA = "data", "records do not fit what a step can do, and never will", False, _DATA
+    SOURCE = "source", "what a source reads could not be made", True, _USER
     EXCHANGE = "exchange", "a channel between subtasks broke", True, _RESOURCE
     STORAGE = "storage", "the checkpoint store or a file system refused or broke", True, _RESOURCE
     STATE = "state", "the snapshot cannot be restored into this job", False, _USER
@@ -128,6 +130,7 @@ class FailureKind(Enum):
 _KINDS: tuple[tuple[type[HeadgateError], FailureKind], ...] = (
     (UserCodeError, FailureKind.USER_CODE),
     (BadRecordError, FailureKind.BAD_RECORD),
+    (SourceError, FailureKind.SOURCE),
     (DataError, FailureKind.DATA),
     (ClusterError, FailureKind.CLUSTER),
     (JobError, FailureKind.JOB),

@@ -6,6 +6,7 @@ Names are relative to one job's root and `/`-separated:
     log/generation/0000000001.json    the claim of generation 1, and where its log begins now
     probe/<token>.json                written and deleted while a store is opened
     chk/<generation>-<checkpoint>/<operator>-<subtask>-<state>-<hash>.parquet    state files
+    sources/<source>-<hash>/...       what a source made to read it
 
 and those of a savepoint to its directory:
 
@@ -90,6 +91,11 @@ def checkpoint_of(file: str) -> tuple[int, int] | None:
     """Generation and checkpoint that wrote the state file `file`; None if it is not one of ours."""
     match = _CHECKPOINT_DIR.match(file)
     return None if match is None else (int(match[1]), int(match[2]))
+
+
+def source_dir(source: str) -> str:
+    """The directory of what the source called `source` keeps; the names below it are its own."""
+    return f"sources/{_slug(source)}-{_hash(source)}"
 
 
 def savepoint_file(

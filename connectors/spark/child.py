@@ -1,0 +1,211 @@
+"""The process that Spark runs in: `python -m headgate.connectors.spark.child`, started by `process.py`.
+
+It reads one task from standard input, says on standard output what comes of it, and dies with whoever
+holds the other end of its standard input. What Spark and the user's code print goes to the log.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import cloudpickle
+import msgspec
+import pyarrow as pa
+
+from ...errors import UsageError
+from .failures import QueryRaised, failure_of
+from .messages import SIZE, Done, Message, Progress, Task
+from .query import SparkPlan
+from .schema import arrow_schema, check_declared
+
+PROGRESS_S: Final = 3.0
+Say = Callable[[Message], None]
+
+_DEFAULTS: Final = {
+    "spark.log.level": "WARN",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+_LOCAL_DEFAULTS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_FORMAT: Final = {
+    # Whatever the user reads with: this is how every value of a type comes out of the file as it went in.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+}
+
+
+def perform(task: Task, spark: Any, say: Say) -> Done:
+    """Analyse the query of `task`, and write its result if it has a target.
+
+    Raises:
+        UsageError: the query cannot be read as declared; nothing was run.
+        Exception: whatever Spark or the user's function raised.
+    """
+    for key, value in _FORMAT.items():
+        spark.conf.set(key, value)
+    frame = build_frame(task.plan, spark)
+    schema = str(frame.schema.json())
+    columns = arrow_schema(schema)
+    if task.declared is not None:
+        declared = pa.ipc.read_schema(pa.py_buffer(task.declared))
+        check_declared(declared, columns)
+        frame = frame.select([f"`{name.replace('`', '``')}`" for name in declared.names])
+    if task.target:
+        with _progress(spark, say):
+            frame.write.parquet(task.target)
+    return Done(schema)
+
+
+def build_frame(plan: SparkPlan, spark: Any) -> Any:
+    """The DataFrame of a plan; analysed, not run.
+
+    Raises:
+        QueryRaised: from what the user's function raised.
+        UsageError: it returned no DataFrame, or one without end.
+    """
+    if plan.sql:
+        frame = spark.sql(plan.sql)
+    elif plan.table:
+        frame = spark.table(plan.table)
+    elif plan.function:
+        frame = _call(plan.function, spark)
+    else:
+        reader = spark.read.options(**plan.options)
+        if plan.format:
+            reader = reader.format(plan.format)
+        frame = reader.load(plan.path) if plan.path else reader.load()
+    if frame.isStreaming:
+        raise UsageError(
+            "a Spark source is bounded, and this DataFrame has no end",
+            fix="read with spark.read instead of spark.readStream",
+        )
+    return frame
+
+
+def _call(pickled: bytes, spark: Any) -> Any:
+    try:
+        frame = cloudpickle.loads(pickled)(spark)
+    except Exception as error:
+        raise QueryRaised from error
+    if not hasattr(frame, "isStreaming"):
+        raise UsageError(
+            f"the query function must return a DataFrame, and returned `{type(frame).__name__}`"
+        )
+    return frame
+
+
+def open_session(task: Task) -> Any:
+    """The session that the plan asks for."""
+    from pyspark.sql import SparkSession
+
+    plan = task.plan
+    builder: Any = SparkSession.builder
+    if plan.master.startswith("sc://"):
+        builder = builder.remote(plan.master)
+        defaults = {key: _DEFAULTS[key] for key in _DEFAULTS if key.startswith("spark.sql.")}
+    else:
+        builder = builder.master(plan.master).appName(task.name)
+        defaults = dict(_DEFAULTS)
+    if plan.master.startswith("local"):
+        defaults |= _LOCAL_DEFAULTS
+        defaults["spark.local.dir"] = task.scratch
+        defaults["spark.sql.warehouse.dir"] = os.path.join(task.scratch, "warehouse")
+    for key, value in {**defaults, **plan.conf}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+@contextmanager
+def _progress(spark: Any, say: Say) -> Iterator[None]:
+    """Say every few seconds how many tasks are done."""
+    stopped = threading.Event()
+    tasks = _classic_tasks(spark) if hasattr(spark, "_jsparkSession") else _connect_tasks(spark)
+
+    def watch() -> None:
+        last = ""
+        while not stopped.wait(PROGRESS_S):
+            text = tasks()
+            if text not in ("", last):
+                say(Progress(text))
+                last = text
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _classic_tasks(spark: Any) -> Callable[[], str]:
+    tracker = spark.sparkContext.statusTracker()
+
+    def tasks() -> str:
+        stages = [tracker.getStageInfo(stage) for stage in sorted(tracker.getActiveStageIds())]
+        known = [stage for stage in stages if stage is not None]
+        return ", ".join(
+            f"stage {stage.stageId}: {stage.numCompletedTasks:,} of {stage.numTasks:,} tasks done"
+            for stage in known
+        )
+
+    return tasks
+
+
+def _connect_tasks(spark: Any) -> Callable[[], str]:
+    newest = [""]
+
+    def report(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
+        total = sum(stage.num_tasks for stage in stages or ())
+        finished = sum(stage.num_completed_tasks for stage in stages or ())
+        newest[0] = f"{finished:,} of {total:,} tasks done"
+
+    spark.registerProgressHandler(report)
+    return lambda: newest[0]
+
+
+def main() -> None:
+    """Do the one task."""
+    # What is printed from here on, also by Java, does not mix with what we say.
+    channel = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def say(message: Message) -> None:
+        with lock:
+            channel.write(msgspec.json.encode(message) + b"\n")
+
+    size = SIZE.unpack(sys.stdin.buffer.read(SIZE.size))[0]
+    task = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Task)
+    threading.Thread(target=_die_with_parent, args=(task.scratch,), daemon=True).start()
+    try:
+        spark = open_session(task)
+        say(Progress(f"Spark {spark.version} has started"))
+        done = perform(task, spark, say)
+        spark.stop()
+    except BaseException as error:
+        say(failure_of(error))
+        raise
+    say(done)
+
+
+def _die_with_parent(scratch: str) -> None:
+    """Nothing more comes over standard input but its end: then nobody waits for us any more."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""The result of a query in the storage of the job: made at most once per run, and never seen in part.
+
+    <run>-<fingerprint>/<attempt>/part-....parquet    what one process of Spark wrote
+    <run>-<fingerprint>/result.json                   the attempt that counts: its files, sizes and rows
+
+The last one is created only if it is not there. So of two coordinators of a run, of which one is thought
+to be dead, exactly one has its attempt read, and files that no record names are nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ...errors import StateError, UsageError
+from ...operators.source import SourceRun, SourceStorage
+from ..files import locations
+from ..files.blocks import BlockReader, FileSplit, ParquetReader
+from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
+from .messages import Task
+from .process import SparkProcess
+from .query import SparkQuery
+
+_RECORD: Final = "result.json"
+_LOCAL_DIRS: Final = "io.tmp.dirs"
+
+
+class ResultFile(msgspec.Struct, frozen=True):
+    """A Parquet file: its name below the directory of the result, and its rows by row group."""
+
+    name: str
+    size_bytes: int
+    version: str
+    rows: list[int]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The record of a result; `query` is for people who look into it."""
+
+    query: str
+    files: list[ResultFile]
+
+    @property
+    def rows(self) -> int:
+        """How many rows the result has."""
+        return sum(sum(file.rows) for file in self.files)
+
+    def splits(self, address: str) -> list[bytes]:
+        """One split per row group that has rows; the result is in the directory `address`."""
+        directory = locations.parse_location(address).path
+        return [
+            msgspec.msgpack.encode(
+                FileSplit(
+                    f"{directory}/{file.name}",
+                    file.size_bytes,
+                    file.version,
+                    0,
+                    end=rows,
+                    row_group=index,
+                )
+            )
+            for file in self.files
+            for index, rows in enumerate(file.rows)
+            if rows
+        ]
+
+
+class ResultFiles(FileSource):
+    """The Parquet source of files whose splits say where they are."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        on_bad_record: OnBadRecord,
+        batch_rows: int,
+        row_type: type[Any] | None,
+    ) -> None:
+        super().__init__(
+            path="",
+            format="parquet",
+            schema=schema,
+            file_columns=schema.names,
+            on_bad_record=on_bad_record,
+            batch_rows=batch_rows,
+            split_bytes=0,
+            text=TextOptions(),
+            storage_options={},
+            row_type=row_type,
+        )
+
+    def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
+        """See the base class. Raises StateError if the result is not there any more."""
+        # Not by the job's storage of today: a restored split names the one it was made in.
+        scheme = "file" if split.path.startswith("/") else "s3"
+        store = locations.filesystem(scheme, options)
+        try:
+            return ParquetReader(store, split, self.schema, self.batch_rows)
+        except StateError as error:
+            raise StateError(
+                f"the result of a Spark query is not there as it was: {error.message}",
+                fix="put it back, or start the job fresh (--fresh): then the query runs again",
+            ) from error
+
+
+async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> tuple[Result, str]:
+    """The result of a query in this run, and its directory's name.
+
+    Args:
+        schema: of what is wanted of the result.
+
+    Raises:
+        UsageError: the query or its place is wrong; nothing was run.
+        SourceError: Spark failed.
+        StorageError: the storage refused.
+    """
+    storage = run.storage
+    assert storage is not None  # the source says that it needs one
+    _check_reachable(query, storage, run)
+    plan = query.shipped()
+    name = f"{run.run}-{plan.fingerprint()}"
+    found = await storage.read(f"{name}/{_RECORD}")
+    if found is not None:
+        result = msgspec.json.decode(found, type=Result)
+        if await asyncio.to_thread(_all_there, result, f"{storage.address}/{name}", run.options):
+            run.announce(f"takes the result that Spark made before ({result.rows:,} rows)")
+            return result, name
+        run.announce("the result that Spark made before is gone: the query runs again")
+        await storage.delete([f"{name}/{_RECORD}"])
+    attempt = f"{name}/{secrets.token_hex(8)}"
+    try:
+        task = Task(plan, f"headgate-{run.job}-{run.source}", schema.serialize().to_pybytes())
+        await _make(query, task, attempt, storage, run)
+        made = await asyncio.to_thread(_describe, query, run, storage.address, attempt)
+    except BaseException:
+        await _delete_below(storage, f"{attempt}/")
+        raise
+    ours = msgspec.json.encode(made)
+    record = await storage.create_if_absent(f"{name}/{_RECORD}", ours)
+    if record != ours:
+        await _delete_below(storage, f"{attempt}/")
+    result = msgspec.json.decode(record, type=Result)
+    run.announce(f"Spark is done: {result.rows:,} rows in {len(result.files):,} files")
+    return result, name
+
+
+async def delete_results(storage: SourceStorage, keep: str = "") -> None:
+    """Delete all results but that in the directory `keep`, and all that was half written."""
+    doomed = [name for name in await storage.names("") if not keep or not name.startswith(keep)]
+    # The records first: what they name is there as long as they are.
+    doomed.sort(key=lambda name: not name.endswith(f"/{_RECORD}"))
+    await storage.delete(doomed)
+
+
+async def _delete_below(storage: SourceStorage, prefix: str) -> None:
+    await storage.delete(await storage.names(prefix))
+
+
+def _check_reachable(query: SparkQuery, storage: SourceStorage, run: SourceRun) -> None:
+    if query.runs_here or locations.parse_location(storage.address).scheme != "file":
+        return
+    raise UsageError(
+        f"Spark elsewhere cannot write into a directory of this machine "
+        f"master=`{query.plan.master}` storage=`{storage.address}`",
+        where=run.where,
+        fix="keep the job's checkpoints on S3, which both reach, or run Spark here: "
+        'master="local[*]"',
+    )
+
+
+async def _make(
+    query: SparkQuery, task: Task, attempt: str, storage: SourceStorage, run: SourceRun
+) -> None:
+    """Have Spark write the result below `attempt`."""
+    location = locations.parse_location(f"{storage.address}/{attempt}")
+    if location.scheme == "file":
+        await _run(task, f"file://{location.path}", run)
+    elif not query.runs_here:
+        await _run(task, f"s3a://{location.path}", run)
+    else:
+        # Spark would need Hadoop's client of S3 for it, which pyspark does not bring.
+        with tempfile.TemporaryDirectory(prefix="headgate-result-", dir=_local(run)) as directory:
+            await _run(task, f"file://{directory}/result", run)
+            for path in sorted(Path(directory, "result").glob("*.parquet")):
+                await storage.upload(f"{attempt}/{path.name}", path)
+
+
+async def _run(task: Task, target: str, run: SourceRun) -> None:
+    """Run the task in a process; a cancelled call leaves neither the process nor Java behind."""
+    loop = asyncio.get_running_loop()
+
+    def announce(text: str) -> None:
+        loop.call_soon_threadsafe(run.announce, text)
+
+    task = msgspec.structs.replace(task, target=target)
+    process = SparkProcess(task, _local(run) or "", run.where, announce)
+    # Not the loop's own threads: this one is busy for as long as the query runs.
+    with ThreadPoolExecutor(1, "headgate-spark") as thread:
+        running = loop.run_in_executor(thread, process.run)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            process.kill()
+            await asyncio.wait([running])
+            running.exception()  # looked at, so that asyncio does not complain
+            raise
+
+
+def _local(run: SourceRun) -> str | None:
+    """The first directory for temporary files; None: the system's."""
+    return next(filter(None, run.options.get(_LOCAL_DIRS, "").split(",")), None)
+
+
+def _describe(query: SparkQuery, run: SourceRun, address: str, attempt: str) -> Result:
+    """The record of what Spark has written below `attempt`. Blocking."""
+    options = locations.of_storage(run.options)
+    place = locations.parse_location(f"{address}/{attempt}")
+    store = locations.filesystem(place.scheme, options)
+    found = locations.find_files(str(place), options)
+    with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-footers") as threads:
+        footers = list(threads.map(lambda file: parquet_footer(store, file.path), found))
+    if place.scheme == "file":
+        for path in [*(file.path for file in found), place.path]:
+            _sync(path)
+    directory = attempt.rpartition("/")[2]
+    return Result(
+        query.describe(),
+        [
+            ResultFile(f"{directory}/{Path(file.path).name}", file.size_bytes, file.version, rows)
+            for file, (_, rows) in zip(found, footers, strict=True)
+        ],
+    )
+
+
+def _sync(path: str) -> None:
+    """Spark leaves it to the system when files get to the disk; the record must not be faster."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _all_there(result: Result, address: str, options: Mapping[str, str]) -> bool:
+    """True if every file below `address` is there in its size. Blocking."""
+    place = locations.parse_location(address)
+    store = locations.filesystem(place.scheme, locations.of_storage(options))
+    infos = store.get_file_info([f"{place.path}/{file.name}" for file in result.files])
+    return all(
+        info.type == pafs.FileType.File and info.size == file.size_bytes
+        for info, file in zip(infos, result.files, strict=True)
+    )

@@ -1,0 +1,169 @@
+"""Spark's types as Arrow's, from the JSON form of a schema: no Spark is needed for it.
+
+    boolean byte short integer long float double    bool int8 int16 int32 int64 float32 float64
+    decimal(p,s)                                    decimal128(p, s)
+    string, char(n), varchar(n)                     string
+    binary, date                                    binary, date32
+    timestamp, timestamp_ltz                        timestamp[us, UTC]
+    timestamp_ntz                                   timestamp[us], without zone
+    interval of days to seconds                     duration[us]
+    time                                            time64[us]
+    array, struct                                   list, struct
+    map                                             list of struct<key, value>, in the order of the map
+
+A column that Spark knows to have no nulls has none here; what lies within a column may be null.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...operators.suggestions import suggest
+
+_PLAIN: Final[dict[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_TEXT: Final = re.compile(r"(?:char|varchar)\(\d+\)|string collate .+")
+_DAYS: Final = re.compile(r"interval (?:day|hour|minute|second)(?: to (?:hour|minute|second))?")
+_TIME: Final = re.compile(r"time\([0-6]\)")
+_WIDER: Final = (
+    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    (pa.float32(), pa.float64()),
+    (pa.string(), pa.large_string()),
+    (pa.binary(), pa.large_binary()),
+)
+"""A value of a type is one of every type behind it, too."""
+
+
+def arrow_schema(spark: str) -> pa.Schema:
+    """The Arrow schema of a Spark schema, given as JSON (`DataFrame.schema.json()`).
+
+    Raises:
+        PlanError: there is a column twice, none at all, or one of a type that has no column form.
+    """
+    fields = json.loads(spark)["fields"]
+    names = [field["name"] for field in fields]
+    if not names:
+        raise PlanError("the Spark query has no columns")
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(
+                f"the Spark query has a column twice column=`{name}`",
+                fix="give one of them another name, or select the columns that are wanted",
+            )
+    return pa.schema(
+        [
+            pa.field(field["name"], _arrow(field["type"], field["name"]), field["nullable"])
+            for field in fields
+        ]
+    )
+
+
+def _arrow(spark: Any, column: str) -> pa.DataType:
+    """The type of a (nested) column; `column` is its path, for messages."""
+    if isinstance(spark, str):
+        return _arrow_plain(spark, column)
+    match spark["type"]:
+        case "array":
+            return pa.list_(_arrow(spark["elementType"], f"{column}[]"))
+        case "map":
+            # Not Arrow's map: expressions have none. In memory the two are the same.
+            entry = {
+                "key": _arrow(spark["keyType"], f"{column}.key"),
+                "value": _arrow(spark["valueType"], f"{column}.value"),
+            }
+            return pa.list_(pa.struct(list(entry.items())))
+        case "struct" if spark["fields"]:
+            return pa.struct(
+                [
+                    (field["name"], _arrow(field["type"], f"{column}.{field['name']}"))
+                    for field in spark["fields"]
+                ]
+            )
+    raise _no_form(spark["type"], column)
+
+
+def _arrow_plain(spark: str, column: str) -> pa.DataType:
+    if spark in _PLAIN:
+        return _PLAIN[spark]
+    if found := _DECIMAL.fullmatch(spark):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if _TEXT.fullmatch(spark):
+        return pa.string()
+    if _DAYS.fullmatch(spark):
+        return pa.duration("us")
+    if _TIME.fullmatch(spark):
+        return pa.time64("us")
+    raise _no_form(spark, column)
+
+
+def _no_form(spark: str, column: str) -> PlanError:
+    return PlanError(
+        f"a type of Spark has no column form here column=`{column}` type=`{spark}`",
+        fix="leave the column out of the query, or cast it in the query, say to string",
+    )
+
+
+def check_declared(declared: pa.Schema, found: pa.Schema) -> None:
+    """Raise PlanError unless a query with the columns `found` can be read as `declared`.
+
+    Columns that are not declared do not matter. Types may be wider than Spark's; times may be of another
+    unit, and whether they fit is seen value by value, as is whether there are nulls.
+    """
+    for field in declared:
+        if field.name not in found.names:
+            raise PlanError(
+                f"the Spark query has no such column column=`{field.name}`",
+                fix=suggest(field.name, found.names, "columns of the query"),
+            )
+        there = found.field(field.name).type
+        if not _readable(there, field.type):
+            raise PlanError(
+                f"the Spark query has another type than the schema says column=`{field.name}` "
+                f"query=`{there}` schema=`{field.type}`",
+                fix=f"declare `{there}`, or cast the column in the query",
+            )
+
+
+def _readable(found: pa.DataType, declared: pa.DataType) -> bool:
+    kinds = pa.types
+    if kinds.is_map(declared):
+        entry = [("key", declared.key_type), ("value", declared.item_type)]
+        declared = pa.list_(pa.struct(entry))
+    if found == declared:
+        return True
+    for wider in _WIDER:
+        if found in wider and declared in wider:
+            return bool(wider.index(found) < wider.index(declared))
+    if kinds.is_timestamp(found) and kinds.is_timestamp(declared):
+        return bool((found.tz is None) == (declared.tz is None))
+    if kinds.is_duration(found) or kinds.is_time(found):
+        return type(found) is type(declared)
+    if kinds.is_decimal(found) and kinds.is_decimal(declared):
+        whole = declared.precision - declared.scale
+        return bool(whole >= found.precision - found.scale and declared.scale >= found.scale)
+    if kinds.is_list(found) and (kinds.is_list(declared) or kinds.is_large_list(declared)):
+        return _readable(found.value_type, declared.value_type)
+    if kinds.is_struct(found) and kinds.is_struct(declared):
+        return [f.name for f in found] == [f.name for f in declared] and all(
+            _readable(a.type, b.type) for a, b in zip(found, declared, strict=True)
+        )
+    return False

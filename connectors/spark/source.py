@@ -1,0 +1,149 @@
+"""The result of a Spark query as a bounded source (features.md SRC-06).
+
+Spark runs once per run of the job, in a process of its own beside the coordinator, and its result is kept
+as Parquet in the job's storage. From then on this is the Parquet source: row groups are the splits, the
+row in them is the position, and whoever starts again reads the same rows again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import UsageError
+from ...operators.origin import capture_origin
+from ...operators.schema import SchemaLike, record_class, to_schema
+from ...operators.source import Source, SourceReader, SourceRun
+from ..files.source import FileSource, parse_policy
+from ..rows import check_count
+from .messages import Task
+from .process import SparkProcess
+from .query import LOCAL, SparkQuery, make_query
+from .result import Result, ResultFiles, delete_results, find_or_make
+from .schema import arrow_schema
+
+
+class SparkSource(Source):
+    """The rows of a Spark query, each read exactly once."""
+
+    bounded = True
+    needs_storage = True
+
+    def __init__(self, query: SparkQuery, files: FileSource, keep_result: bool) -> None:
+        self.query = query
+        self.whole: pa.Schema = files.schema
+        """The columns of the result, of which `schema` may be a part."""
+        self.keep_result = keep_result
+        self._result: tuple[Result, str] | None = None
+        self._read_by(files)
+
+    def _read_by(self, files: FileSource) -> None:
+        self._files = files
+        self.schema = files.schema
+        self.row_type = files.row_type
+        self.rejected_schema = files.rejected_schema
+
+    async def prepare(self, run: SourceRun) -> SparkSource:
+        """See the base class; older results are deleted, since no checkpoint of this run is of them."""
+        result, name = await find_or_make(self.query, self.whole, run)
+        assert run.storage is not None  # as `find_or_make` has seen
+        if not self.keep_result:
+            await delete_results(run.storage, keep=f"{name}/")
+        prepared = copy.copy(self)
+        prepared._result = result, f"{run.storage.address}/{name}"
+        return prepared
+
+    async def discard(self, run: SourceRun) -> None:
+        if run.storage is not None and not self.keep_result:
+            await delete_results(run.storage)
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """One split per row group; independent of the parallelism."""
+        if self._result is None:
+            raise UsageError(
+                "a Spark source is read by a job only: its query has not run",
+                fix="to test what is behind it, read the rows from a list instead",
+            )
+        result, address = self._result
+        return result.splits(address)
+
+    def reader(self) -> SourceReader:
+        return self._files.reader()
+
+    def with_columns(self, columns: Sequence[str]) -> SparkSource:
+        """Reads only these columns of the result, which has all of them."""
+        narrow = copy.copy(self)
+        narrow._read_by(self._files.with_columns(columns))
+        return narrow
+
+    def describe(self) -> str:
+        return f"spark({self.query.describe()})"
+
+
+def spark_source(
+    *,
+    sql: str | None = None,
+    table: str | None = None,
+    path: str | None = None,
+    format: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    query: Callable[[Any], Any] | None = None,
+    schema: SchemaLike | None = None,
+    master: str = LOCAL,
+    conf: Mapping[str, Any] | None = None,
+    keep_result: bool = False,
+    on_bad_record: str = "fail",
+    batch_rows: int = 8192,
+) -> SparkSource:
+    """A bounded source of the result of a Spark query. Needs the extra `headgate[spark]`.
+
+    The query runs once per run of the job, and its result is kept in the job's storage until the job has
+    finished. Nothing is run here, but without a `schema` Spark is started to analyse the query.
+
+    Args:
+        sql: a SELECT.
+        table: the name of a table or view that Spark knows.
+        path: what `spark.read` reads.
+        format: of what is at `path`, such as `parquet`, `orc`, `csv`; or, without a path, such as `jdbc`.
+        options: those of the format.
+        query: a function that takes the SparkSession and returns a DataFrame.
+        schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
+            the query are left out. Compared with those of the query before it is run.
+        master: where Spark runs: `local[*]`, `local[4]`, `spark://host:port`, `k8s://address`, `yarn`, or
+            Spark Connect at `sc://host:port`.
+        conf: settings of Spark, such as {"spark.driver.memory": "4g"}.
+        keep_result: do not delete the result when the job has finished, or a new run has made another one:
+            for savepoints that were taken while it was read.
+        on_bad_record: what happens to a row that does not fit the schema: `fail`, `drop` (counted in
+            `numRecordsInErrors`), or `side_output` (`rejected`).
+        batch_rows: rows per batch.
+
+    Raises:
+        UsageError: an argument is wrong; without a schema also: the query is, or pyspark is missing.
+        SourceError: without a schema: Spark failed.
+    """
+    made = make_query(
+        sql=sql,
+        table=table,
+        path=path,
+        format=format,
+        options=options,
+        query=query,
+        master=master,
+        conf=conf,
+    )
+    policy = parse_policy(on_bad_record)
+    check_count("batch_rows", batch_rows, 1)
+    columns = to_schema(_analysed(made) if schema is None else schema)
+    files = ResultFiles(columns, policy, batch_rows, record_class(schema))
+    return SparkSource(made, files, keep_result)
+
+
+def _analysed(query: SparkQuery) -> pa.Schema:
+    """The columns of a query, by Spark's analysis of it."""
+    task = Task(query.shipped(), "headgate-analysis")
+    process = SparkProcess(task, "", str(capture_origin()), lambda text: None)
+    return arrow_schema(process.run().schema)
