@@ -26,6 +26,7 @@ from ..options import METRICS_HOST, METRICS_PORT, Options
 from ..shipping import ship
 from .console import console
 from .embedded import embedded_ray
+from .embedded_health import while_ray_lives
 from .ray_actors import CoordinatorActor, ProcessSetup
 
 NAMESPACE = "headgate"
@@ -48,8 +49,9 @@ async def run_on_ray(
         setup = _setup(spec, address, stem)
         token = secrets.token_hex(16)
         actor = await asyncio.to_thread(_make_coordinator, spec, token, setup, address)
+        following = _follow(spec, actor, token, on_event, on_listening)
         try:
-            outcome = await _follow(spec, actor, token, on_event, on_listening)
+            outcome = await (following if address else while_ray_lives(following))
             await _let_go(actor)
             return outcome
         finally:
