@@ -49,6 +49,29 @@ CANCELLATION_TIMEOUT = Option[int](
     "ms",
     "A worker that has not dropped the subtasks of a cancelled attempt by then is killed and replaced.",
 )
+STUCK_TIMEOUT = Option[int](
+    "headgate.task.stuck-timeout",
+    Duration(),
+    0,
+    "ms",
+    "A call of a subtask that has not returned after this time fails the attempt; 0: it may take for ever.",
+)
+RECOVERY_STALL = Option[int](
+    "headgate.recovery.stall-timeout",
+    Duration(),
+    600_000,
+    "ms",
+    "A start or restart in which for this time no state was read and no worker became ready fails; "
+    "0: never. Must be longer than functions take to open.",
+)
+JOB_STALL = Option[int](
+    "headgate.job.stall-timeout",
+    Duration(),
+    0,
+    "ms",
+    "A running job in which records wait, while for this time nothing moves, no event time and no "
+    "checkpoint gets on, and no call is under way, is restarted; 0: never.",
+)
 LIVENESS_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

@@ -339,6 +339,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Of its event-time steps."""
     waits_for: WaitsFor = WaitsFor.NOTHING
     """At the moment."""
+    queued: int = 0
+    """Buffers that wait in front of it."""
     hot_groups: tuple[HotGroup, ...] = ()
     """Where most of what it sends goes, by exchange; only while it is backpressured."""
 

@@ -84,11 +84,6 @@ class FinalAgain:
     attempt: int
 
 
-JobEvent: TypeAlias = (
-    FromWorker | WorkerLost | ClientWish | PublishResult | Tick | Prepared | RoomMade | FinalAgain
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an attempt is over."""
@@ -100,6 +95,27 @@ class Failure:
     detail: str = ""
     worker: str = ""
     """Where it happened, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """Event: somebody who watches over this attempt has found that it does not get on."""
+
+    attempt: int
+    failure: Failure
+
+
+JobEvent: TypeAlias = (
+    AttemptFailed
+    | FromWorker
+    | WorkerLost
+    | ClientWish
+    | PublishResult
+    | Tick
+    | Prepared
+    | RoomMade
+    | FinalAgain
+)
 
 
 @dataclass(slots=True)
@@ -155,6 +171,8 @@ class JobContext:
     """What the run was told to restore."""
     unreadable: set[int] = field(default_factory=set)
     """Checkpoints that could not be restored, where the user allows an older one instead."""
+    deployment_events: int | None = None
+    """What the workers have said of the deployment under way; None: none is."""
     restoring: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By worker: bytes of state read, and to read, while an attempt is deployed."""
     rescale: Rescale | None = None

@@ -19,7 +19,7 @@ from ..protocol.failures import FailureKind
 from ..protocol.manifest import Manifest
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
-from .context import ClientWish, Failure, JobContext, Prepared
+from .context import AttemptFailed, ClientWish, Failure, JobContext, JobEvent, Prepared
 from .in_flight import assign_in_flight, check_in_flight
 from .manifests import size_of
 from .placement import place, workers_needed
@@ -44,6 +44,7 @@ class Deploying(State):
         job.set_status("RESTARTING" if job.restarts or job.rescale else "INITIALIZING")
         job.next_attempt()
         job.restoring.clear()
+        job.deployment_events = 0
         job.restored = None
         preparing = asyncio.get_running_loop().create_task(self._prepare(job), name="deploy")
         # Its end is an event like others, so that wishes and deaths are not kept waiting for it.
@@ -52,6 +53,7 @@ class Deploying(State):
         try:
             return await self._await_deployed(job, preparing)
         finally:
+            job.deployment_events = None
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
 
@@ -113,7 +115,10 @@ class Deploying(State):
         lost: dict[str, str] = {}
         while workers is None or not deployed.issuperset(worker.worker_id for worker in workers):
             event = await job.events.get()
+            job.deployment_events = (job.deployment_events or 0) + _moves(job, event)
             match event:
+                case AttemptFailed(attempt, failure) if attempt == job.attempt:
+                    return failing(failure)
                 case Prepared(attempt) if attempt == job.attempt:
                     try:
                         workers = preparing.result()
@@ -197,6 +202,13 @@ class Deploying(State):
                 size_bytes=size,
                 attempt=job.attempt,
             )
+
+
+def _moves(job: JobContext, event: JobEvent) -> bool:
+    """True for a word of this deployment: it gets on."""
+    if isinstance(event, FromWorker):
+        return getattr(event.message, "attempt", None) == job.attempt
+    return isinstance(event, Prepared)
 
 
 async def _assignments(

@@ -58,6 +58,7 @@ from .liveness import publish_stuck, watching
 from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, deploying, ended
+from .watchdog import Watchdog
 from .workers import WorkerPool
 
 PROGRESS_S = 1.0
@@ -322,8 +323,10 @@ class JobCoordinator:
         self._tick = asyncio.get_running_loop().call_later(delay, self._events.put_nowait, Tick())
 
     async def _progress(self, context: JobContext) -> None:
+        watchdog = Watchdog(context, int(1000 * PROGRESS_S))
         while True:
             await asyncio.sleep(PROGRESS_S)
+            watchdog.look()
             if context.status == "RUNNING":
                 context.publish("progress", "", **context.describe())
 

@@ -29,7 +29,16 @@ from ..protocol.loop_rounds import LoopRounds
 from ..protocol.watermark_alignment import Announcement, Member, WatermarkAlignment
 from .alignment import alignment_of
 from .checkpointing import Outcome, PublishResult
-from .context import ClientWish, Failure, FinalAgain, JobContext, Rescale, RoomMade, Tick
+from .context import (
+    AttemptFailed,
+    ClientWish,
+    Failure,
+    FinalAgain,
+    JobContext,
+    Rescale,
+    RoomMade,
+    Tick,
+)
 from .deploying import failure_of_subtask, failure_of_worker
 from .manifests import size_of
 from .placement import workers_needed
@@ -118,6 +127,8 @@ class Running(State):
             case WorkerLost(worker_id, reason):
                 if worker_id in self._ids:
                     return failing(failure_of_worker(worker_id, reason))
+            case AttemptFailed(attempt, failure) if attempt == job.attempt:
+                return failing(failure)
             case PublishResult():
                 return self._settle(job, job.checkpoints.publish_result(event))
             case Tick():

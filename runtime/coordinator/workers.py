@@ -213,6 +213,8 @@ class WorkerPool:
                 self._on_stuck(hello.worker_id, message)
             elif not isinstance(message, Heartbeat):
                 self._put_event(FromWorker(hello.worker_id, message))
+            elif (pulse := self._pulses.get(hello.worker_id)) is not None and pulse.link is None:
+                pulse.steps = message.steps  # no thread tells of them
         self.lose(hello.worker_id, "its connection ended")
 
     async def serve_pulse(self, hello: Hello, link: Link) -> None:

@@ -93,6 +93,9 @@ class FailureKind(Enum):
     CLUSTER = "cluster", "the cluster gave no worker", True, _RESOURCE
     WORKER_LOST = "worker_lost", "a worker process died", True, _RESOURCE
     HEARTBEAT_TIMEOUT = "heartbeat_timeout", "a worker stopped answering", True, _RESOURCE
+    STUCK = "stuck", "a call did not return in time", True, _USER
+    STALLED = "stalled", "nothing moved any more, though there was something to do", True, _SYSTEM
+    RECOVERY_STALLED = "recovery_stalled", "the recovery made no progress", True, _RESOURCE
     CHECKPOINTS = "checkpoints", "too many checkpoints in a row failed", True, _RESOURCE
     STOP = "stop", "the last checkpoint of a stopping job failed", True, _RESOURCE
     TAKEOVERS = "takeovers", "one coordinator after the other died", False, _RESOURCE

@@ -34,6 +34,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
             if isinstance(chained.operator, EventTimeOperator)
         ),
         waits_for=_waits_for(subtask),
+        queued=subtask.gate.queued_buffers if isinstance(subtask, InputSubtask) else 0,
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
     )
 

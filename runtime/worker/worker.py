@@ -161,7 +161,8 @@ class Worker:
         """Heartbeats out; and if none comes in, the coordinator hangs: give it up."""
         while True:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
-            self._link.send(Heartbeat())
+            steps = self._watch.steps() if self._pulse is None else ()
+            self._link.send(Heartbeat(steps=steps))
             self._send_statistics()
             if self._pulse is None:
                 for stuck in self._watch.look():

@@ -309,7 +309,7 @@ class Simulation:
         self.watch.seen[event.kind] += 1
         if event.kind == "failure":
             body = json.loads(event.body)
-            if body.get("failure") == "internal":
+            if body.get("failure") in ("internal", "stalled", "recovery_stalled"):
                 self.world.violated(f"a promise of the runtime was broken: {event.text}")
 
     def _on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

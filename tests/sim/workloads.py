@@ -142,6 +142,8 @@ def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, s
         "headgate.buffer.rows": rng.choice(("4", "32768")),
         "heartbeat.interval": "1 s",
         "heartbeat.timeout": "4 s",
+        "headgate.job.stall-timeout": "60 s",
+        "headgate.recovery.stall-timeout": "60 s",
         "headgate.coordinator.takeovers-max": "1000000",
     }
     if unaligned:

@@ -1,0 +1,179 @@
+"""Jobs that stand still, on a clock that a test moves; and jobs that may."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.connectors import Pause, blackhole, from_list
+from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.control.messages import Event
+from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
+from headgate.runtime.protocol.stall import StallMonitor
+from headgate.runtime.storage.open_store import open_store
+from headgate.runtime.task.accounting import Activity
+from headgate.runtime.task.input_subtask import InputSubtask
+from headgate.runtime.worker.deployment import Deployment
+from headgate.testing.loop import VirtualClock, VirtualLoop
+
+LONG_S = 100_000.0
+
+
+class Virtual:
+    """Runs a job on one worker, in virtual time."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop(0)
+        self.events: list[Event] = []
+
+    def run(self, job: hg.Job) -> JobOutcome:
+        clock = VirtualClock(self.loop)
+        cluster = InProcessCluster(clock=clock, open_store=open_store)
+        coordinator = JobCoordinator(
+            replace(job.spec(), slots_per_worker=8),
+            cluster=cluster,
+            clock=clock,
+            open_store=open_store,
+        )
+        coordinator.on_event = self.events.append
+        task = self.loop.create_task(coordinator.run())
+        task.add_done_callback(lambda _: self.loop.stop())
+        self.loop.drive(LONG_S)
+        return task.result()
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Kind and text of each."""
+        return [
+            (json.loads(event.body)["failure"], event.text)
+            for event in self.events
+            if event.kind == "failure"
+        ]
+
+
+@pytest.fixture
+def virtual() -> Iterator[Virtual]:
+    virtual = Virtual()
+    asyncio.set_event_loop(virtual.loop)
+    yield virtual
+    asyncio.set_event_loop(None)
+    virtual.loop.close()
+
+
+def with_options(options: dict[str, str], items: Any = range(5)) -> hg.Job:
+    job = hg.Job("still", options=options)
+    job.restart(attempts=1, delay="1ms")
+    numbers = job.read(from_list(items), name="numbers").rebalance()
+    numbers.map(lambda n: n, name="same").write(blackhole(), name="out")
+    return job
+
+
+def test_what_changes_or_rests_does_not_stand_still() -> None:
+    monitor = StallMonitor(3_000, 1_000)
+    assert not any(monitor.look(now, now, pending=True) for now in range(0, 20_000, 1_000))
+    assert not any(monitor.look(now, 0, pending=False) for now in range(20_000, 40_000, 1_000))
+    stalls = [now for now in range(40_000, 50_000, 1_000) if monitor.look(now, 0, pending=True)]
+    assert stalls == [42_000, 45_000, 48_000]
+
+
+def test_time_we_stood_still_ourselves_counts_little() -> None:
+    monitor = StallMonitor(3_000, 1_000)
+    assert not monitor.look(0, 0, pending=True)
+    assert not monitor.look(1_000_000, 0, pending=True)
+    assert monitor.look(1_001_000, 0, pending=True)
+
+
+def test_a_recovery_that_makes_no_progress_fails_and_is_tried_again(
+    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, hung = Deployment.prepare, []
+
+    async def hangs_once(self: Deployment) -> None:
+        if not hung:
+            hung.append(self)
+            await asyncio.Event().wait()
+        await prepare(self)
+
+    monkeypatch.setattr(Deployment, "prepare", hangs_once)
+    outcome = virtual.run(with_options({"headgate.recovery.stall-timeout": "1 min"}))
+    assert outcome.status == "FINISHED"
+    ((kind, text),) = virtual.failures
+    assert kind == "recovery_stalled"
+    assert "for 1m no state was read and no worker became ready: 0 of 0 bytes restored" in text
+    assert virtual.loop.time() < 90
+
+
+def test_an_open_that_does_not_return_is_named(
+    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, hung = InputSubtask.prepare, []
+
+    async def hangs_once(self: InputSubtask, *args: Any) -> None:
+        if not hung:
+            hung.append(self)
+            await asyncio.Event().wait()
+        await prepare(self, *args)
+
+    monkeypatch.setattr(InputSubtask, "prepare", hangs_once)
+    outcome = virtual.run(with_options({"headgate.task.stuck-timeout": "2 min"}))
+    assert outcome.status == "FINISHED"
+    ((kind, text),) = virtual.failures
+    assert kind == "stuck"
+    assert text.startswith("same -> out (1/1): it has been in one call for 2m")
+    # It was warned of before, and then once more at twice the time.
+    warned = [
+        json.loads(event.body)["busy_ms"] for event in virtual.events if event.kind == "stuck"
+    ]
+    assert [ms // 60_000 for ms in warned] == [1, 2]
+
+
+def deaf_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first subtask behind an exchange never reads it."""
+    step, deaf = InputSubtask.step, []
+
+    async def first_reads_nothing(self: InputSubtask) -> bool:
+        if not deaf:
+            deaf.append(self)
+        return False if self is deaf[0] else await step(self)
+
+    monkeypatch.setattr(InputSubtask, "step", first_reads_nothing)
+
+
+def test_a_running_job_in_which_nothing_moves_is_restarted(
+    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf_once(monkeypatch)
+    outcome = virtual.run(with_options({"headgate.job.stall-timeout": "1 min"}))
+    assert outcome.status == "FINISHED"
+    ((kind, text),) = virtual.failures
+    assert kind == "stalled"
+    assert "nothing moved for 1m, though records wait: 1 buffers wait in front of same" in text
+
+
+def test_a_source_may_be_silent_for_long(virtual: Virtual) -> None:
+    items = [1, Pause("5 min"), 2]
+    outcome = virtual.run(with_options({"headgate.job.stall-timeout": "1 min"}, items))
+    assert outcome.status == "FINISHED"
+    assert not virtual.failures
+    assert virtual.loop.time() >= 300
+
+
+def test_who_waits_for_the_outside_may_do_so(
+    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(self: InputSubtask) -> bool:
+        self.time.switch(Activity.BUSY)
+        await asyncio.sleep(300)
+        return await step(self)
+
+    step = InputSubtask.step
+    monkeypatch.setattr(InputSubtask, "step", slow)
+    outcome = virtual.run(with_options({"headgate.job.stall-timeout": "1 min"}))
+    assert outcome.status == "FINISHED"
+    assert not virtual.failures
