@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...errors import JobError
 
@@ -44,7 +44,7 @@ def _dead() -> str:
 
     Ray has no public way to ask: where a release lacks the private one, nobody notices.
     """
-    node = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
+    node: Any = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
     if not hasattr(node, "dead_processes"):
         return ""
     return next((kind for kind, _ in node.dead_processes() if kind in VITAL), "")
