@@ -13,6 +13,7 @@ from ...operators.source import SourceRun
 from ...operators.source import SourceStorage as Contract
 from ..protocol import names
 from ..storage.base import CheckpointStore, Existed
+from ..storage.open_store import join_address
 from .context import JobContext
 
 _log = logging.getLogger("headgate.job")
@@ -22,13 +23,14 @@ _log = logging.getLogger("headgate.job")
 class SourceStorage:
     """See `operators.source.SourceStorage`."""
 
-    def __init__(self, store: CheckpointStore, source: str) -> None:
+    def __init__(self, store: CheckpointStore, address: str, source: str) -> None:
         self._store = store
         self._root = names.source_dir(source)
+        self._address = f"{address}/{self._root}"
 
     @property
     def address(self) -> str:
-        return f"{self._store.describe()}/{self._root}"
+        return self._address
 
     async def read(self, name: str) -> bytes | None:
         return await self._store.read(f"{self._root}/{name}")
@@ -54,8 +56,12 @@ class SourceStorage:
 def source_run(job: JobContext, node: Node) -> SourceRun:
     """The run of `job` for its source `node`."""
     storage: Contract | None = None
-    if job.store is not None:
-        storage = SourceStorage(job.store, node.name)
+    checkpoint = job.spec.checkpoint
+    if job.store is not None and checkpoint is not None:
+        address = join_address(checkpoint.storage, names.job_dir(job.spec.name))
+        if address.startswith("file:"):
+            address = job.store.describe()  # as a path, without escapes
+        storage = SourceStorage(job.store, address, node.name)
     return SourceRun(
         job=job.spec.name,
         run=job.spec.run,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.connectors import collect
 from headgate.connectors.conformance import check_source, open_reader, read_all, read_batches
+from headgate.connectors.files.locations import s3_client
 from headgate.connectors.spark.messages import Task
 from headgate.connectors.spark.source import SparkSource
 from headgate.errors import (
@@ -53,7 +54,7 @@ async def running(storage: str, run: str = "r1") -> Any:
     said: list[str] = []
     store = LocalStore(Path(storage, "j"))
     await store.open()
-    place = SourceStorage(store, "history")
+    place = SourceStorage(store, str(store.describe()), "history")
     try:
         yield SourceRun("j", run, "history", "job.py:7", {}, place, said.append), said
     finally:
@@ -320,6 +321,22 @@ async def test_positions_are_exact_and_a_result_that_is_gone_is_said(
     assert "--fresh" in caught.value.fix
     await prepared(hg.spark_source(sql=IDS, schema=SCHEMA), storage)
     assert len(asked) == 2, "nothing was read of it yet: the query runs again"
+
+
+def test_spark_here_needs_no_client_of_s3_for_a_result_on_s3(
+    asked: list[Task], s3_server: Any
+) -> None:
+    source = hg.spark_source(sql=IDS, schema=SCHEMA, keep_result=True)
+    job, sink = job_of(source, s3_server.uri, lambda row: {"id": row.id})
+    job.override(s3_server.options)
+    assert job.run().status == "FINISHED"
+    assert sorted(row["id"] for row in sink.rows) == list(range(20))
+    assert asked[0].target.startswith("file://")
+    found = s3_client(s3_server.options).list_objects_v2(
+        Bucket=s3_server.bucket, Prefix="checkpoints/history/sources/"
+    )
+    kept = sorted(item["Key"].rpartition(".")[2] for item in found["Contents"])
+    assert kept == ["json", "parquet", "parquet"]
 
 
 # -- jobs -------------------------------------------------------------------------------------------
