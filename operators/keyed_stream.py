@@ -317,9 +317,9 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
                 where=str(origin),
                 fix='such as .window(hg.tumbling("1m"))',
             )
-        if getattr(window, "processing", False):
+        if isinstance(window, SessionWindow) and window.processing:
             raise PlanError(
-                "windows of the machine's clock need a key",
+                "sessions of the machine's clock need a key",
                 where=str(origin),
                 fix="call .key_with(lambda record: 0) before, for one window of all records",
             )
@@ -347,7 +347,7 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
     def agg(
         self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
     ) -> Stream[Any]:
-        """Aggregates per key and window, emitted when event time has passed the window's end.
+        """Aggregates per key and window, emitted when time has passed the window's end.
 
         The result has the key columns, `window_start`, `window_end` and the aggregates; of count and
         global windows it has no bounds. Records that come too late are in the result's `.late` stream.

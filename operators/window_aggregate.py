@@ -177,7 +177,7 @@ class WindowAggregate(Operator):
         self, rows: KeyedRows, parts: list[tuple[int, Rows]], groups: Index | None
     ) -> None:
         index, slots = self._small.add(rows, parts)
-        if self._window.due_at(parts[0][0]) > self._latest:
+        if self._window.due_at(parts[0][0]) > self.latest:
             return  # none has fired yet: `parts` begins with the earliest
         if groups is not None:
             groups = groups[index]
@@ -189,7 +189,7 @@ class WindowAggregate(Operator):
     def _add(self, start: int, rows: KeyedRows, which: Rows | None, groups: Index | None) -> None:
         group = self._group(start)
         slots = group.add(rows, which)
-        if self._window.due_at(start) > self._latest:
+        if self._window.due_at(start) > self.latest:
             return
         index = np.arange(rows.size)
         if which is not None:
@@ -201,8 +201,8 @@ class WindowAggregate(Operator):
         self._fire_again(start, group, rows, index, slots)
 
     @property
-    def _latest(self) -> int:
-        """How far event time is where it is furthest."""
+    def latest(self) -> int:
+        """How far event time is where it is furthest; it may differ by key group behind a rescale."""
         return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
 
     def _group(self, start: int) -> KeyedGroup:

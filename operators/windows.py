@@ -282,7 +282,7 @@ def tumbling(
             offset), also when the clocks change.
         emit_every: show the results so far after so much processing time.
         emit_rows: the same after so many rows of one subtask.
-        time: `processing`: windows of the machine's clock, for functions of records.
+        time: `processing`: windows of the machine's clock.
 
     Raises:
         UsageError: a duration that does not parse.

@@ -121,7 +121,7 @@ def add_co_group(
 def check_window(window: Any, what: str, origin: Origin) -> None:
     """Raise PlanError unless a window of event time that joins can work with."""
     early = getattr(window, "early", None)
-    if not hasattr(window, "grid") or early:
+    if not hasattr(window, "grid") or early or window.processing:
         raise PlanError(
             f"{what} takes windows of event time without early results window=`{window.describe()}`",
             where=str(origin),

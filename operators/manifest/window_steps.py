@@ -65,9 +65,9 @@ class WindowSpec:
             if (made := instance_of(section, option, builder)) is not None:
                 self.options[option] = made
         self._needs_time = kind not in _UNTIMED and section.get("time") != "processing"
-        processing = "time" if section.get("time") == "processing" else ""
+        by_clock = kind == "session" and section.get("time") == "processing"
         own = "python" if kind == "python" else ""
-        self.of_records = own or processing or next(iter(self.options), "")
+        self.of_records = own or "time" * by_clock or next(iter(self.options), "")
         fits = _check_fields(kind, section, builder)
         if fits and not section.bad and sound(section, **(dict.fromkeys(_ALL) | self.options)):
             self.window = _window(kind, section, builder)

@@ -114,8 +114,7 @@ class PaneAggregate(Operator):
         table, totals = self._table, self._totals
         known = table.state.size
         cells = table.place(rows, parts)
-        now = self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
-        behind = parts[0][0] <= max(totals.last, self._last_pane_due(now))
+        behind = parts[0][0] <= max(totals.last, self._last_pane_due(self.latest))
         if not behind:
             table.add(rows, cells)
             self._early.note(cells, rows.size)
@@ -129,6 +128,11 @@ class PaneAggregate(Operator):
         totals.after_add(table.cell_keys.data[inside], inside)
         self._fire_again(touched)
         self._early.note(cells, rows.size)
+
+    @property
+    def latest(self) -> int:
+        """How far event time is where it is furthest; it may differ by key group behind a rescale."""
+        return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
 
     def _last_pane_due(self, watermark: int) -> int:
         """The last pane of any window that has fired by then."""

@@ -8,8 +8,17 @@ import pyarrow as pa
 
 from ..aggregates import AggregatePlan
 from ..base import OperatorFactory
+from ..clocked_windows import ClockedWindows
 from ..window_aggregate import WindowAggregate
-from ..windows import WINDOW_FIELDS, CountWindow, GlobalWindow, TumblingWindow, Window
+from ..windows import (
+    WINDOW_FIELDS,
+    CountWindow,
+    GlobalWindow,
+    SlidingWindow,
+    TimeWindow,
+    TumblingWindow,
+    Window,
+)
 from .counts import CountAggregate
 from .operator import PaneAggregate
 from .whole import WholeAggregate
@@ -17,11 +26,16 @@ from .whole import WholeAggregate
 
 def window_fields(window: object) -> tuple[pa.Field, ...]:
     """The columns that a result has of its window: none, if the window knows no time."""
-    return WINDOW_FIELDS if needs_event_time(window) else ()
+    return WINDOW_FIELDS if knows_bounds(window) else ()
 
 
 def needs_event_time(window: object) -> bool:
-    """False for windows that cut a stream otherwise than by time."""
+    """False for windows that cut a stream otherwise than by event time."""
+    return knows_bounds(window) and not getattr(window, "processing", False)
+
+
+def knows_bounds(window: object) -> bool:
+    """False for windows that no times belong to."""
     return not isinstance(window, CountWindow | GlobalWindow)
 
 
@@ -31,6 +45,18 @@ def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> Operator
         return partial(CountAggregate, window, plan, step)
     if isinstance(window, GlobalWindow):
         return partial(WholeAggregate, window, plan, step)
+    if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
+        return partial(_clocked, window, plan, step)
+    return partial(_timed, window, plan, step)
+
+
+def _timed(window: TimeWindow, plan: AggregatePlan, step: str) -> WindowAggregate | PaneAggregate:
     if isinstance(window, TumblingWindow) and window.plain:
-        return partial(WindowAggregate, window, plan, step)
-    return partial(PaneAggregate, window, plan, step)
+        return WindowAggregate(window, plan, step)
+    return PaneAggregate(window, plan, step)
+
+
+def _clocked(
+    window: TumblingWindow | SlidingWindow, plan: AggregatePlan, step: str
+) -> ClockedWindows:
+    return ClockedWindows(window, _timed(window, plan, step), step)

@@ -10,6 +10,7 @@ from ..graph import Origin
 from ..origin import capture_origin
 from ..required_name import named
 from ..schema import SchemaLike
+from ..sessions.window import SessionWindow
 from .functions import AggregateFunction, WindowProcess
 from .plan import Windows, describe
 
@@ -167,8 +168,8 @@ def why_records(
         return "a trigger or an evictor is called for each record"
     if not columns:
         return "these are Python objects"
-    if getattr(window, "processing", False):
-        return "these are windows of the machine's clock"
+    if isinstance(window, SessionWindow) and window.processing:
+        return "these are sessions of the machine's clock"
     if callable(getattr(window, "gap", None)):
         return "the gap of the session is a function of a record"
     return "" if known else f"{describe(window)} is called for each record"

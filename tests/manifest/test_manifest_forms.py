@@ -552,3 +552,12 @@ def test_a_form_gives_the_rows_of_its_twin(
     assert rows[0][0] or form.side
     assert bool(rows[0][1]) == bool(form.side)
     assert rows == [rows[0]] * 4
+
+
+def test_windows_of_the_machines_clock_are_the_graph_of_their_twin(
+    steps: Any, folder: Path, shape: Shape, tmp_path: Path
+) -> None:
+    form = counted(
+        "{tumbling: 10s, time: processing}", lambda: hg.tumbling("10s", time="processing")
+    )
+    test_a_form_is_the_graph_of_its_twin(form, steps, folder, shape, tmp_path)

@@ -156,6 +156,31 @@ def test_windows_of_the_machines_clock_fire_when_it_says_so():
         assert [row["text"] for row in h.drain("out")] == ["7"]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_in_windows_of_the_machines_clock(backend):
+    def make(bids):
+        windows = bids.key_by("item").window(hg.sliding("20s", "10s", time="processing"))
+        return windows.agg(n=hg.count(), highest=hg.max("price"), name="counts")
+
+    with harness(job_of(make, backend, parallelism=2)) as h:
+        h.push("bids", Bid("a", 5, at(0)), Bid("b", 7, at(5_000)))
+        h.checkpoint()
+        h.push("bids", Bid("a", 9, at(0)))
+        h.crash()
+        h.rescale(3)
+        h.advance_time("10s")
+        h.push("bids", Bid("a", 1, at(0)))
+        h.advance_time("1m")
+        h.checkpoint()
+        found = h.drain("out")
+    ends = sorted({row["window_end"] for row in found})
+    per_end = [
+        {row["item"]: (row["n"], row["highest"]) for row in found if row["window_end"] == end}
+        for end in ends
+    ]
+    assert per_end == [{"a": (2, 9), "b": (1, 7)}, {"a": (3, 9), "b": (1, 7)}, {"a": (1, 1)}]
+
+
 def test_sessions_of_the_machines_clock():
     def make(bids):
         windows = bids.key_by("item").window(hg.session("10s", time="processing"))
