@@ -86,5 +86,9 @@ def _times(failure: dict[str, Any]) -> str:
         )
         if failure[key] is not None
     )
+    restore = failure.get("restore") or {}
+    if restore.get("local_bytes") or restore.get("storage_bytes"):
+        local, remote = restore["local_bytes"], restore["storage_bytes"]
+        phases += f"; state: {local:,} bytes from workers' disks, {remote:,} from storage"
     restored = f" from {failure['restored']}" if failure["restored"] else ""
     return f"; ran again{restored} after {format_duration(failure['down_ms'])} ({phases})"

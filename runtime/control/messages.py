@@ -102,6 +102,14 @@ class Deploy(Message, frozen=True):
     """Address of the directory that restored state files lie in; empty: the job's own below `storage`."""
 
 
+class Warm(Message, frozen=True):
+    """To a worker without subtasks: import, connect and make what a Deploy of this job will need."""
+
+    job: bytes
+    settings: dict[str, str]
+    storage: str = ""
+
+
 class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """One subtask to run, with the state it gets back. Sources get splits or split positions."""
 
@@ -193,9 +201,19 @@ class Shutdown(Message, frozen=True):
 
 
 class Deployed(Message, frozen=True):
-    """All subtasks of the attempt on this worker are prepared."""
+    """All subtasks of the attempt on this worker are prepared.
+
+    Times are of the slowest one: from the beginning until it had its state, and from then until its
+    operators had taken it over.
+    """
 
     attempt: int
+    fetching_ms: int = 0
+    opening_ms: int = 0
+    local_bytes: int = 0
+    """Of `read_bytes`, what came from copies on this machine."""
+    read_bytes: int = 0
+    """State in files; what came with the manifest does not count."""
 
 
 class RestoreProgress(Message, frozen=True):
@@ -389,6 +407,7 @@ Messages: TypeAlias = (
     | Welcome
     | Heartbeat
     | Deploy
+    | Warm
     | Start
     | TriggerCheckpoint
     | CheckpointCompleted

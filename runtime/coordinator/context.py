@@ -20,6 +20,7 @@ from ..protocol.backpressure import RecentRecords, level_of
 from ..protocol.failure_history import FailureEntry, FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.restart import RestartStrategy
+from ..protocol.restore_figures import RestoreFigures
 from ..savepoint.locate import Located
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
@@ -175,6 +176,8 @@ class JobContext:
     """What the workers have said of the deployment under way; None: none is."""
     restoring: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By worker: bytes of state read, and to read, while an attempt is deployed."""
+    figures: RestoreFigures = field(default_factory=RestoreFigures)
+    """Of the deployment under way, or the last one."""
     rescale: Rescale | None = None
     rescaled_ms: int = 0
     """How long the last rescale kept the job from working."""
@@ -240,7 +243,11 @@ class JobContext:
     def record(self, failure: Failure) -> None:
         """Remember a failure and tell the world."""
         entry = self.entry(failure)
-        self.enrichers.enrich(self.failures.failed(entry, self.attempt), entry)
+        lost, silent_ms = self.pool.last_lost
+        story = self.failures.failed(
+            entry, self.attempt, silent_ms if failure.worker == lost != "" else None
+        )
+        self.enrichers.enrich(story, entry)
         self.publish(
             "failure",
             f"{failure.where}: {failure.text} ({failure.kind.sentence})",

@@ -13,10 +13,18 @@ from ..checkpoint_options import (
     RESTORE_FALLBACK,
     WITHOUT_CHANNEL_STATE,
 )
-from ..control.messages import Deploy, Deployed, RestoreProgress, SubtaskAssignment, SubtaskFailed
+from ..control.messages import (
+    Deploy,
+    Deployed,
+    RestoreProgress,
+    SubtaskAssignment,
+    SubtaskFailed,
+    Warm,
+)
 from ..plan import Vertex
 from ..protocol.failures import FailureKind
 from ..protocol.manifest import Manifest
+from ..protocol.restore_figures import RestoreFigures
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .context import AttemptFailed, ClientWish, Failure, JobContext, JobEvent, Prepared
@@ -45,6 +53,7 @@ class Deploying(State):
         job.next_attempt()
         job.restoring.clear()
         job.deployment_events = 0
+        job.figures = RestoreFigures()
         job.restored = None
         preparing = asyncio.get_running_loop().create_task(self._prepare(job), name="deploy")
         # Its end is an event like others, so that wishes and deaths are not kept waiting for it.
@@ -68,7 +77,9 @@ class Deploying(State):
                 check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)
         needed = workers_needed(plan, job.spec.slots_per_worker)
+        asked = job.clock.monotonic()
         await job.pool.ensure(needed)
+        job.figures.workers_ms = round(1000 * (job.clock.monotonic() - asked))
         live = dict(sorted(job.pool.live.items()))
         hosts = {worker_id: worker.host_id for worker_id, worker in live.items()}
         workers = [live[worker_id] for worker_id in job.seats.order(hosts, needed)]
@@ -85,6 +96,8 @@ class Deploying(State):
         job.restored = restored
         assignments = await _assignments(job, restored)
         checkpoint = job.spec.checkpoint
+        storage = checkpoint.storage if checkpoint else ""
+        job.pool.warm_up = Warm(job=job.plan_blob, settings=job.spec.options, storage=storage)
         self._next_progress = job.clock.monotonic() + PROGRESS_S
         for worker in workers:
             mine = tuple(
@@ -101,7 +114,7 @@ class Deploying(State):
                     peers={peer.worker_id: peer.address for peer in workers},
                     placement={f"{v}:{i}": owner for (v, i), owner in placement.items()},
                     settings=job.spec.options,
-                    storage=checkpoint.storage if checkpoint else "",
+                    storage=storage,
                     restored_checkpoint=job.restored_checkpoint,
                     state_root=restored.root if restored is not None else "",
                 )
@@ -124,8 +137,13 @@ class Deploying(State):
                         workers = preparing.result()
                     except HeadgateError as error:
                         return self._failed(job, failure_from(error, "deployment"))
-                case FromWorker(worker_id, Deployed(attempt=attempt)) if attempt == job.attempt:
+                case FromWorker(worker_id, Deployed(attempt=attempt) as done) if (
+                    attempt == job.attempt
+                ):
                     deployed.add(worker_id)
+                    job.figures.add(
+                        done.fetching_ms, done.opening_ms, done.local_bytes, done.read_bytes
+                    )
                 case FromWorker(worker_id, RestoreProgress() as progress):
                     self._progressed(job, worker_id, progress)
                 case FromWorker(worker_id, SubtaskFailed() as message) if (
@@ -191,7 +209,7 @@ class Deploying(State):
 
     def _publish_restored(self, job: JobContext) -> None:
         text = job.restored.text if job.restored is not None else ""
-        job.failures.deployed(job.clock.now_ms(), text)
+        job.failures.deployed(job.clock.now_ms(), text, job.figures)
         if job.restored is not None:
             job.restored_at_ms = job.clock.now_ms()
             size = size_of(job.restored.manifest)

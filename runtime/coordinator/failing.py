@@ -13,6 +13,7 @@ from ..protocol.restart import GiveUp
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext, JobEvent
 from .deploying import failure_of_subtask, failure_of_worker
+from .placement import workers_needed
 from .states import End, State, deploying, ended, ended_by_wish, ends_at_once
 from .workers import FromWorker, WorkerLost
 
@@ -48,6 +49,7 @@ class Failing(State):
             end = End(JobStatus.FAILED, decision.reason, failure=self._failure)
             return ended(end)
         job.restarts += 1
+        job.pool.prepare(workers_needed(job.plan, job.spec.slots_per_worker))
         delay_ms = max(0, decision.at_ms - job.clock.now_ms())
         job.set_status("RESTARTING")
         text = f"restart {decision.number} in {delay_ms} ms"

@@ -41,6 +41,8 @@ from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
+from ..protocol.start_failures import StartFailures
+from ..recovery_options import REDUNDANT_WORKERS, START_FAILURES_MAX, START_RETRY
 from ..restart_options import EXCEPTION_HISTORY, FAILURE_ENRICHERS
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
@@ -116,6 +118,10 @@ class JobCoordinator:
             heartbeat_timeout_ms=self._options.get(HEARTBEAT_TIMEOUT),
             watching=watching(self._options),
             on_stuck=self._on_stuck,
+            spares=self._options.get(REDUNDANT_WORKERS),
+            start_failures=StartFailures(
+                self._options.get(START_FAILURES_MAX), self._options.get(START_RETRY)
+            ),
         )
 
     async def _on_hello(self, hello: Hello, link: Link) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..observe.catalogue import JOB, STATUSES
 from ..observe.metrics import MetricsGroup, Scope
+from .recovered import register_recovery
 
 if TYPE_CHECKING:
     from ..protocol.checkpoint_statistics import CheckpointRecord
@@ -28,6 +29,7 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
     scope.gauge("taskSlotsTotal", lambda: len(job.pool.live) * job.spec.slots_per_worker)
     for status in STATUSES:
         _register_status(scope, job, status)
+    register_recovery(scope, job)
     if job.keeps_checkpoints:
         _register_checkpoints(scope, job.checkpoints)
 

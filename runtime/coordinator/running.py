@@ -42,6 +42,7 @@ from .context import (
 from .deploying import failure_of_subtask, failure_of_worker
 from .manifests import size_of
 from .placement import workers_needed
+from .recovered import publish_recovered
 from .restore import continues
 from .states import End, State, ended, failing, rescaling
 from .wishes import check_keeps_checkpoints, check_rescale, savepoint_target
@@ -90,7 +91,7 @@ class Running(State):
         for worker in self._workers:
             worker.send(Start(attempt=job.attempt))
         job.set_status("RUNNING")
-        job.failures.running(job.clock.now_ms())
+        publish_recovered(job, job.failures.running(job.clock.now_ms()))
         job.unreadable.clear()
         self._answer_rescale(job)
         restored = job.restored

@@ -21,12 +21,15 @@ from ..control.messages import (
     Messages,
     Shutdown,
     StepStuck,
+    Warm,
     Watching,
     Welcome,
 )
 from ..exchange.hub import WorkerAddress, this_host
 from ..protocol.heartbeats import HeartbeatMonitor
 from ..protocol.ids import WorkerId
+from ..protocol.start_failures import StartFailures
+from .spares import Spares
 
 _log = logging.getLogger("headgate.coordinator")
 SILENT = "no heartbeat"
@@ -107,6 +110,8 @@ class WorkerPool:
         heartbeat_timeout_ms: int,
         watching: Watching | None = None,
         on_stuck: Callable[[str, StepStuck], None] = lambda worker_id, stuck: None,
+        spares: int = 0,
+        start_failures: StartFailures | None = None,
     ) -> None:
         self._cluster = cluster
         self._control = control
@@ -129,6 +134,19 @@ class WorkerPool:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.live: dict[str, Worker] = {}
         self._retired: list[Worker] = []
+        self._working: frozenset[str] = frozenset()
+        """Who has subtasks; the others are spares."""
+        self.last_lost = ("", 0)
+        """The worker that was lost last, and for how many ms nothing had been heard of it."""
+        self.warm_up: Warm | None = None
+        """What a worker without subtasks is told, so that it is ready for some."""
+        self._spares = Spares(
+            spares,
+            start_failures or StartFailures(10, 3_000),
+            clock,
+            live=lambda: len(self.live) + len(self._greetings),
+            start=self._start_one,
+        )
 
     async def ensure(self, count: int) -> list[Worker]:
         """Start workers until `count` are live; returns exactly `count`, oldest first.
@@ -137,7 +155,11 @@ class WorkerPool:
             ClusterError: a worker could not be started.
         """
         while (missing := count - len(self.live)) > 0:  # one may die while others start
-            starting = (self._start_one() for _ in range(missing))
+            ahead = {start for start in self._spares.starting if not start.done()}
+            if missing <= len(ahead):
+                await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            starting = (self._start_one() for _ in range(missing - len(ahead)))
             for outcome in await asyncio.gather(*starting, return_exceptions=True):
                 if type(outcome) is JobError:  # so a cluster says that it has no room
                     raise ClusterError(
@@ -168,6 +190,8 @@ class WorkerPool:
             worker_id, handle, link, hello.pid, hello.address, hello.metrics_url, pulse
         )
         self._monitor.watch(WorkerId(worker_id), self._now_ms())
+        if self.warm_up is not None:
+            link.send(self.warm_up)
         _log.info("worker ready pid=`%s`", hello.pid, extra=self._fields(worker_id))
 
     async def _greeted(
@@ -241,16 +265,26 @@ class WorkerPool:
             if worker_id in self._greetings:
                 self._stillborn.setdefault(worker_id, reason)
             return
+        silent_ms = self._monitor.silent_ms(WorkerId(worker_id), self._now_ms())
+        self.last_lost = (worker_id, silent_ms)
         self._monitor.forget(WorkerId(worker_id))
         self._forget_pulse(worker_id)
         worker.link.close()
         worker.kill()
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
+        self._spares.lost(working=worker_id in self._working)
+
+    def prepare(self, count: int) -> None:
+        """Start in the background what is missing of so many workers: `ensure` will be asked for them."""
+        self._spares.want(count)
 
     def retire(self, keep: Collection[Worker]) -> None:
-        """Let all other workers go: the job runs at a lower parallelism."""
-        kept = {worker.worker_id for worker in keep}
+        """Let all other workers go, but for the spares: the job runs at a lower parallelism."""
+        self._working = frozenset(worker.worker_id for worker in keep)
+        spare = [worker_id for worker_id in sorted(self.live) if worker_id not in self._working]
+        kept = {*self._working, *spare[: self._spares.count]}
+        self._spares.want(len(keep))
         for worker_id, worker in list(self.live.items()):
             if worker_id not in kept:
                 del self.live[worker_id]
@@ -286,6 +320,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Ask all workers to exit, then kill what has not."""
+        await self._spares.close()
         workers, self.live = [*self.live.values(), *self._retired], {}
         for worker in workers:
             worker.send(Shutdown())

@@ -92,6 +92,38 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "Since this coordinator began; those given up because the job failed or ended do not count.",
     ),
     _job("numRestarts", "restarts", "Since this coordinator began."),
+    _job(
+        "lastRestartDuration",
+        "ms",
+        "From the last failure until all subtasks ran again; -1: none yet under this coordinator. The same "
+        "holds for the other metrics of the last restart.",
+    ),
+    _job(
+        "lastRestartSilence",
+        "ms",
+        "How long nothing had been heard of the worker that was lost; noticing took at most that. -1: "
+        "no worker was lost.",
+    ),
+    _job("lastRestartCancelDuration", "ms", "Until everything of the failed attempt had stopped."),
+    _job("lastRestartDelay", "ms", "The pause that the restart strategy wanted."),
+    _job(
+        "lastRestartDeployDuration",
+        "ms",
+        "From the end of the pause until all subtasks were ready; it includes the next three.",
+    ),
+    _job("lastRestartWorkersDuration", "ms", "Until all workers were there."),
+    _job(
+        "lastRestartDownloadStateDuration",
+        "ms",
+        "Until the slowest subtask had read its state, from its machine or from storage.",
+    ),
+    _job(
+        "lastRestartInitializeStateDuration",
+        "ms",
+        "What the operators of the slowest subtask needed to take over what was read.",
+    ),
+    _job("lastRestartLocalStateSize", "bytes", "Read from copies on the workers' machines."),
+    _job("lastRestartRemoteStateSize", "bytes", "Read from the checkpoint's storage."),
     _job("uptime", "ms", "How long the job has been RUNNING without a break; 0: it is not."),
     _job("downtime", "ms", "Since the failure that the job recovers from; 0: it does not."),
     *(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, final
 
+from .restore_figures import RestoreFigures
+
 CONCURRENT_MAX: Final = 16
 """Failures kept beside a root one; when a worker dies all its subtasks fail."""
 
@@ -51,6 +53,8 @@ class FailureStory:
         waiting_ms: the pause that the restart strategy wanted.
         deploying_ms: until all subtasks were ready, restored state included.
         down_ms: from the failure until all subtasks ran again; None: they do not yet.
+        silent_ms: of a lost worker, how long nothing had been heard of it: noticing took at most that.
+        restore: what `deploying_ms` consists of.
     """
 
     root: FailureEntry
@@ -64,6 +68,8 @@ class FailureStory:
     waiting_ms: int | None = None
     deploying_ms: int | None = None
     down_ms: int | None = None
+    silent_ms: int | None = None
+    restore: RestoreFigures = field(default_factory=RestoreFigures)
 
     def as_json(self) -> dict[str, Any]:
         """For clients: the fields of the root failure, and the rest."""
@@ -81,9 +87,11 @@ class FailureHistory:
         self._phase_ms = 0
         self._recovering = False
 
-    def failed(self, root: FailureEntry, attempt: int) -> FailureStory:
+    def failed(
+        self, root: FailureEntry, attempt: int, silent_ms: int | None = None
+    ) -> FailureStory:
         """An attempt failed; or its restart did, which is a story of its own."""
-        story = FailureStory(root, attempt)
+        story = FailureStory(root, attempt, silent_ms=silent_ms)
         self._stories.append(story)
         del self._stories[: -self._kept]
         self._phase_ms = root.time_ms
@@ -107,17 +115,19 @@ class FailureHistory:
         if (story := self._open()) is not None:
             story.waiting_ms = self._phase(now_ms)
 
-    def deployed(self, now_ms: int, restored: str) -> None:
+    def deployed(self, now_ms: int, restored: str, figures: RestoreFigures | None = None) -> None:
         """All subtasks of the next attempt are ready."""
         if (story := self._open()) is not None:
             story.deploying_ms = self._phase(now_ms)
             story.restored = restored
+            story.restore = figures or RestoreFigures()
 
-    def running(self, now_ms: int) -> None:
-        """They run: the story is over."""
+    def running(self, now_ms: int) -> FailureStory | None:
+        """They run: the story is over. Returns it; None: there was no failure."""
         if (story := self._open()) is not None:
             story.down_ms = max(0, now_ms - story.root.time_ms)
         self._recovering = False
+        return story
 
     @property
     def recovering_since_ms(self) -> int | None:

@@ -38,6 +38,10 @@ class HeartbeatMonitor:
         """Expect nothing more: it was stopped, or its death is known already."""
         self._heard_ms.pop(worker, None)
 
+    def silent_ms(self, worker: WorkerId, now_ms: int) -> int:
+        """How long nothing was heard of a worker; 0: it is not watched."""
+        return max(0, now_ms - self._heard_ms.get(worker, now_ms))
+
     def beat(self, worker: WorkerId, now_ms: int) -> None:
         """Something was heard of a worker; ignored unless it is watched (a zombie may still beat)."""
         if worker in self._heard_ms:

@@ -26,6 +26,7 @@ from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
     Deploy,
+    Deployed,
     LoopRoundBack,
     Messages,
     RestoreProgress,
@@ -86,6 +87,8 @@ class Deployment:
     ) -> None:
         self.attempt = message.attempt
         self.started = False
+        self.deployed = Deployed(attempt=message.attempt)
+        """What to report once all is prepared."""
         self._message = message
         self._plan: PhysicalPlan = unship(message.job)
         self._options = Options(message.settings)
@@ -187,12 +190,13 @@ class Deployment:
             )
             for assignment in assignments
         ]
-        total = sum(
-            handle.size_bytes
+        needed = [
+            handle
             for assignment, own in zip(assignments, ranges, strict=True)
             for handle in _handles(assignment)
             if is_needed(handle, own)
-        )
+        ]
+        total = sum(handle.size_bytes for handle in needed)
         meter = RestoreMeter(total, self._clock, self._restoring)
         await all_of(
             [
@@ -201,6 +205,14 @@ class Deployment:
                     self._subtasks, assignments, ranges, strict=True
                 )
             ]
+        )
+        copies = None if self._message.state_root else self._copies
+        self.deployed = Deployed(
+            attempt=self.attempt,
+            fetching_ms=meter.fetching_ms,
+            opening_ms=meter.opening_ms,
+            local_bytes=0 if copies is None else copies.bytes_read,
+            read_bytes=sum(handle.size_bytes for handle in needed if handle.file is not None),
         )
 
     async def _restore(
@@ -212,7 +224,9 @@ class Deployment:
         meter: RestoreMeter,
     ) -> None:
         if not self._message.restored_checkpoint:
+            began = meter.fetched()
             await _prepare(subtask, None, assignment)
+            meter.opened(began)
             return
         reader = StateReader(
             store,
@@ -229,7 +243,9 @@ class Deployment:
             by_operator.setdefault(snapshot.operator, []).append(snapshot)
         states = {name: await reader.load(name, found) for name, found in by_operator.items()}
         mine = () if self._message.state_root else assignment.state
+        began = meter.fetched()
         await _prepare(subtask, states, assignment, mine)
+        meter.opened(began)
         await reader.delete_downloads()
         if isinstance(subtask, InputSubtask) and assignment.in_flight:
             subtask.recover(await self._recovered(subtask, assignment, reader))

@@ -17,7 +17,22 @@ class RestoreMeter:
         self._total, self._done = total_bytes, 0
         self._clock = clock
         self._report = report
-        self._next = clock.monotonic()
+        self._next = self._began = clock.monotonic()
+        self.fetching_ms = 0
+        """Until the last subtask had read its state."""
+        self.opening_ms = 0
+        """What the slowest needed to take its state over."""
+
+    def fetched(self) -> float:
+        """A subtask has read its state; returns the time, for `opened`."""
+        now = self._clock.monotonic()
+        self.fetching_ms = max(self.fetching_ms, round(1000 * (now - self._began)))
+        return now
+
+    def opened(self, since: float) -> None:
+        """It has taken it over, which began at `since`."""
+        took_ms = round(1000 * (self._clock.monotonic() - since))
+        self.opening_ms = max(self.opening_ms, took_ms)
 
     def advance(self, count: int) -> None:
         """`count` more bytes are done."""

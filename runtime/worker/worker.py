@@ -23,7 +23,6 @@ from ..control.messages import (
     CheckpointAborted,
     CheckpointCompleted,
     Deploy,
-    Deployed,
     FinishSources,
     Heartbeat,
     Hello,
@@ -34,6 +33,7 @@ from ..control.messages import (
     Statistics,
     Terminate,
     TriggerCheckpoint,
+    Warm,
     WatermarkLimit,
     Welcome,
 )
@@ -50,6 +50,7 @@ from .local_directories import LocalDirectories
 from .pulse import Pulse
 from .settings import local_dirs
 from .stores import SharedStores
+from .warming import import_all
 from .watch import StepWatch
 
 IO_THREADS = 4
@@ -189,6 +190,9 @@ class Worker:
             await self._drop_attempt()
             self._spawn(self._deploy(message), "deploy")
             return
+        if isinstance(message, Warm):
+            self._spawn(self._warm_up(message), "warm up")
+            return
         if isinstance(message, Cancel):
             self._watch.cancelling(message.attempt)
             await self._drop_attempt()
@@ -244,11 +248,21 @@ class Worker:
             self._deployment = deployment
             self._watch.begin(message.attempt, deployment.subtasks)
             await deployment.prepare()
-            self._link.send(Deployed(attempt=message.attempt))
+            self._link.send(deployment.deployed)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             self._link.send(failure_of(message.attempt, "deployment", error))
+
+    async def _warm_up(self, message: Warm) -> None:
+        """Be ready for a Deploy; what goes wrong here goes wrong there again, and is reported then."""
+        try:
+            loop = asyncio.get_running_loop()
+            await to_the_end(loop.run_in_executor(self._threads, import_all, message))
+            await self._store_for(message)
+            await self._directories_for(message)
+        except Exception as error:
+            self._log.info("cannot warm up: %s: %s", type(error).__name__, error)
 
     async def _start(self, deployment: Deployment) -> None:
         try:
@@ -267,7 +281,7 @@ class Worker:
             wrapped = ExchangeError(f"connection lost peer=`{peer_id}`: {error}")
             self._link.send(failure_of(deployment.attempt, "exchange", wrapped))
 
-    async def _store_for(self, message: Deploy) -> CheckpointStore | None:
+    async def _store_for(self, message: Deploy | Warm) -> CheckpointStore | None:
         if not message.storage:
             return None
         if self._store is None or self._store[0] != message.storage:
@@ -280,7 +294,7 @@ class Worker:
             self._store = (message.storage, store)
         return self._store[1]
 
-    async def _directories_for(self, message: Deploy) -> LocalDirectories:
+    async def _directories_for(self, message: Deploy | Warm) -> LocalDirectories:
         if self._directories is None:
             make = partial(LocalDirectories, local_dirs(Options(message.settings)), self.worker_id)
             loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -49,6 +50,7 @@ class Scene:
     def __init__(self, lab: Any, backend: str, *, local: bool = True) -> None:
         self.lab = lab
         self.reads: list[str] = []
+        self.told: dict[str, Any] = {}
         self.out = collect(guarantee="exactly_once")
         self.job = hg.Job(
             "job",
@@ -92,6 +94,7 @@ class Scene:
             await job.until("restored")
             await job.until("status", status="RUNNING")
             read.extend(self.reads)
+            self.told = json.loads((await job.until("recovered")).body)
             await job.request("stop")
 
         ran = self.lab.run(self.job, script, opener=self.open)
@@ -114,11 +117,17 @@ def test_nothing_is_read_from_the_storage(lab: Any, backend: str) -> None:
     scene = Scene(lab, backend)
     assert scene.run() == []
     assert not scene.copies(), "the job is over"
+    assert scene.told["lastRestartLocalStateSize"] > 0
+    assert scene.told["lastRestartRemoteStateSize"] == 0
+    phases = ("CancelDuration", "Delay", "DeployDuration")
+    assert scene.told["lastRestartDuration"] >= sum(scene.told[f"lastRestart{p}"] for p in phases)
 
 
 def test_without_copies_all_is_read_from_the_storage(lab: Any) -> None:
     scene = Scene(lab, "hashmap", local=False)
     assert {_subtask(name) for name in scene.run()} == {0, 1}
+    assert scene.told["lastRestartLocalStateSize"] == 0
+    assert scene.told["lastRestartRemoteStateSize"] > 0
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])

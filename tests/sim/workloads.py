@@ -149,6 +149,7 @@ def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, s
     if unaligned:
         timeout = rng.choice(("0 ms", "20 ms", "300 ms"))
         options["execution.checkpointing.aligned-checkpoint-timeout"] = timeout
+    options["slotmanager.redundant-taskmanager-num"] = rng.choice(("0", "0", "1", "2"))
     if rng.random() < 0.5:
         options["execution.checkpointing.local-backup.enabled"] = "true"
         options["execution.state-recovery.from-local"] = rng.choice(("true", "true", "false"))

@@ -1,0 +1,70 @@
+"""How long a restart took, phase by phase: a line in the log, an event, and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ...operators.durations import format_duration
+from ..observe.metrics import Scope
+from ..protocol.failure_history import FailureStory
+
+if TYPE_CHECKING:
+    from .context import JobContext
+
+NONE_YET: Final = -1
+_METRICS: Final[dict[str, Callable[[FailureStory], int | None]]] = {
+    "lastRestartDuration": lambda story: story.down_ms,
+    "lastRestartSilence": lambda story: story.silent_ms,
+    "lastRestartCancelDuration": lambda story: story.cancelling_ms,
+    "lastRestartDelay": lambda story: story.waiting_ms,
+    "lastRestartDeployDuration": lambda story: story.deploying_ms,
+    "lastRestartWorkersDuration": lambda story: story.restore.workers_ms,
+    "lastRestartDownloadStateDuration": lambda story: story.restore.fetching_ms,
+    "lastRestartInitializeStateDuration": lambda story: story.restore.opening_ms,
+    "lastRestartLocalStateSize": lambda story: story.restore.local_bytes,
+    "lastRestartRemoteStateSize": lambda story: story.restore.storage_bytes,
+}
+
+
+def publish_recovered(job: JobContext, story: FailureStory | None) -> None:
+    """All subtasks run again; None: they run for the first time."""
+    if story is None:
+        return
+    body = {name: read(story) for name, read in _METRICS.items()}
+    job.publish("recovered", describe(story), attempt=job.attempt, **body)
+
+
+def describe(story: FailureStory) -> str:
+    """The restart in a sentence. What has no time of its own was not needed."""
+    restore = story.restore
+    phases = [
+        ("silent before", story.silent_ms),
+        ("stopping", story.cancelling_ms),
+        ("waiting", story.waiting_ms),
+        ("deploying", story.deploying_ms),
+    ]
+    within = [
+        ("workers", restore.workers_ms),
+        ("reading state", restore.fetching_ms),
+        ("opening state", restore.opening_ms),
+    ]
+    text = ", ".join(f"{name} {format_duration(ms)}" for name, ms in phases if ms is not None)
+    of_it = ", ".join(f"{name} {format_duration(ms)}" for name, ms in within)
+    return (
+        f"running again after {format_duration(story.down_ms or 0)}: {text} ({of_it}; state: "
+        f"{restore.local_bytes:,} bytes from workers' disks, {restore.storage_bytes:,} from storage)"
+    )
+
+
+def register_recovery(scope: Scope, job: JobContext) -> None:
+    """The metrics of the last restart."""
+    for name, read in _METRICS.items():
+        scope.gauge(name, partial(_of_the_last, job, read))
+
+
+def _of_the_last(job: JobContext, read: Callable[[FailureStory], int | None]) -> int:
+    story = next((s for s in reversed(job.failures.stories) if s.down_ms is not None), None)
+    value = None if story is None else read(story)
+    return NONE_YET if value is None else value

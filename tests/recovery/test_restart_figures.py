@@ -1,0 +1,47 @@
+"""What is told of a restart: times of the slowest, sizes of all."""
+
+from __future__ import annotations
+
+from headgate.runtime.coordinator.recovered import describe
+from headgate.runtime.protocol.failure_history import FailureEntry, FailureHistory
+from headgate.runtime.protocol.restore_figures import RestoreFigures
+from headgate.runtime.worker.restore_progress import RestoreMeter
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_worker_measures_its_slowest_subtask() -> None:
+    clock = Clock()
+    meter = RestoreMeter(10, clock, lambda done, total: None)  # type: ignore[arg-type]
+    clock.now = 100.2
+    first = meter.fetched()
+    clock.now = 100.3
+    second = meter.fetched()
+    meter.opened(second)
+    clock.now = 100.6
+    meter.opened(first)
+    assert (meter.fetching_ms, meter.opening_ms) == (300, 400)
+
+
+def test_a_restart_is_told_in_a_sentence() -> None:
+    figures = RestoreFigures(workers_ms=700)
+    figures.add(fetching_ms=200, opening_ms=50, local_bytes=1_000, read_bytes=3_500)
+    figures.add(fetching_ms=100, opening_ms=90, local_bytes=500, read_bytes=500)
+    history = FailureHistory(5)
+    assert history.running(500) is None, "nothing had failed"
+    history.failed(FailureEntry(1_000, "worker_lost", "w", "w", "gone"), 1, silent_ms=20)
+    history.cancelled(1_100)
+    history.waited(2_100)
+    history.deployed(3_200, "checkpoint 7", figures)
+    story = history.running(3_250)
+    assert story is not None
+    assert describe(story) == (
+        "running again after 2250ms: silent before 20ms, stopping 100ms, waiting 1s, deploying 1100ms "
+        "(workers 700ms, reading state 200ms, opening state 90ms; "
+        "state: 1,500 bytes from workers' disks, 2,500 from storage)"
+    )

@@ -1,0 +1,216 @@
+"""Workers that are started before somebody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headgate.errors import JobError
+from headgate.runtime.control.link import MemoryLink
+from headgate.runtime.control.messages import Hello, Warm
+from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
+from headgate.runtime.exchange.hub import WorkerAddress
+from headgate.runtime.protocol.start_failures import StartFailures
+
+
+class Handle:
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.dead = asyncio.Event()
+
+    async def died(self) -> str:
+        await self.dead.wait()
+        return "exited"
+
+    def kill(self, pid: int = 0) -> None:
+        self.dead.set()
+
+
+class Cluster:
+    """Starts workers that say Hello once they may."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.handles: dict[str, Handle] = {}
+        self.far: dict[str, MemoryLink] = {}
+        self.serving: list[asyncio.Task[None]] = []
+        self.refuses = False
+        self.refused: set[str] = set()
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.pool: Any = None
+
+    async def start_worker(self, worker_id: str, control: object) -> Handle:
+        self.started.append(worker_id)
+        if worker_id in self.refused:
+            raise JobError("no room")
+        await self.may_start.wait()
+        if self.refuses:
+            raise JobError("no room")
+        handle = self.handles[worker_id] = Handle(worker_id)
+        address = WorkerAddress(worker_id, "elsewhere", "", 1, "").encode()
+        hello = Hello(token="", role="worker", worker_id=worker_id, address=address)
+        near, self.far[worker_id] = MemoryLink.pair()
+        self.serving.append(asyncio.ensure_future(self.pool.serve(hello, near)))
+        return handle
+
+    async def kill(self, worker_id: str) -> None:
+        watching = self.pool._watchers[worker_id]
+        self.handles[worker_id].dead.set()
+        await watching
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+async def settled() -> None:
+    """Everything that can happen without time has happened."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def live(cluster: Cluster) -> list[str]:
+    return sorted(cluster.pool.live)
+
+
+Script = Callable[[Cluster, WorkerPool], Awaitable[None]]
+
+
+@pytest.fixture
+def run() -> Callable[..., list[Any]]:
+    def play(script: Script, spares: int = 1) -> list[Any]:
+        async def main() -> list[Any]:
+            cluster, events = Cluster(), list[WorkerLost | FromWorker]()
+            pool = cluster.pool = WorkerPool(
+                cluster,  # type: ignore[arg-type]
+                None,  # type: ignore[arg-type]
+                Clock(),  # type: ignore[arg-type]
+                events.append,
+                job_name="job",
+                name_prefix="w",
+                heartbeat_interval_ms=10,
+                heartbeat_timeout_ms=100,
+                spares=spares,
+                start_failures=StartFailures(10, 60_000),
+            )
+            await script(cluster, pool)
+            await pool.close()
+            await asyncio.gather(*cluster.serving)
+            return events
+
+        return asyncio.run(main())
+
+    return play
+
+
+def test_a_spare_takes_over_at_once_and_gets_a_successor(run: Any) -> None:
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        pool.retire(await pool.ensure(2))
+        await settled()
+        assert live(cluster) == ["w-0000", "w-0001", "w-0002"]
+        cluster.may_start.clear()
+        await cluster.kill("w-0000")
+        await settled()
+        assert cluster.started[3:] == ["w-0003"], "the next spare is under way"
+        workers = await pool.ensure(2)
+        assert [worker.worker_id for worker in workers] == ["w-0001", "w-0002"]
+        pool.retire(workers)
+        cluster.may_start.set()
+        await settled()
+        assert live(cluster) == ["w-0001", "w-0002", "w-0003"]
+        assert len(cluster.started) == 4
+
+    assert [event.worker_id for event in run(script)] == ["w-0000"]
+
+
+def test_without_spares_a_start_begins_before_it_is_asked_for(run: Any) -> None:
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        pool.retire(await pool.ensure(2))
+        await cluster.kill("w-0001")
+        await settled()
+        assert live(cluster) == ["w-0000"]
+        cluster.may_start.clear()
+        pool.prepare(2)
+        asking = asyncio.ensure_future(pool.ensure(2))
+        await settled()
+        assert cluster.started[2:] == ["w-0002"], "one is enough"
+        cluster.may_start.set()
+        assert [worker.worker_id for worker in await asking] == ["w-0000", "w-0002"]
+
+    run(script, spares=0)
+
+
+def test_a_start_that_fails_ahead_of_time_is_tried_again_by_whoever_needs_it(run: Any) -> None:
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        cluster.refuses = True
+        pool.prepare(1)
+        await settled()
+        assert len(cluster.started) == 1, "then there is a pause"
+        with pytest.raises(JobError, match="no room"):
+            await pool.ensure(1)
+        cluster.refuses = False
+        assert len(await pool.ensure(1)) == 1
+
+    run(script, spares=0)
+
+
+def test_of_two_starts_ahead_of_time_one_fails(run: Any) -> None:
+    """Whoever waits for the other one does not keep the loop busy: it starts one of its own."""
+
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        cluster.refused = {"w-0000"}
+        cluster.may_start.clear()
+        pool.prepare(2)
+        await settled()
+        asking = asyncio.ensure_future(pool.ensure(2))
+        await settled()
+        assert len(cluster.started) == 3
+        cluster.may_start.set()
+        assert [worker.worker_id for worker in await asking] == ["w-0001", "w-0002"]
+
+    run(script, spares=0)
+
+
+def test_spares_are_told_what_to_prepare_for(run: Any) -> None:
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        workers = await pool.ensure(1)
+        pool.warm_up = Warm(job=b"plan", settings={})
+        pool.retire(workers)
+        await settled()
+        await cluster.far["w-0001"].receive()  # Welcome
+        assert await cluster.far["w-0001"].receive() == Warm(job=b"plan", settings={})
+
+    run(script)
+
+
+def test_a_spare_that_dies_by_itself_is_not_replaced_for_ever(run: Any) -> None:
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        pool.retire(await pool.ensure(1))
+        await settled()
+        await cluster.kill("w-0001")
+        await settled()
+        assert len(cluster.started) == 2, "there is a pause"
+
+    run(script)
+
+
+def test_the_pauses() -> None:
+    failures = StartFailures(3, 1_000)
+    assert failures.wait_ms(0) == 0
+    failures.failed(0)
+    assert failures.wait_ms(400) == 600
+    assert failures.wait_ms(1_000) == 0
+    failures.failed(1_000)
+    failures.failed(2_000)
+    assert failures.wait_ms(3_000) == 57_000, "three within a minute"
+    assert failures.wait_ms(60_000) == 0
+    failures.failed(60_000)
+    assert failures.wait_ms(61_000) == 0, "of the last minute there are two, and the pause is over"
