@@ -41,7 +41,7 @@ def test_a_restart_is_told_in_a_sentence() -> None:
     story = history.running(3_250)
     assert story is not None
     assert describe(story) == (
-        "running again after 2250ms: silent before 20ms, stopping 100ms, waiting 1s, deploying 1100ms "
+        "running again after 2s 250ms: silent before 20ms, stopping 100ms, waiting 1s, deploying 1s 100ms "
         "(workers 700ms, reading state 200ms, opening state 90ms; "
         "state: 1,500 bytes from workers' disks, 2,500 from storage)"
     )
