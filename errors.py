@@ -88,11 +88,27 @@ class JobError(HeadgateError):
 
 
 class UserCodeError(JobError):
-    """A user's function raised; `__cause__` is lost over process borders, so `detail` holds its text."""
+    """A user's function raised; `__cause__` is lost over process borders, so `detail` holds its text.
 
-    def __init__(self, message: str, *, where: str = "", fix: str = "", detail: str = "") -> None:
+    `step` is whose function, `record_id` is equal for equal records (empty: unknown), and `position` says
+    how far the source had read (empty: behind an exchange that is unknown).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        detail: str = "",
+        step: str = "",
+        record_id: str = "",
+    ) -> None:
         super().__init__(message, where=where, fix=fix)
         self.detail = detail
+        self.step = step
+        self.record_id = record_id
+        self.position = ""
 
 
 class BadRecordError(JobError):

@@ -15,7 +15,7 @@ from .elements import Batch, ColumnBatch, concatenated
 from .graph import Origin
 from .rows import column_batch
 from .schema import difference
-from .user_code import FAILURES, bad_result, is_own_cancellation, user_error
+from .user_code import FAILURES, Several, bad_result, is_own_cancellation, user_error
 
 
 @dataclass(frozen=True)
@@ -193,5 +193,5 @@ class AsyncMapBatchesOperator(AsyncOperator):
             division.send(self._letters, self.output)
 
 
-def _shown(data: pa.RecordBatch) -> str:
-    return f"a batch of {data.num_rows}: {', '.join(data.schema.names)}"
+def _shown(data: pa.RecordBatch) -> Several:
+    return Several(f"a batch of {data.num_rows}: {', '.join(data.schema.names)}")

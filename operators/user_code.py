@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import pickle
 import reprlib
 import traceback
+from dataclasses import dataclass
 from typing import Any, Final
 
 from polars.exceptions import PanicException
@@ -25,8 +28,17 @@ _short.maxstring = _short.maxother = 120
 _short.maxdict = _short.maxlist = _short.maxtuple = 12
 
 
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Stands for many records, of which it is not known which one it was."""
+
+    text: str
+
+
 def describe_record(record: Any) -> str:
     """The record as text, at most `RECORD_TEXT_MAX` characters; never raises."""
+    if isinstance(record, Several):
+        record = record.text
     try:
         if isinstance(record, str | bytes | dict | list | tuple):
             text = _short.repr(record)
@@ -35,6 +47,19 @@ def describe_record(record: Any) -> str:
     except Exception as error:
         text = f"<{type(record).__name__}: its repr raised {type(error).__name__}>"
     return text if len(text) <= RECORD_TEXT_MAX else f"{text[: RECORD_TEXT_MAX - 1]}…"
+
+
+def record_id(record: Any) -> str:
+    """Equal for equal records, also in another process; empty for what cannot be told. Never raises."""
+    if record is None or isinstance(record, Several):
+        return ""
+    try:
+        text = repr(record)
+        # A repr with an address is another one each time.
+        data = pickle.dumps(record) if " at 0x" in text else text.encode(errors="replace")
+    except Exception:
+        return ""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def text_of(error: BaseException, characters_max: int) -> str:
@@ -62,6 +87,8 @@ def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> 
         f"the function of `{step}` raised {shown} record=`{describe_record(record)}`",
         where=str(origin),
         detail="".join(traceback.format_exception(error)),
+        step=step,
+        record_id=record_id(record),
     )
 
 
@@ -73,4 +100,6 @@ def bad_result(
         f"the function of `{step}` {problem} record=`{describe_record(record)}`",
         where=str(origin),
         fix=fix,
+        step=step,
+        record_id=record_id(record),
     )

@@ -109,6 +109,14 @@ EXCEPTION_HISTORY = Option[int](
     "failures",
     "The last failures of a job that are remembered, for `headgate history`.",
 )
+SAME_RECORD_MAX = Option[int | None](
+    "headgate.restart.same-record-max",
+    Integer(at_least=1),
+    None,
+    "failures",
+    "So many failures of a function for the same record, and the job fails for good, whatever the restart "
+    "strategy says; unset: no failures of a record are too many.",
+)
 FAILURE_ENRICHERS = Option[str | None](
     "jobmanager.failure-enrichers",
     Text(),

@@ -14,7 +14,7 @@ from ...state.values import Index
 from ..elements import Batch, ColumnBatch, Timestamps
 from ..rows import column_batch, to_list
 from ..schema import difference
-from ..user_code import FAILURES, bad_result, user_error
+from ..user_code import FAILURES, Several, bad_result, user_error
 from .attempts import Attempts
 from .context import Context, Timer
 from .functions import ProcessFunction
@@ -268,5 +268,5 @@ def group_rows(columns: list[pa.Array]) -> tuple[Index, Index]:
     return order, np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
 
 
-def _shown(data: pa.RecordBatch) -> str:
-    return f"a batch of {data.num_rows}: {', '.join(data.schema.names)}"
+def _shown(data: pa.RecordBatch) -> Several:
+    return Several(f"a batch of {data.num_rows}: {', '.join(data.schema.names)}")

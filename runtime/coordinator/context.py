@@ -162,6 +162,8 @@ class JobContext:
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     recent: RecentRecords = field(default_factory=RecentRecords)
     failures: FailureHistory = field(default_factory=lambda: FailureHistory(1))
+    judge: Callable[[Failure], Failure] = lambda failure: failure
+    """Makes of a failure one that is not to be tried again, if it has come too often."""
     enrichers: FailureEnrichers = field(default_factory=lambda: FailureEnrichers(()))
     splits: dict[str, list[bytes]] = field(default_factory=dict)
     """Fresh splits of each source, by its name, made once."""

@@ -35,6 +35,7 @@ class Failing(State):
         job.checkpoints.job_failed()
         if isinstance(self._failure.error, ExchangeError):
             await self._find_root_cause(job)
+        self._failure = job.judge(self._failure)
         job.record(self._failure)
         await self._cancel_all(job)
         await self._settle_publications(job)

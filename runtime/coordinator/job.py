@@ -43,7 +43,7 @@ from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
 from ..protocol.start_failures import StartFailures
 from ..recovery_options import REDUNDANT_WORKERS, START_FAILURES_MAX, START_RETRY
-from ..restart_options import EXCEPTION_HISTORY, FAILURE_ENRICHERS
+from ..restart_options import EXCEPTION_HISTORY, FAILURE_ENRICHERS, SAME_RECORD_MAX
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
 from ..storage.base import CheckpointStore, StoreOpener
@@ -57,6 +57,7 @@ from .context import Failure, JobContext, JobEvent, Tick
 from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
 from .liveness import publish_stuck, watching
+from .poison import PoisonJudge
 from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, deploying, ended
@@ -262,6 +263,7 @@ class JobCoordinator:
     ) -> JobContext:
         spec = self.spec
         generation = log.generation if log is not None else 0
+        judge = PoisonJudge(self._options.get(SAME_RECORD_MAX))
         context = JobContext(
             spec=spec,
             options=self._options,
@@ -280,6 +282,7 @@ class JobCoordinator:
             metrics_url=self._metrics_url,
             status_since_ms=self._clock.now_ms(),
             failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
+            judge=lambda failure: judge.judged(failure, self._clock.now_ms()),
             enrichers=FailureEnrichers(load_enrichers(self._options.get(FAILURE_ENRICHERS) or "")),
         )
         context.subscribers.append(self._clients.publish)

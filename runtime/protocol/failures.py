@@ -86,6 +86,7 @@ class FailureKind(Enum):
     BAD_RECORD = "bad_record", "a record could not be read, and would be bad again", False, _DATA
     DATA = "data", "records do not fit what a step can do, and never will", False, _DATA
     SOURCE = "source", "what a source reads could not be made", True, _USER
+    POISON = "poison", "the same record failed the job again and again", False, _DATA
     EXCHANGE = "exchange", "a channel between subtasks broke", True, _RESOURCE
     STORAGE = "storage", "the checkpoint store or a file system refused or broke", True, _RESOURCE
     STATE = "state", "the snapshot cannot be restored into this job", False, _USER

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import check
+import msgspec
+
+from ...errors import UserCodeError, check
 from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions
 from ...operators.source import REJECTED, SourceReader
+from ...operators.user_code import describe_record
 from ...state.snapshot import OperatorSnapshot, RestoredState
 from .accounting import Activity
 from .build import make_context
@@ -74,7 +77,11 @@ class SourceSubtask(Subtask):
             self._reader.rows_wanted = self.debloater.rows_at_once()
         batch = with_context(self.chain.head, self._reader.poll)
         if batch is not None:
-            await self.process(batch, 0)
+            try:
+                await self.process(batch, 0)
+            except UserCodeError as error:
+                error.position = self._read_up_to()
+                raise
         with_context(self.chain.head, self._splits.batch_done)
         if batch is not None:
             return True
@@ -82,6 +89,15 @@ class SourceSubtask(Subtask):
             await self.finish()
             return True
         return False
+
+    def _read_up_to(self) -> str:
+        """The positions of the splits, for people."""
+        try:
+            return describe_record(
+                [msgspec.msgpack.decode(split) for split in self._reader.snapshot()]
+            )
+        except Exception:  # a reader of somebody else's may write its positions in another way
+            return ""
 
     async def _idle(self) -> None:
         reads = not (self._stopping or self.finished or self._splits.stands_still)

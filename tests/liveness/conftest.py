@@ -1,4 +1,4 @@
-"""A cluster of real worker processes, without Ray: started by the test, and killed with it."""
+"""Jobs in virtual time; and a cluster of real worker processes, without Ray."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import headgate as hg
 from headgate.operators.clock import SystemClock
+from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.messages import Event
-from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
 from headgate.runtime.storage.open_store import open_store
+from headgate.testing.loop import VirtualClock, VirtualLoop
 
+LONG_S = 100_000.0
 MAIN = Path(__file__).parent / "worker_process.py"
 
 
@@ -104,3 +111,44 @@ async def on_processes(spec: Any, directory: Path) -> AsyncIterator[OnProcesses]
         await asyncio.gather(running.task, return_exceptions=True)
         await coordinator.close()
         await cluster.close()
+
+
+class Virtual:
+    """Runs a job on one worker, in virtual time."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop(0)
+        self.events: list[Event] = []
+
+    def run(self, job: hg.Job) -> JobOutcome:
+        clock = VirtualClock(self.loop)
+        cluster = InProcessCluster(clock=clock, open_store=open_store)
+        coordinator = JobCoordinator(
+            replace(job.spec(), slots_per_worker=8),
+            cluster=cluster,
+            clock=clock,
+            open_store=open_store,
+        )
+        coordinator.on_event = self.events.append
+        task = self.loop.create_task(coordinator.run())
+        task.add_done_callback(lambda _: self.loop.stop())
+        self.loop.drive(LONG_S)
+        return task.result()
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Kind and text of each."""
+        return [
+            (json.loads(event.body)["failure"], event.text)
+            for event in self.events
+            if event.kind == "failure"
+        ]
+
+
+@pytest.fixture
+def virtual() -> Iterator[Virtual]:
+    virtual = Virtual()
+    asyncio.set_event_loop(virtual.loop)
+    yield virtual
+    asyncio.set_event_loop(None)
+    virtual.loop.close()

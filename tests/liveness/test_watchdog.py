@@ -4,66 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
-from headgate.runtime.cluster.inprocess import InProcessCluster
-from headgate.runtime.control.messages import Event
-from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
 from headgate.runtime.protocol.stall import StallMonitor
-from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.task.accounting import Activity
 from headgate.runtime.task.input_subtask import InputSubtask
 from headgate.runtime.worker.deployment import Deployment
-from headgate.testing.loop import VirtualClock, VirtualLoop
 
 LONG_S = 100_000.0
-
-
-class Virtual:
-    """Runs a job on one worker, in virtual time."""
-
-    def __init__(self) -> None:
-        self.loop = VirtualLoop(0)
-        self.events: list[Event] = []
-
-    def run(self, job: hg.Job) -> JobOutcome:
-        clock = VirtualClock(self.loop)
-        cluster = InProcessCluster(clock=clock, open_store=open_store)
-        coordinator = JobCoordinator(
-            replace(job.spec(), slots_per_worker=8),
-            cluster=cluster,
-            clock=clock,
-            open_store=open_store,
-        )
-        coordinator.on_event = self.events.append
-        task = self.loop.create_task(coordinator.run())
-        task.add_done_callback(lambda _: self.loop.stop())
-        self.loop.drive(LONG_S)
-        return task.result()
-
-    @property
-    def failures(self) -> list[tuple[str, str]]:
-        """Kind and text of each."""
-        return [
-            (json.loads(event.body)["failure"], event.text)
-            for event in self.events
-            if event.kind == "failure"
-        ]
-
-
-@pytest.fixture
-def virtual() -> Iterator[Virtual]:
-    virtual = Virtual()
-    asyncio.set_event_loop(virtual.loop)
-    yield virtual
-    asyncio.set_event_loop(None)
-    virtual.loop.close()
 
 
 def with_options(options: dict[str, str], items: Any = range(5)) -> hg.Job:
@@ -90,7 +42,7 @@ def test_time_we_stood_still_ourselves_counts_little() -> None:
 
 
 def test_a_recovery_that_makes_no_progress_fails_and_is_tried_again(
-    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+    virtual: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare, hung = Deployment.prepare, []
 
@@ -110,7 +62,7 @@ def test_a_recovery_that_makes_no_progress_fails_and_is_tried_again(
 
 
 def test_an_open_that_does_not_return_is_named(
-    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+    virtual: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare, hung = InputSubtask.prepare, []
 
@@ -146,7 +98,7 @@ def deaf_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_running_job_in_which_nothing_moves_is_restarted(
-    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
+    virtual: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaf_once(monkeypatch)
     outcome = virtual.run(with_options({"headgate.job.stall-timeout": "1 min"}))
@@ -156,7 +108,7 @@ def test_a_running_job_in_which_nothing_moves_is_restarted(
     assert "nothing moved for 1m, though records wait: 1 buffers wait in front of same" in text
 
 
-def test_a_source_may_be_silent_for_long(virtual: Virtual) -> None:
+def test_a_source_may_be_silent_for_long(virtual: Any) -> None:
     items = [1, Pause("5 min"), 2]
     outcome = virtual.run(with_options({"headgate.job.stall-timeout": "1 min"}, items))
     assert outcome.status == "FINISHED"
@@ -164,9 +116,7 @@ def test_a_source_may_be_silent_for_long(virtual: Virtual) -> None:
     assert virtual.loop.time() >= 300
 
 
-def test_who_waits_for_the_outside_may_do_so(
-    virtual: Virtual, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_the_outside_may_do_so(virtual: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(self: InputSubtask) -> bool:
         self.time.switch(Activity.BUSY)
         await asyncio.sleep(300)
