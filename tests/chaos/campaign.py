@@ -35,6 +35,7 @@ REST = Mode("the rest at full speed", 1e7, 0.0)
 HEARTBEAT_TIMEOUT_S = 4.0
 OPTIONS = {"heartbeat.interval": "500 ms", "heartbeat.timeout": f"{HEARTBEAT_TIMEOUT_S:g} s"}
 SAMPLE_S = 2.0
+RAY = "temporary files, Ray's"
 STATE, LOG = "checkpoint directory, state", "checkpoint directory, log"
 SAVEPOINTS, DRAFTS, RUN = "savepoints", "drafts of the sink", "run directory"
 NONE_AT_THE_END = (STATE, SAVEPOINTS, DRAFTS, RUN)
@@ -44,7 +45,7 @@ RUN_S = 120.0
 """A run is stopped with a savepoint after about so long, and goes on in another mode."""
 END_S = 90.0
 """What must be run again ends within so long: Ray gives up its control store after a minute."""
-REST_S = 600.0
+REST_S = 1800.0
 GONE_S = 60.0
 """Ray's own processes look that often for who started them, at the latest."""
 
@@ -146,7 +147,7 @@ class Campaign:
     async def _start(self, savepoint: str = "", mode: Mode | None = None) -> None:
         mode = mode or self._rng.choice(MODES)
         self.record.modes[mode.name] += 1
-        self._run_until_s = time.monotonic() + self._rng.uniform(0.5, 1.5) * RUN_S
+        self._run_until_s = 0.0
         await self._driver.start(mode, savepoint)
 
     async def _stop(self) -> str:
@@ -230,6 +231,8 @@ class Campaign:
             elif kind not in RUN_AGAIN:
                 self._broke(f"the job ended with exit code {driver.exit_code}: {kind}")
             first = await self._again()
+        if not self._run_until_s:
+            self._run_until_s = time.monotonic() + self._rng.uniform(0.5, 1.5) * RUN_S
         healthy_s = found.at_s - since_s
         record.troubles.append(Trouble(kind, healthy_s, driver.runs - runs))
         driver.lines.clear()
@@ -270,7 +273,7 @@ class Campaign:
             SAVEPOINTS: count(work / "savepoints"),
             DRAFTS: count(work / "delays" / ".headgate"),
             RUN: count(work / "run"),
-            "temporary files, Ray's": ray,
+            RAY: ray,
             "temporary files, ours": count(work / "tmp") - ray,
         }
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import psutil
 
+CONTROL_STORE = "control store"
 ROLES = {
     "ray::WorkerActor": "worker",
     "ray::CoordinatorActor": "coordinator",
     "ray::IDLE": "starting",
     "raylet": "raylet",
-    "gcs_server": "gcs",
+    "gcs_server": CONTROL_STORE,
 }
-DRIVER, OTHER = "driver", "other"
+DRIVER, OTHER = "command", "others of Ray"
 
 
 @dataclass(frozen=True)

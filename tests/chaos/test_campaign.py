@@ -12,8 +12,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from headgate.tests.chaos.campaign import Campaign
+from headgate.tests.chaos.campaign import RAY, STATE, Campaign, Record
 from headgate.tests.chaos.flights import Verdict, verdict, write_years
+from headgate.tests.chaos.processes import Sample
+from headgate.tests.chaos.report import grown, markdown, succeeded
 
 KINDS = (
     "kill -9 the command",
@@ -64,6 +66,22 @@ def test_the_verdict(tmp_path: Path) -> None:
     ).write_parquet(results / "1.parquet")
     found = verdict(flights, results)
     assert (found.lost, found.doubled, found.wrong) == (first + 1, second, 1)
+
+
+def test_growth_is_told() -> None:
+    record = Record(seed=1, minutes=2.0, began_s=0.0, ended_s=100.0)
+    for second in range(100):
+        at_s = float(second)
+        memory, descriptors = (200 + 2 * second) << 20, 50 + second % 7
+        record.samples.append(Sample(at_s, "worker", 1, 20.0, memory, descriptors))
+        record.samples.append(Sample(at_s, "worker", 2, 1.0, 0, 9999))  # too young to count
+        record.files.append((at_s, {RAY: second, STATE: 30 + 2 * second}))
+    assert grown(record) == ["memory, worker", STATE]
+    told = markdown(record)
+    assert "| memory, worker | MB | 274 | 374 | GROWS |" in told
+    assert f"| {STATE} | files | 104 | 204 | GROWS |" in told
+    assert "* not flat: memory, worker" in told
+    assert not succeeded(record)
 
 
 @pytest.mark.ray

@@ -11,10 +11,10 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 from . import processes
 from .driver import Driver, Line, completed
-from .processes import DRIVER
+from .processes import CONTROL_STORE, DRIVER
 
 ALL = ("coordinator", "worker")
-EARLY = "worker starting"
+EARLY = "worker+starting"
 """Also what Ray has not yet told what to be."""
 WAIT_S = 30.0
 """A kind that needs a moment of the job (a restore, a checkpoint) hits anyway after so long."""
@@ -32,7 +32,9 @@ class Victims:
         """Send a signal to one process of a role (or of several), or all; returns which."""
         if self.driver.ended:
             return []
-        pids = [pid for name in role.split() for pid in processes.with_role(self.driver.pid, name)]
+        pids = [
+            pid for name in role.split("+") for pid in processes.with_role(self.driver.pid, name)
+        ]
         if pids and not every:
             pids = [self.rng.choice(pids)]
         hit = [pid for pid in pids if processes.send(pid, number)]
@@ -154,7 +156,7 @@ KINDS: dict[str, tuple[int, Kind]] = {
     "kill in the commit window": (4, _in_commit),
     "kill -9 the raylet": (1, _one("raylet", SIGKILL)),
     "SIGTERM the raylet": (1, _one("raylet", SIGTERM)),
-    "kill -9 Ray's control store": (1, _one("gcs", SIGKILL)),
+    "kill -9 Ray's control store": (1, _one(CONTROL_STORE, SIGKILL)),
     "kill -9 the command": (1, _one(DRIVER, SIGKILL)),
     "SIGTERM the command": (1, _one(DRIVER, SIGTERM)),
 }
