@@ -15,4 +15,6 @@ def left_in(temporary: Path) -> list[Path]:
             pass
     LocalDirectories([temporary], "last").close()
     files = [path for path in temporary.rglob("*") if not path.is_dir()]
-    return [path for path in files if path.name != LOCK_FILE]
+    # The failures of jobs that have ended are kept on purpose, for `headgate history`.
+    kept = [path for path in files if path.name.startswith("ended-") and path.suffix == ".json"]
+    return [path for path in files if path.name != LOCK_FILE and path not in kept]
