@@ -9,13 +9,14 @@ SEEDS ?= 2000
 MINUTES ?= 5
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo test test-all sim chaos bench bench-state bench-backpressure bench-recovery lint types docs check clean
+.PHONY: help demo test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make test    run every test that needs no outside server"
 	@echo "make sim     simulate jobs through trouble (SEEDS=20000: half an hour and more)"
 	@echo "make chaos   kill the processes of a job all the time, and compare its output (MINUTES=30, ARGS=--seed 1)"
+	@echo "make sim-mutants   plant bugs, and see that the simulation finds each (half an hour)"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
@@ -40,7 +41,10 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "ray or chaos" || failed=1; exit $$failed
 
 sim: $(STAMP)
-	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS)
+	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS) $(ARGS)
+
+sim-mutants: $(STAMP)
+	@$(BIN)/python -m headgate.tests.sim.mutate --write docs/simulation-mutants.md $(ARGS)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m headgate.tests.chaos --minutes $(MINUTES) $(ARGS)

@@ -61,6 +61,7 @@ from .poison import PoisonJudge
 from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, deploying, ended
+from .steady_clock import SteadyClock
 from .watchdog import Watchdog
 from .workers import WorkerPool
 
@@ -94,6 +95,7 @@ class JobCoordinator:
     ) -> None:
         self.spec = spec
         self._clock = clock
+        self._steady_clock = SteadyClock(clock)
         self._open_store = open_store
         self._open_at = open_at
         self._options = Options(spec.options)
@@ -316,7 +318,7 @@ class JobCoordinator:
             store=store,
             open_at=self._open_at,
             options=self.spec.options,
-            clock=self._clock,
+            clock=self._steady_clock,
             generation=generation,
             retain=checkpoint.retain if checkpoint is not None else 1,
             history=Options(self.spec.options).get(CHECKPOINT_HISTORY),
@@ -328,7 +330,7 @@ class JobCoordinator:
     def _wake_at(self, at_ms: int) -> None:
         if self._tick is not None:
             self._tick.cancel()
-        delay = max(0, at_ms - self._clock.now_ms()) / 1000
+        delay = max(0, at_ms - self._steady_clock.now_ms()) / 1000
         self._tick = asyncio.get_running_loop().call_later(delay, self._events.put_nowait, Tick())
 
     async def _progress(self, context: JobContext) -> None:

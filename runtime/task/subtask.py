@@ -348,7 +348,8 @@ class Subtask:
         options = outlet.barrier.options
         if options.unaligned or options.aligned_timeout_ms is None:
             return
-        age_ms = self.env.clock.now_ms() - outlet.barrier.trigger_ms
+        # A clock that is behind the coordinator's must not put it off for longer than the timeout.
+        age_ms = max(0, self.env.clock.now_ms() - outlet.barrier.trigger_ms)
         delay_ms = max(0, options.aligned_timeout_ms - age_ms)
         # Not by mail: a subtask that waits for the queue to go down does not read its mails.
         loop = asyncio.get_running_loop()

@@ -6,10 +6,11 @@ import argparse
 import os
 import random
 import sys
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 from .run import Result, simulate
+from .summary import Summary
 
 COMMAND = "python -m headgate.tests.sim"
 PORTION = 20
@@ -36,8 +37,14 @@ def main(arguments: list[str]) -> int:
         "--first", type=int, default=None, help="the first of them; default: by chance"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--summary", type=Path, help="a page to write what was seen to")
+    parser.add_argument("--hunt", type=int, help="run so many, until one fails; say what it found")
     chosen = parser.parse_args(arguments)
-    return _replay(chosen.seed) if chosen.seed else _run(chosen.seeds, chosen.first, chosen.jobs)
+    if chosen.hunt is not None:
+        return _hunt(chosen.first or 0, chosen.hunt)
+    if chosen.seed:
+        return _replay(chosen.seed)
+    return _run(chosen.seeds, chosen.first, chosen.jobs, chosen.summary)
 
 
 def _replay(seeds: list[int]) -> int:
@@ -52,22 +59,35 @@ def _replay(seeds: list[int]) -> int:
     return min(failed, 1)
 
 
-def _run(count: int, first: int | None, jobs: int) -> int:
+def _hunt(first: int, count: int) -> int:
+    """Print how many seeds ran, and what the last of them found."""
+    for number, seed in enumerate(range(first, first + count), 1):
+        result = simulate(seed)
+        if result.violations:
+            print(number, " ".join(result.violations[0].split()))
+            return 1
+    print(count)
+    return 0
+
+
+def _run(count: int, first: int | None, jobs: int, page: Path | None) -> int:
     first = random.SystemRandom().randrange(1_000_000_000) if first is None else first
     print(f"{count} seeds from {first} on, in {jobs} processes", flush=True)
     seeds = range(first, first + count)
     portions = [list(seeds[at : at + PORTION]) for at in range(0, count, PORTION)]
-    failed, seen = 0, Counter[str]()
+    summary = Summary(first)
     with ProcessPoolExecutor(jobs) as pool:
         for results in pool.map(run_many, portions):
             for result in results:
-                seen += result.seen
+                summary.add(result.violations, result.virtual_s, result.seen)
                 if result.violations:
-                    failed += 1
                     print(explain(result), flush=True)
-    print(", ".join(f"{name} {number}" for name, number in sorted(seen.items())))
-    print(f"{failed} of {count} seeds failed")
-    return min(failed, 1)
+    print(summary.text())
+    print(f"{summary.failed} of {count} seeds failed")
+    if page is not None:
+        command = f"{COMMAND} --seeds {count} --first {first}"
+        page.write_text(f"# What the simulation has seen\n\n{summary.markdown(command)}")
+    return min(summary.failed, 1)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ LASTING = ("latency", "before", "after", "late", "map", "prepare", "commit", "re
 
 def draw_plan(rng: random.Random) -> Plan:
     """Some of all kinds: a trouble that hides another must be absent sometimes."""
-    share = rng.choice((0.15, 0.35, 0.6))
+    share = rng.choice((0.15, 0.35, 0.65))
     every = (*LASTING, *(act.__name__ for act in ACTS))
     kinds = frozenset(kind for kind in every if rng.random() < share)
     return Plan(kinds, rng.choice((0.3, 1.0, 3.0)), rng.uniform(2, 12))
@@ -58,7 +58,6 @@ def heal(sim: Simulation) -> None:
     sim.world.faults.heal()
     sim.cluster.refusal_rate = 0.0
     sim.loop.network.bytes_per_s = 100e6
-    sim.loop.network.latency_s = 0.0005
     for worker in sim.cluster.workers:
         sim.loop.continue_process(worker.process)
     for leader in sim.leaders:
@@ -83,7 +82,7 @@ def _begin_lasting(sim: Simulation, plan: Plan) -> None:
     sim.cluster.refusal_rate = 3 * chosen.get("refusals", 0.0)
     if "narrow" in chosen:
         sim.loop.network.bytes_per_s = rng.choice((3e4, 3e5))
-        sim.loop.network.latency_s = rng.choice((0.0005, 0.01))
+        sim.loop.network.latency_s *= rng.choice((1, 5))
 
 
 # -- acts -------------------------------------------------------------------------------------------
@@ -154,6 +153,28 @@ async def break_connection(sim: Simulation) -> None:
         sim.rng.choice(open_)[0].break_down()
 
 
+async def cut_pair(sim: Simulation) -> None:
+    """Two workers do not reach each other, while everybody else reaches both."""
+    open_ = [pair for pair in sim.loop.network.pairs if not pair[0].is_closing()]
+    if open_:
+        near, far = sim.rng.choice(open_)
+        sim.loop.network.cut(near.owner, far.owner, sim.rng.choice((0.1, 1.0, 8.0)))
+
+
+async def jump_clock(sim: Simulation) -> None:
+    """Somebody sets the clock of a machine, forward or back."""
+    processes = [sim.leader.process, *(worker.process for worker in sim.cluster.live)]
+    step_ms = sim.rng.choice((100, 5_000, 3_600_000)) * sim.rng.choice((-1, 1))
+    sim.rng.choice(processes).clock_ms += step_ms
+
+
+async def burst(sim: Simulation) -> None:
+    """Failures in a row, each while the job still deals with the one before."""
+    for _ in range(sim.rng.randint(3, 8)):
+        await sim.rng.choice((kill_worker, kill_worker, break_connection, kill_coordinator))(sim)
+        await asyncio.sleep(sim.rng.expovariate(1 / 0.2))
+
+
 async def ask_checkpoint(sim: Simulation) -> None:
     """A client wants a checkpoint."""
     sim.ask("checkpoint")
@@ -192,6 +213,9 @@ ACTS: tuple[Callable[[Any], Awaitable[None]], ...] = (
     stop_coordinator,
     slow_worker,
     break_connection,
+    cut_pair,
+    jump_clock,
+    burst,
     ask_checkpoint,
     ask_savepoint,
     ask_rescale,

@@ -29,10 +29,19 @@ class Network:
         self.bytes_per_s = 100e6
         self.pairs: list[tuple[MemoryTransport, MemoryTransport]] = []
         """All connections between workers there ever were, for whoever breaks some."""
+        self._cut_until_s: dict[frozenset[Process | None], float] = {}
 
     def delay_s(self, size_bytes: int = 0) -> float:
         """How long something is under way."""
         return self._rng.expovariate(1 / self.latency_s) + size_bytes / self.bytes_per_s
+
+    def cut(self, one: Process | None, other: Process | None, seconds: float) -> None:
+        """For a while nothing gets from one of two processes to the other; others reach both."""
+        self._cut_until_s[frozenset((one, other))] = self._loop.time() + seconds
+
+    def open_at_s(self, one: Process | None, other: Process | None) -> float:
+        """From when on something gets through between two processes."""
+        return max(self._loop.time(), self._cut_until_s.get(frozenset((one, other)), 0.0))
 
     def listen(self, factory: Callable[[], Any]) -> MemoryServer:
         """A server of the process that asks."""
@@ -49,6 +58,8 @@ class Network:
         await asyncio.sleep(self.delay_s())
         server = self._servers.get(port)
         process = current()
+        if server is not None:
+            await asyncio.sleep(self.open_at_s(process, server.process) - self._loop.time())
         if server is None or (server.process is not None and server.process.dead) or is_dead():
             raise ConnectionRefusedError(f"nobody listens port={port}")
         near = MemoryTransport(self._loop, self, factory(), process)
@@ -97,7 +108,7 @@ class MemoryTransport(asyncio.Transport):
         super().__init__()
         self._loop = loop
         self._network = network
-        self._process = process
+        self.owner = process
         self.protocol = protocol
         self.peer: MemoryTransport | None = None
         self._unsent: deque[bytes] = deque()
@@ -112,7 +123,7 @@ class MemoryTransport(asyncio.Transport):
 
     def soon(self, call: Callable[..., Any], *args: Any) -> None:
         """Have the process of this end do something."""
-        context = self._process.context if self._process is not None else None
+        context = self.owner.context if self.owner is not None else None
         self._loop.call_soon(call, *args, context=context)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -134,13 +145,14 @@ class MemoryTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         if self._closing or self._lost:
             return
-        if self._process is not None and self._process.dead:
+        if self.owner is not None and self.owner.dead:
             return
         chunk = bytes(data)
         self._unsent.append(chunk)
         self._unsent_bytes += len(chunk)
         network = self._network
-        begin = max(self._free_at_s, self._loop.time())
+        other = None if self.peer is None else self.peer.owner
+        begin = max(self._free_at_s, network.open_at_s(self.owner, other))
         self._free_at_s = begin + network.delay_s(len(chunk))
         self._loop.call_at(self._free_at_s, self._arrive)
         if self._unsent_bytes > self._high and not self._paused:

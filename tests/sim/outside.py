@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import pyarrow as pa
 
-from headgate.operators.base import OperatorContext
-from headgate.operators.elements import Batch, ObjectBatch
+from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.operators.source import Source, SourceReader
 from headgate.state.snapshot import CommitPermit
+from headgate.testing.loop import START_MS
 
 from .process import is_dead
 
@@ -69,6 +70,8 @@ class World:
     batch_rows: int = 8
     pause_s: float = 0.02
     """Mean time between two batches of a split's reader."""
+    bounded: bool = True
+    """The source says when it has nothing more; else somebody has to stop the job."""
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
@@ -137,7 +140,9 @@ WORLDS: dict[str, World] = {}
 # -- the source -------------------------------------------------------------------------------------
 
 
-class _Split(msgspec.Struct):
+class Split(msgspec.Struct):
+    """Which numbers, and how many of them have been read."""
+
     number: int
     position: int = 0
 
@@ -147,31 +152,37 @@ class Numbers(Source):
 
     bounded = True
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, *, part: int = 0, rows: int = 0, columns: bool = False) -> None:
+        """`part` 1 goes on where part 0 ends; `rows` 0 means as many as the world has."""
         self.token = token
+        self.part = part
+        self.rows = rows or WORLDS[token].rows
+        self.bounded = WORLDS[token].bounded
+        self.schema = COLUMNS if columns else None
 
     def splits(self, parallelism: int) -> list[bytes]:
-        return [msgspec.msgpack.encode(_Split(number)) for number in range(SPLITS)]
+        return [msgspec.msgpack.encode(Split(number)) for number in range(SPLITS)]
 
     def reader(self) -> SourceReader:
-        return _Reader(self.token)
+        return _Reader(self)
 
 
 class _Reader(SourceReader):
-    def __init__(self, token: str) -> None:
-        self._world = WORLDS[token]
-        self._splits: list[_Split] = []
+    def __init__(self, source: Numbers) -> None:
+        self._source = source
+        self._world = WORLDS[source.token]
+        self._splits: list[Split] = []
         self._ready_s = 0.0
 
-    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        super().open(context, reject)
-
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        self._splits += [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+        self._splits += [msgspec.msgpack.decode(split, type=Split) for split in splits]
+        for split in self._splits:
+            self.context.splits.opened(f"{split.number}")
+            if self._left(split) == 0:
+                self.context.splits.ended(f"{split.number}")
 
-    def _left(self, split: _Split) -> int:
-        total = len(range(split.number, self._world.rows, SPLITS))
-        return total - split.position
+    def _left(self, split: Split) -> int:
+        return len(range(split.number, self._source.rows, SPLITS)) - split.position
 
     def poll(self) -> Batch | None:
         world = self._world
@@ -180,20 +191,42 @@ class _Reader(SourceReader):
             return None
         split = world.rng.choice(open_)
         count = min(self._left(split), world.rng.randint(1, world.batch_rows))
-        first = split.number + split.position * SPLITS
+        first = self._source.part * self._source.rows + split.number + split.position * SPLITS
         split.position += count
+        self.context.splits.reading(f"{split.number}")
+        if self._left(split) == 0:
+            self.context.splits.ended(f"{split.number}")
         self._ready_s = self.context.clock.monotonic() + world.rng.expovariate(1 / world.pause_s)
-        return ObjectBatch([first + index * SPLITS for index in range(count)])
+        numbers = [first + index * SPLITS for index in range(count)]
+        return ObjectBatch(numbers) if self._source.schema is None else columns_of(numbers)
 
     async def wait(self) -> None:
-        await asyncio.sleep(max(0.0, self._ready_s - self.context.clock.monotonic()))
+        if any(self._left(split) > 0 for split in self._splits):
+            await asyncio.sleep(max(0.0, self._ready_s - self.context.clock.monotonic()))
+        else:
+            await asyncio.Event().wait()  # an unbounded source that has nothing more
 
     @property
     def finished(self) -> bool:
-        return not any(self._left(split) > 0 for split in self._splits)
+        return self._source.bounded and not any(self._left(split) > 0 for split in self._splits)
 
     def snapshot(self) -> list[bytes]:
         return [msgspec.msgpack.encode(split) for split in self._splits]
+
+
+COLUMNS = pa.schema([("key", pa.int64()), ("number", pa.int64()), ("at", pa.int64())])
+
+
+def columns_of(numbers: list[int]) -> ColumnBatch:
+    """Numbers with their keys and times."""
+    rows = [[n % KEYS for n in numbers], numbers, [time_of(n) for n in numbers]]
+    arrays = [pa.array(values, pa.int64()) for values in rows]
+    return ColumnBatch(pa.RecordBatch.from_arrays(arrays, schema=COLUMNS))
+
+
+def time_of(number: int) -> int:
+    """When a number happened, in ms: 50 ms behind the one before in its split, or up to 130 ms earlier."""
+    return START_MS + number // SPLITS * 50 - number * 7919 % 3 * 65
 
 
 # -- the sink ---------------------------------------------------------------------------------------
@@ -221,8 +254,12 @@ class _Writer(SinkWriter):
         self._world.begin_attempt(self.context.attempt, self.context.restored_checkpoint)
 
     def write(self, batch: Batch) -> None:
-        assert isinstance(batch, ObjectBatch)
-        self._records += batch.records
+        if isinstance(batch, ColumnBatch):
+            self._records += zip(
+                *(column.to_pylist() for column in batch.data.columns), strict=True
+            )
+        else:
+            self._records += batch.records
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
         if not self._records or is_dead():

@@ -22,6 +22,8 @@ class Process:
         self.name = name
         self.dead = False
         self.stopped = False
+        self.clock_ms = 0
+        """By how much its wall clock is wrong."""
         self.held: list[asyncio.Handle] = []
         """What became ready while it was stopped."""
         self.on_death: list[Callable[[], None]] = []

@@ -17,29 +17,34 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from headgate.errors import FencedError, HeadgateError, InternalError, StorageError
+from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
 from headgate.runtime.job_spec import JobSpec
-from headgate.testing.loop import VirtualClock
 from headgate.testing.waiting import waiting_tasks
 
 from . import nemesis
+from .clock import SimClock
 from .cluster import SimCluster
+from .invariants import STAND_INS
 from .loop import SimLoop
 from .network import SimLink
 from .outside import WORLDS, World
 from .process import Process
 from .store import Storage
 from .watch import Watch
-from .workloads import KINDS, draw_job, make_job
+from .workloads import COMMON, KINDS, draw_job, make_job
 
 LIVENESS_S = 300.0
 """Virtual time that a job gets to finish once nothing fails any more."""
 LEAVING_S = 60.0
 """Virtual time behind its end in which all tasks of a job must have ended."""
 FOREVER_S = 1e6
+BOUNDED_RATE = 0.7
+"""How often the data ends by itself, where it may go on for ever."""
+ROUNDS_MAX = 50_000
+"""Rounds of the event loop at one moment after which a job runs in circles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,12 @@ class Result:
     diary: list[str] | None
 
 
-def simulate(seed: int, *, keep_diary: bool = False) -> Result:
-    """Run the job that this seed draws, through the trouble that it draws."""
+def simulate(seed: int, *, keep_diary: bool = False, kind: str = "") -> Result:
+    """Run the job that this seed draws, or one of this kind, through the trouble that it draws."""
     logging.getLogger("headgate").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-sim-"))
-        simulation = Simulation(seed, folder, keep_diary=keep_diary)
+        simulation = Simulation(seed, folder, keep_diary=keep_diary, kind=kind)
         for target, stand_in in simulation.stand_ins():
             stack.enter_context(mock.patch(target, stand_in))
         try:
@@ -117,12 +122,13 @@ class Leader:
 class Simulation:
     """All there is of one."""
 
-    def __init__(self, seed: int, folder: str, *, keep_diary: bool) -> None:
+    def __init__(self, seed: int, folder: str, *, keep_diary: bool, kind: str) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.loop = SimLoop(self.rng)
-        self.clock = VirtualClock(self.loop)
-        self._kind = self.rng.choice(sorted(KINDS))
+        self.clock = SimClock(self.loop)
+        self._kind = kind or self.rng.choice(COMMON if self.rng.random() < 0.4 else sorted(KINDS))
+        self._workload = KINDS[self._kind]
         self.plan = nemesis.draw_plan(self.rng)
         self._settings, self._options = draw_job(self.rng, self._kind)
         self._options["io.tmp.dirs"] = self.folder = folder
@@ -131,14 +137,18 @@ class Simulation:
         self._slots = self.rng.randint(1, 2)
         self.world = World(
             self.rng,
-            rows=self.rng.choice((50, 200, 500)),
-            check=KINDS[self._kind],
+            rows=self.rng.choice((48, 204, 504)),
+            check=self._workload.check,
             batch_rows=self.rng.choice((1, 8, 40)),
             pause_s=self.rng.choice((0.002, 0.02, 0.1)),
+            bounded=self._workload.flushes or self.rng.random() < BOUNDED_RATE,
         )
-        self.watch = Watch(self.world, self.loop, keep=keep_diary)
+        self.watch = Watch(
+            self.world, self.loop, conserves=self._workload.conserves, keep=keep_diary
+        )
         self.storage = self.watch.storage = Storage(self.rng, self.watch.stored)
         self.world.on_effect = self.watch.note
+        self.loop.network.latency_s = self.rng.choice((0.0005, 0.01))
         self.cluster = SimCluster(self.loop, self.rng, self.clock, self.storage.open)
         self.leaders: list[Leader] = []
         self.spec: JobSpec
@@ -155,8 +165,10 @@ class Simulation:
     def stand_ins(self) -> list[tuple[str, Any]]:
         """What is replaced while a simulation runs, and is not passed in."""
         return [
+            *STAND_INS,
             ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),
             ("os.getpid", lambda: 1),
+            ("headgate.testing.loop.ROUNDS_MAX", ROUNDS_MAX),
             ("headgate.runtime.worker.worker.open_store_at", self.storage.open_at),
         ]
 
@@ -170,10 +182,18 @@ class Simulation:
     def run(self) -> Result:
         """To the end."""
         self.spec = self._make_spec()
+        self.watch.seen.update(
+            [f"job: {self._kind}", *(f"plan {kind}" for kind in self.plan.kinds)]
+        )
         main = self.loop.create_task(self._main(), name="simulation")
         main.add_done_callback(lambda _: self.loop.stop())
-        self.loop.drive(FOREVER_S)
-        main.result()
+        try:
+            self.loop.drive(FOREVER_S)
+            main.result()
+        except (JobError, asyncio.InvalidStateError) as error:
+            self.world.violated(f"does not come to rest: {error!r}")
+        self.watch.seen["records"] += len(self.world.visible)
+        self.watch.seen["takeover"] += len(self.leaders) - 1
         return Result(
             self.seed,
             self.world.violations,
@@ -208,7 +228,9 @@ class Simulation:
             storm.result()
         self.watch.note("calm")
         nemesis.heal(self)
+        stopping = self.loop.create_task(self._stop_when_done(), name="operator")
         await asyncio.wait({supervising}, timeout=LIVENESS_S)
+        stopping.cancel()
         if not supervising.done():
             self.world.violated(f"does not finish; it waits for\n  {waiting_tasks(self.loop)}")
             supervising.cancel()
@@ -216,6 +238,16 @@ class Simulation:
             supervising.result()
             await self._check_end()
         await self._leave()
+
+    def _all_is_visible(self) -> bool:
+        return not (self.world.bounded or self._workload.missing(self.world))
+
+    async def _stop_when_done(self) -> None:
+        """A source that never ends is stopped once all it had has come out."""
+        while True:
+            await asyncio.sleep(1)
+            if self._all_is_visible():
+                self.ask("stop")
 
     async def _supervise(self) -> None:
         """A coordinator that goes gets a successor, until the job has finished."""
@@ -243,7 +275,8 @@ class Simulation:
         if outcome.status == "FAILED":
             self.world.violated(f"the job failed: {outcome.reason} {outcome.error!r}")
             return True
-        if outcome.status != "FINISHED":
+        stopped_at_end = outcome.status == "SUSPENDED" and self._all_is_visible()
+        if outcome.status != "FINISHED" and not stopped_at_end:
             self._settings["parallelism"] = self.rng.randint(1, 3)
             self.spec = self._make_spec()
             return False
@@ -252,11 +285,13 @@ class Simulation:
         return True
 
     async def _check_end(self) -> None:
-        numbers = sorted(record[2] for record in self.world.visible)
-        if not self.world.violations and numbers != list(range(self.world.rows)):
-            missing = sorted(set(range(self.world.rows)) - set(numbers))
+        missing = self._workload.missing(self.world)
+        if not self.world.violations and missing:
             self.world.violated(f"lost: {missing[:10]} and {max(0, len(missing) - 10)} more")
-        if not self.world.violations and not self._zombies_at_end:
+        clean = (
+            self.world.bounded and not self._zombies_at_end
+        )  # who was stopped keeps a checkpoint
+        if not self.world.violations and clean:
             self.watch.check_storage_at_end()
 
     async def _leave(self) -> None:

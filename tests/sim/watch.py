@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headgate.runtime.protocol import joblog
 from headgate.runtime.protocol.joblog import CheckpointCompleted, GenerationStarted, JobEnded
 
+from .invariants import check_conserved
 from .process import current
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ JOB_ROOT = "sim/sim"
 class Watch:
     """Checks the storage of a job with each change, and writes the diary."""
 
-    def __init__(self, world: World, loop: SimLoop, *, keep: bool) -> None:
+    def __init__(self, world: World, loop: SimLoop, *, conserves: bool, keep: bool) -> None:
+        """`conserves`: the job makes one record of one; `keep` a diary."""
         self._world = world
         self._loop = loop
+        self._conserves = conserves
         self._hash = hashlib.blake2b(digest_size=16)
         self.diary: list[str] | None = [] if keep else None
         self.seen: Counter[str] = Counter()
@@ -59,6 +62,8 @@ class Watch:
         if kind == "create" and name.startswith("log/0") and name not in self._entries:
             self._entries.add(name)
             self._logged(name)
+        elif kind == "put" and name.startswith("log/0"):
+            self._world.violated(f"a log entry is written once and stays: {name}")
         elif kind == "delete" and self._ended is None and name in self._needed:
             self._world.violated(f"deleted, though the newest checkpoint needs it: {name}")
 
@@ -82,6 +87,9 @@ class Watch:
         missing = self._needed - self.storage.roots[JOB_ROOT].keys()
         if missing:
             world.violated(f"checkpoint {id_} completed without its files: {sorted(missing)}")
+        elif self._conserves:
+            root = self.storage.roots[JOB_ROOT]
+            check_conserved(entry.manifest, world, lambda handle: root[handle.file or ""])
         self.seen["checkpoint"] += 1
         if any(handle.channel is not None for handle in entry.manifest.handles()):
             self.seen["checkpoint with records on their way"] += 1

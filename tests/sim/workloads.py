@@ -3,86 +3,58 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import headgate as hg
 
-from .outside import KEYS, WORLDS, Ledger, Numbers, World
+from . import counting, timed
+from .outside import KEYS, Ledger, World
 
 STORAGE = "memory://sim"
 
 
-class _Counted(hg.KeyedProcess[int, int, tuple[int, int, int]]):
-    """Numbers the records of each key."""
-
-    count = hg.ValueState[int](default=0)
-
-    def on_record(self, record: int, ctx: hg.Context[int]) -> Iterator[tuple[int, int, int]]:
-        count = self.count.get() + 1
-        self.count.set(count)
-        yield record % KEYS, count, record
+def _missing_numbers(world: World) -> list[int]:
+    return sorted(set(range(world.rows)) - {record[2] for record in world.visible})
 
 
-class _CountedAgain(hg.KeyedProcess[int, tuple[int, int, int], tuple[int, int, int, int]]):
-    """Numbers what comes in behind the first count."""
-
-    count = hg.ValueState[int](default=0)
-
-    def on_record(
-        self, record: tuple[int, int, int], ctx: hg.Context[int]
-    ) -> Iterator[tuple[int, int, int, int]]:
-        count = self.count.get() + 1
-        self.count.set(count)
-        key, first, number = record
-        yield key, count, number, first
+def _missing_of_two(world: World) -> list[int]:
+    return sorted(set(range(2 * world.rows)) - {record[2] for record in world.visible})
 
 
-class _Trouble:
-    """A function of the user's that raises now and then."""
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of job.
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    Attributes:
+        build: adds its steps to a job, in the world of a token; returns the last stream.
+        check: raises Violation if a record must not become visible now.
+        missing: what is not visible, and must be at the end.
+        conserves: it makes one record of one, and keeps none back: see `check_conserved`.
+        flushes: only the end of the data brings out the last results.
+    """
 
-    def __call__(self, record: Any) -> Any:
-        world = WORLDS[self._token]
-        world.perhaps_fail(world.faults.map_rate, "user error")
-        return record
-
-
-def key_of(number: int) -> int:
-    """Of a number."""
-    return number % KEYS
-
-
-def first_of(record: tuple[int, ...]) -> int:
-    """The key is in front."""
-    return record[0]
+    build: Callable[[hg.Job, str], Any]
+    check: Callable[[World, tuple[Any, ...]], None]
+    missing: Callable[[World], list[Any]] = _missing_numbers
+    conserves: bool = False
+    flushes: bool = False
 
 
-def _place_of(number: int) -> int:
-    """Which of its key's numbers it is, from 1."""
-    return number // KEYS + 1
+KINDS = {
+    "async": Workload(counting.asked, counting.check_count),
+    "broadcast": Workload(counting.ruled, counting.check_ruled),
+    "count": Workload(counting.count, counting.check_count, conserves=True),
+    "join": Workload(counting.pairs, counting.check_pairs),
+    "shuffles": Workload(counting.shuffles, counting.check_shuffles, conserves=True),
+    "timers": Workload(timed.timers, timed.check_timers, flushes=True),
+    "union": Workload(counting.union, counting.check_union, _missing_of_two, conserves=True),
+    "windows": Workload(timed.windows, timed.check_windows, timed.missing_windows, flushes=True),
+}
 
-
-def check_counted(world: World, record: tuple[int, ...]) -> None:
-    """Of each key the numbers must come in order, each once, with the right count."""
-    key, count, number = record
-    wanted = len(world.by_key.get(key, ())) + 1
-    if (key, count, number) != (key_of(number), wanted, key + (wanted - 1) * KEYS):
-        raise world.violated(f"out of place: {record}, wanted number {wanted} of the key")
-
-
-def check_counted_twice(world: World, record: tuple[int, ...]) -> None:
-    """The first count must be right; the second dense and in order; no number may come twice."""
-    key, second, number, first = record
-    seen = world.by_key.get(key, [])
-    if first != _place_of(number) or key != key_of(number):
-        raise world.violated(f"the first step counted wrong: {record}")
-    if second != len(seen) + 1:
-        raise world.violated(f"out of place: {record}, {len(seen)} of the key are visible")
-    if any(number == other[2] for other in seen):
-        raise world.violated(f"visible twice: {record}")
+COMMON = ["count", "shuffles", "union"]
+"""Those in which a broken cut shows soonest."""
 
 
 def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str, str]) -> hg.Job:
@@ -90,7 +62,7 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
 
     Args:
         token: of its world.
-        kind: `count`, or `shuffles`.
+        kind: one of KINDS.
         settings: `parallelism` and the arguments of `job.checkpoint`.
         options: of the job.
     """
@@ -99,24 +71,8 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
     job = hg.Job("sim", parallelism=parallelism, max_parallelism=KEYS, options=options)
     job.checkpoint(storage=STORAGE, **settings)
     job.restart(attempts=1_000_000, delay="100ms")
-    numbers = job.read(Numbers(token), name="numbers")
-    if kind == "count":
-        counted = numbers.map(_Trouble(token), name="trouble").key_with(key_of)
-        out = counted.process(_Counted(), name="count")
-    else:
-        out = (
-            numbers.key_with(key_of)
-            .process(_Counted(), name="count")
-            .rebalance()
-            .map(_Trouble(token), name="trouble")
-            .key_with(first_of)
-            .process(_CountedAgain(), name="again")
-        )
-    out.write(Ledger(token), name="out")
+    KINDS[kind].build(job, token).write(Ledger(token), name="out")
     return job
-
-
-KINDS = {"count": check_counted, "shuffles": check_counted_twice}
 
 
 def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, str]]:

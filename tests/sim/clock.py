@@ -1,0 +1,15 @@
+"""The clocks of a simulation: each process has a wall clock of its own, which may be wrong."""
+
+from __future__ import annotations
+
+from headgate.testing.loop import VirtualClock
+
+from .process import current
+
+
+class SimClock(VirtualClock):
+    """Durations are right everywhere; what time it is, nobody agrees on."""
+
+    def now_ms(self) -> int:
+        process = current()
+        return super().now_ms() + (0 if process is None else process.clock_ms)

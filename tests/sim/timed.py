@@ -1,0 +1,105 @@
+"""Jobs in event time: windows of columns, timers of keys."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import headgate as hg
+
+from .counting import Trouble, key_of
+from .outside import KEYS, Numbers, World, time_of
+
+WINDOW_MS = 1000
+
+
+def windows(job: hg.Job, token: str) -> Any:
+    """Tumbling windows. Watermarks are early: what comes behind them makes a window fire again."""
+    return (
+        job.read(Numbers(token, columns=True), name="numbers")
+        .event_time("at", max_out_of_order="50ms", name="time")
+        .key_by("key")
+        .window(hg.tumbling(f"{WINDOW_MS}ms", allowed_lateness="1s"))
+        .agg(numbers=hg.count(), total=hg.sum("number"), name="windows")
+        .select("key", "window_start", "numbers", "total")
+    )
+
+
+def check_windows(world: World, record: tuple[Any, ...]) -> None:
+    """A window that fires again has more in it, and never too much."""
+    key, start, numbers, _ = record
+    before = [other[2] for other in world.by_key.get(key, ()) if other[1] == start]
+    wanted = expected_windows(world.rows).get((key, _ms(start)), (0, 0))
+    if not max(before, default=0) < numbers <= wanted[0]:
+        raise world.violated(f"a window of {wanted} fired behind {before}: {record}")
+
+
+def missing_windows(world: World) -> list[Any]:
+    """Windows that are not, or did not become, what they must."""
+    last = {(record[0], _ms(record[1])): record[2:] for record in world.visible}
+    wanted = expected_windows(world.rows)
+    return sorted(window for window in wanted if last.get(window) != wanted[window])
+
+
+def _ms(start: Any) -> int:
+    return round(1000 * start.timestamp())
+
+
+@cache
+def expected_windows(rows: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """By key and start: how many numbers, and their sum."""
+    counts, totals = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for number in range(rows):
+        window = (key_of(number), time_of(number) // WINDOW_MS * WINDOW_MS)
+        counts[window] += 1
+        totals[window] += number
+    return {window: (counts[window], totals[window]) for window in counts}
+
+
+class Sorted(hg.KeyedProcess[int, int, tuple[int, int, int]]):
+    """Lets the numbers of each key go in the order of event time, a timer for each."""
+
+    waiting = hg.MapState[int, int]()
+    count = hg.ValueState[int](default=0)
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> None:
+        self.waiting.put(record, record)
+        ctx.event_time.at(time_of(record), tag=f"{record:06}")
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> Iterator[tuple[int, int, int]]:
+        number = int(timer.tag)
+        if self.waiting.get(number) is not None:
+            self.waiting.remove(number)
+            self.count.set(self.count.get() + 1)
+            yield ctx.key, self.count.get(), number
+
+
+def timers(job: hg.Job, token: str) -> Any:
+    """Sorting by event time: state comes and goes, timers with it."""
+    return (
+        job.read(Numbers(token), name="numbers")
+        .event_time(time_of, max_out_of_order="130ms", name="time")
+        .map(Trouble(token), name="trouble")
+        .key_with(key_of)
+        .process(Sorted(), name="sort")
+    )
+
+
+def check_timers(world: World, record: tuple[int, ...]) -> None:
+    """Of each key the numbers must come in the order of their times."""
+    key, count, number = record
+    place = len(world.by_key.get(key, ()))
+    order = expected_order(world.rows)[key]
+    if count != place + 1 or number != order[place]:
+        raise world.violated(f"out of order: {record}, wanted {order[place]}")
+
+
+@cache
+def expected_order(rows: int) -> dict[int, list[int]]:
+    """The numbers of each key by time."""
+    order: dict[int, list[int]] = defaultdict(list)
+    for number in sorted(range(rows), key=lambda number: (time_of(number), number)):
+        order[number % KEYS].append(number)
+    return order
