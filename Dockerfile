@@ -8,6 +8,7 @@ COPY state state
 COPY operators operators
 COPY connectors connectors
 COPY runtime runtime
+COPY spark spark
 COPY testing testing
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

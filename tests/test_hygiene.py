@@ -15,7 +15,7 @@ TOP_LEVEL = {
     "__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "ARCHITECTURE.md",
     "CHANGELOG.md", "LICENSE", "Makefile", "Dockerfile", ".gitignore",
     ".pre-commit-config.yaml", ".ci", "runtime", "operators", "state", "connectors", "testing", "helm",
-    "k8s", "tests", "docs", "examples", "benchmarks",
+    "k8s", "spark", "tests", "docs", "examples", "benchmarks",
 }  # fmt: skip
 BYTES_MAX = 1_000_000
 # In pieces, so that this file is not its own finding.

@@ -18,6 +18,7 @@ ROOMS = {
     "connectors": {"errors", "state", "operators"},
     "runtime": {"errors", "state", "operators", "connectors"},
     "testing": {"errors", "state", "operators", "connectors", "runtime"},
+    "spark": {"errors", "state", "operators", "connectors", "runtime"},
     "k8s": {"errors", "operators", "runtime"},
     "__init__": {"errors", "state", "operators", "connectors", "runtime"},
     "__main__": {"runtime"},

@@ -15,8 +15,18 @@ import pytest
 import headgate
 
 ROOT = Path(headgate.__file__).resolve().parent
-ROOMS = ("state", "operators", "connectors", "runtime", "testing")
-HEAVY = ("ray", "polars", "pyarrow", "numpy", "msgspec", "prometheus_client", "boto3", "typer")
+ROOMS = ("state", "operators", "connectors", "runtime", "spark", "testing")
+HEAVY = (
+    "ray",
+    "pyspark",
+    "polars",
+    "pyarrow",
+    "numpy",
+    "msgspec",
+    "prometheus_client",
+    "boto3",
+    "typer",
+)
 
 
 def tracked() -> list[str]:

@@ -82,14 +82,12 @@ class StoredDatabase:
             return []
         return _CHANGES.decode(self._files[self.meta.undo].read_bytes())
 
-    def entries(self, database: Database) -> Iterator[tuple[bytes, bytes]]:
-        """The entries of own key groups, read from a copy beside `database`."""
-        directory = database.directory
-        directory = directory.with_name(f"{directory.name}-old-{self.written.first}")
+    def entries(self, directory: Path, options: Any) -> Iterator[tuple[bytes, bytes]]:
+        """The entries of own key groups, read from a copy in `directory`, which is made and deleted."""
         directory.mkdir()
         try:
             self.lay_out(directory)
-            old = Rdict(str(directory), database.options(copy=True))
+            old = Rdict(str(directory), options)
             try:
                 apply_changes(old, self.changes(), without_log())
                 yield from Span(old, *bounds_of(self.shared))
@@ -157,14 +155,14 @@ class Restorer:
         loader = Loader(database)
         for one in stored:
             if one is not base:
-                loader.add(one.entries(database))
+                loader.add(self._entries_of(one))
         loader.finish()
 
     def _write_anew(self, stored: Sequence[StoredDatabase], old: StateInfo) -> None:
         reader = StoredReader(self._spec, old, self._max_parallelism)
         loader = Loader(self._database)
         for one in stored:
-            for entries in _pieces(one.entries(self._database)):
+            for entries in _pieces(self._entries_of(one)):
                 piece = RestoredState(
                     tables={self._spec.name: reader.table(entries)}, states={self._spec.name: old}
                 )
@@ -172,6 +170,12 @@ class Restorer:
                 assert rows is not None
                 loader.add(self._entries(rows))
         loader.finish()
+
+    def _entries_of(self, one: StoredDatabase) -> Iterator[tuple[bytes, bytes]]:
+        """Read from a copy beside the own database."""
+        directory = self._database.directory
+        beside = directory.with_name(f"{directory.name}-old-{one.written.first}")
+        return one.entries(beside, self._database.options(copy=True))
 
     def _entries(self, rows: Rows) -> Iterator[tuple[bytes, bytes]]:
         try:

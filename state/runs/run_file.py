@@ -189,6 +189,22 @@ class MappedFile:
         self._map.madvise(mmap.MADV_WILLNEED, start, min(stop, self.size_bytes) - start)
 
 
+def layout_of(path: Path) -> RowLayout:
+    """The layout that a file was written with.
+
+    Raises:
+        StateError: it is none of ours, or of a newer version.
+    """
+    with pa.memory_map(str(path)) as source:
+        try:
+            schema = pa.ipc.open_file(source).schema
+        except pa.ArrowInvalid as error:
+            raise damaged(path, str(error)) from error
+    metadata = _metadata_of(schema, path)
+    rows = pa.ipc.read_schema(pa.py_buffer(schema.metadata[_SCHEMA_KEY]))
+    return RowLayout(rows, metadata.wide)
+
+
 def _file_schema(layout: RowLayout) -> pa.Schema:
     return pa.schema(
         [

@@ -31,6 +31,11 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JAVA_HOME", find_java().home_for_spark(scratch))
         environment.setenv("PYSPARK_PYTHON", sys.executable)
+        for name in (
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+        ):  # tests/spark_state shares this Java
+            environment.setenv(name, "testing")
         plan = SparkPlan(master="local[2]", conf=SMALL)
         spark = open_session(Task(plan, "tests", scratch=str(scratch)))
         yield spark

@@ -1,0 +1,198 @@
+"""State files as Parquet, read in part: row groups of some key groups, and some columns.
+
+What is read is verified: the footer by the checksum in its handle, each page by its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from ...errors import MissingFileError, StateError
+from ...state.snapshot import StateHandle
+from ..storage.base import CheckpointStore
+from ..storage.local import LocalStore
+from ..storage.open_store import open_store_at
+
+T = TypeVar("T")
+
+
+class OpenStore:
+    """A checkpoint store for blocking callers: its loop runs in a thread of its own.
+
+    Args:
+        root: the address.
+        options: what the storage needs.
+        writable: False for one who only reads.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, str], *, writable: bool = False) -> None:
+        self.store: CheckpointStore = open_store_at(root, options)
+        self._writable = writable
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="headgate-offline", daemon=True
+        )
+
+    def __enter__(self) -> OpenStore:
+        self._thread.start()
+        try:
+            self.run(self.store.open(writable=self._writable))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self.store.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call of the store."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return future.result()
+
+    def content(self, handle: StateHandle) -> bytes:
+        """All bytes of a piece of state.
+
+        Raises:
+            StateError: it is missing, or its bytes are not the ones that were written.
+        """
+        data = handle.inline
+        if data is None:
+            assert handle.file is not None
+            with self._found(handle):
+                data = self.run(self.store.read_file(handle.file))
+        if len(data) != handle.size_bytes or xxhash.xxh3_64_hexdigest(data) != handle.checksum:
+            raise self._corrupt(handle, "its checksum differs")
+        return data
+
+    def download(self, handle: StateHandle, path: Path) -> None:
+        """Put a file at a local path. Raises StateError as `content`."""
+        if handle.inline is not None:
+            path.write_bytes(self.content(handle))
+            return
+        assert handle.file is not None
+        with self._found(handle):
+            self.run(self.store.download(handle.file, path))
+        digest = xxhash.xxh3_64()
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+        if digest.hexdigest() != handle.checksum:
+            raise self._corrupt(handle, "its checksum differs")
+
+    @contextmanager
+    def parquet(self, handle: StateHandle) -> Iterator[pq.ParquetFile]:
+        """A table's file, of which only what is asked for is read.
+
+        Raises:
+            StateError: it is missing, or not the file that was written.
+        """
+        if handle.inline is not None:
+            yield pq.ParquetFile(pa.BufferReader(self.content(handle)))
+            return
+        with self._source(handle) as source:
+            self._check_footer(handle, source)
+            try:
+                with pq.ParquetFile(
+                    source, page_checksum_verification=True, pre_buffer=not self._is_local
+                ) as file:
+                    yield file
+            except pa.ArrowInvalid as error:
+                raise self._corrupt(handle, error) from error
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                raise self._corrupt(handle, error) from error
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self.store, LocalStore)
+
+    @contextmanager
+    def _source(self, handle: StateHandle) -> Iterator[Any]:
+        name = handle.file
+        assert name is not None
+        if not self._is_local:
+            yield pa.PythonFile(_Remote(self, name, handle.size_bytes), mode="r")
+            return
+        with self._found(handle):
+            try:
+                source = pa.memory_map(str(Path(self.store.describe()) / name))
+            except FileNotFoundError as error:
+                raise MissingFileError(f"a state file is missing name=`{name}`") from error
+        with source:
+            yield source
+
+    def _check_footer(self, handle: StateHandle, source: Any) -> None:
+        if handle.footer is None:
+            return
+        length, checksum = handle.footer
+        with self._found(handle):
+            source.seek(handle.size_bytes - length)
+            data = source.read(length)
+        if source.size() != handle.size_bytes or xxhash.xxh3_64_hexdigest(data) != checksum:
+            raise self._corrupt(handle, "its footer is not the one that was written")
+
+    @contextmanager
+    def _found(self, handle: StateHandle) -> Iterator[None]:
+        try:
+            yield
+        except MissingFileError as error:
+            raise StateError(
+                f"a file of state `{handle.state}` is missing file=`{handle.file}`",
+                where=self.store.describe(),
+                fix="a checkpoint goes when newer ones are complete: read again, or take a savepoint",
+            ) from error
+
+    def _corrupt(self, handle: StateHandle, reason: object) -> StateError:
+        return StateError(
+            f"a file of state `{handle.state}` is corrupt file=`{handle.file}` reason=`{reason}`",
+            where=self.store.describe(),
+            fix="read another checkpoint or savepoint",
+        )
+
+
+class _Remote(io.RawIOBase):
+    """A file in a store, of which each read is a request."""
+
+    def __init__(self, opened: OpenStore, name: str, size: int) -> None:
+        self._opened, self._name, self._size = opened, name, size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self._position
+        length = left if size < 0 else min(size, left)
+        if not length:
+            return b""
+        call = self._opened.store.read_range(self._name, self._position, length)
+        data = self._opened.run(call)
+        self._position += len(data)
+        return data

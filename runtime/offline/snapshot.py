@@ -1,0 +1,216 @@
+"""A savepoint, or a checkpoint, as states that can be read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from ...errors import StateError
+from ...operators.clock import SystemClock
+from ...operators.suggestions import suggest
+from ...state.evolution import LAST_USED_COLUMN
+from ...state.keyed.canonical import ENTRY_COLUMNS, NAMESPACE_COLUMN
+from ...state.keygroups import KeyGroupRange
+from ...state.snapshot import KEY_GROUP_COLUMN, StateHandle, StateInfo
+from ..savepoint.describe import states_of
+from ..savepoint.locate import Located, locate
+from ..storage.open_store import open_store_at
+from .blocking import blocking
+
+PER_KEY: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "timers"})
+"""Kinds whose identity is the key, and the namespace and entry key if there are any."""
+WHOLE_KEY: Final = frozenset({"reduce", "running"})
+"""Kinds whose identity is the key."""
+WINDOW_COLUMNS: Final = ("window_start", "window_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one old subtask has of a state.
+
+    Attributes:
+        subtask: its index.
+        handles: tables in order (a base, then deltas), or a meta and files, or items.
+    """
+
+    subtask: int
+    handles: tuple[StateHandle, ...]
+
+    @property
+    def native(self) -> bool:
+        """True if it lies in files of a state backend."""
+        return any(handle.kind == "meta" for handle in self.handles)
+
+    def overlaps(self, groups: KeyGroupRange) -> bool:
+        """True if it may have rows of these key groups."""
+        return any(
+            KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(groups)
+            for handle in self.handles
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One state of one operator: what it is, and where its pieces lie.
+
+    Attributes:
+        root: address of the directory that names of files are relative to.
+        info: what the operator said of it; None: nothing but that it exists.
+        pieces: by subtask.
+        max_parallelism: the number of key groups.
+    """
+
+    root: str
+    operator: str
+    name: str
+    info: StateInfo | None
+    pieces: tuple[Piece, ...]
+    parallelism: int
+    max_parallelism: int
+
+    @property
+    def keyed(self) -> bool:
+        """True for tables, false for items of subtasks."""
+        return any(handle.kind != "items" for piece in self.pieces for handle in piece.handles)
+
+    @property
+    def kind(self) -> str:
+        """The kind it was declared as, or how its items are dealt out."""
+        if self.info is not None:
+            return self.info.kind
+        return self.pieces[0].handles[0].redistribution if not self.keyed else "table"
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns of its table as declared; None: not known without its files, or opaque items."""
+        return None if self.info is None else self.info.arrow_schema()
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart."""
+        if self.info is not None and self.info.keys:
+            return self.info.keys
+        handles = [handle for piece in self.pieces for handle in piece.handles]
+        return next((handle.keys for handle in handles if handle.keys), ())
+
+    @property
+    def hash_columns(self) -> tuple[str, ...] | None:
+        """The columns of the key, of which the key group follows; None: it does not follow from columns."""
+        return hash_columns_of(self.kind, self.identity)
+
+    @property
+    def entry_column(self) -> str | None:
+        """The column of the entry key of a list, a map or timers."""
+        return ENTRY_COLUMNS.get(self.kind)
+
+    @property
+    def has_ttl(self) -> bool:
+        """True if its rows say when they were last used."""
+        schema = self.schema
+        return schema is not None and LAST_USED_COLUMN in schema.names
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its pieces."""
+        return sum(handle.size_bytes for piece in self.pieces for handle in piece.handles)
+
+    @property
+    def rows(self) -> int:
+        """Rows as written: of a checkpoint, those of bases and deltas."""
+        return sum(handle.rows for piece in self.pieces for handle in piece.handles)
+
+    @property
+    def text(self) -> str:
+        """What it is called in errors."""
+        return f"operator=`{self.operator}` state=`{self.name}`"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A savepoint or checkpoint that was found.
+
+    Attributes:
+        located: its manifest, and where it is.
+        options: what its storage needs, such as `s3.endpoint`.
+    """
+
+    located: Located
+    options: Mapping[str, str]
+
+    def states(self) -> Iterator[StoredState]:
+        """All states, in the order of operators and names."""
+        manifest = self.located.manifest
+        for operator in manifest.operators:
+            for name, info in states_of(operator).items():
+                pieces = []
+                for subtask in operator.subtasks:
+                    found = tuple(
+                        handle
+                        for snapshot in subtask.snapshots
+                        for handle in snapshot.handles
+                        if handle.state == name and handle.channel is None
+                    )
+                    if found:
+                        pieces.append(Piece(subtask.subtask, found))
+                yield StoredState(
+                    self.located.root,
+                    operator.name,
+                    name,
+                    info,
+                    tuple(pieces),
+                    operator.parallelism,
+                    manifest.max_parallelism,
+                )
+
+    def state(self, operator: str, state: str) -> StoredState:
+        """One state.
+
+        Raises:
+            StateError: there is none of that name; says which there are.
+        """
+        known: dict[str, dict[str, StoredState]] = {
+            one.name: {} for one in self.located.manifest.operators
+        }
+        for found in self.states():
+            known[found.operator][found.name] = found
+        if operator not in known:
+            raise _unknown("operator", operator, list(known), self.located)
+        if state not in known[operator]:
+            raise _unknown(
+                f"state of operator `{operator}`", state, list(known[operator]), self.located
+            )
+        return known[operator][state]
+
+
+def hash_columns_of(kind: str, identity: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The columns of the key in tables of a kind; None: key groups do not follow from columns."""
+    if KEY_GROUP_COLUMN in identity:
+        return None
+    if kind in PER_KEY:
+        others = (NAMESPACE_COLUMN, ENTRY_COLUMNS.get(kind))
+        return tuple(name for name in identity if name not in others)
+    if kind == "window":
+        return tuple(name for name in identity if name not in WINDOW_COLUMNS)
+    return identity if kind in WHOLE_KEY else None
+
+
+def open_snapshot(address: str, options: Mapping[str, str]) -> Snapshot:
+    """What lies at `address`: a savepoint, or a job's checkpoints, of which the newest counts, or `@7`.
+
+    Raises:
+        StateError: neither is there.
+        UsageError: the address is not understood.
+    """
+    located = blocking(locate(open_store_at, address, options, SystemClock()))
+    return Snapshot(located, dict(options))
+
+
+def _unknown(what: str, name: str, known: list[str], located: Located) -> StateError:
+    return StateError(
+        f"no such {what} name=`{name}`",
+        where=located.text,
+        fix=suggest(name, known, "there are"),
+    )
