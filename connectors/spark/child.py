@@ -187,7 +187,7 @@ def main() -> None:
 
     size = SIZE.unpack(sys.stdin.buffer.read(SIZE.size))[0]
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Task)
-    threading.Thread(target=_die_with_parent, args=(task.scratch,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(task,), daemon=True).start()
     try:
         spark = open_session(task)
         say(Progress(f"Spark {spark.version} has started"))
@@ -199,11 +199,13 @@ def main() -> None:
     say(done)
 
 
-def _die_with_parent(scratch: str) -> None:
+def _die_with_parent(task: Task) -> None:
     """Nothing more comes over standard input but its end: then nobody waits for us any more."""
     while os.read(0, 4096):
         pass
-    shutil.rmtree(scratch, ignore_errors=True)
+    for directory in (task.scratch, task.target.removeprefix("file://")):
+        if os.path.isabs(directory):
+            shutil.rmtree(directory, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -10,6 +10,7 @@ to be dead, exactly one has its attempt read, and files that no record names are
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import tempfile
@@ -22,7 +23,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ...errors import StateError, UsageError
+from ...errors import StateError, StorageError, UsageError
 from ...operators.source import SourceRun, SourceStorage
 from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader
@@ -142,7 +143,8 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
         await _make(query, task, attempt, storage, run)
         made = await asyncio.to_thread(_describe, query, run, storage.address, attempt)
     except BaseException:
-        await _delete_below(storage, f"{attempt}/")
+        with contextlib.suppress(StorageError):  # why it failed is what counts
+            await _delete_below(storage, f"{attempt}/")
         raise
     ours = msgspec.json.encode(made)
     record = await storage.create_if_absent(f"{name}/{_RECORD}", ours)
@@ -188,7 +190,10 @@ async def _make(
         await _run(task, f"s3a://{location.path}", run)
     else:
         # Spark would need Hadoop's client of S3 for it, which pyspark does not bring.
-        with tempfile.TemporaryDirectory(prefix="headgate-result-", dir=_local(run)) as directory:
+        above = _local(run)
+        if above is not None:
+            os.makedirs(above, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="headgate-result-", dir=above) as directory:
             await _run(task, f"file://{directory}/result", run)
             for path in sorted(Path(directory, "result").glob("*.parquet")):
                 await storage.upload(f"{attempt}/{path.name}", path)
@@ -217,7 +222,8 @@ async def _run(task: Task, target: str, run: SourceRun) -> None:
 
 def _local(run: SourceRun) -> str | None:
     """The first directory for temporary files; None: the system's."""
-    return next(filter(None, run.options.get(_LOCAL_DIRS, "").split(",")), None)
+    named = (part.strip() for part in run.options.get(_LOCAL_DIRS, "").split(","))
+    return next(filter(None, named), None)
 
 
 def _describe(query: SparkQuery, run: SourceRun, address: str, attempt: str) -> Result:
