@@ -120,12 +120,12 @@ class Campaign:
         flights = self._work / "flights"
         written = write_years(flights, int(FLIGHTS_PER_SECOND_MAX * seconds))
         driver.say(f"seed {record.seed}, {written:,} flights")
-        record.began_s = time.monotonic()
-        record.ended_s = record.began_s + seconds
         await self._start()
         sampling = asyncio.create_task(self._sample())
         try:
             await self._expect_health("the start", time.monotonic())
+            record.began_s = time.monotonic()
+            record.ended_s = record.began_s + seconds
             for kind in self._kinds:
                 await self._trouble(kind)
             while not self._kinds and time.monotonic() < record.ended_s:
