@@ -109,6 +109,7 @@ class Victim:
     keys: int
     kills: int
     directory: str
+    workers: int
     address: tuple[list[str], str] | None = None
     took_s: list[float] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
@@ -139,16 +140,24 @@ class Victim:
         for turn in range(self.kills):
             self._forget()
             await self.until("checkpoint", status="COMPLETED")
-            await asyncio.sleep(1.0)  # a spare that is still starting would not be one
-            workers = (await client.request("status"))["workers"][:2]
+            workers = await self._everyone(client)
             killed_at = time.monotonic()
+            # The oldest have subtasks: a spare is younger than all of them.
             os.kill(workers[turn % 2]["pid"], signal.SIGKILL)
             body = await self.until("recovered")
             self.phases.append(body)
             self.took_s.append(await self._first_record(body["attempt"]) - killed_at)
-            await asyncio.sleep(3.0)
         await client.request("cancel")
         await client.close()
+
+    async def _everyone(self, client: CoordinatorClient) -> list[dict[str, Any]]:
+        """The workers, once all are there; a spare has a moment to get ready."""
+        while True:
+            workers: list[dict[str, Any]] = (await client.request("status"))["workers"]
+            if len(workers) >= self.workers:
+                await asyncio.sleep(2.0)
+                return workers
+            await asyncio.sleep(0.1)
 
     def _forget(self) -> None:
         while not self._news.empty():
@@ -181,7 +190,8 @@ def make_job(backend: str, keys: int, directory: str, options: Mapping[str, str]
 async def measure(backend: str, column: str, keys: int, kills: int) -> Victim:
     """One job, killed so many times."""
     with tempfile.TemporaryDirectory(prefix="hg-bench-recovery-") as directory:
-        victim = Victim(keys, kills, directory)
+        spares = len(COLUMNS[column].keys() & SPARE.keys())
+        victim = Victim(keys, kills, directory, 2 + spares)
         job = make_job(backend, keys, directory, COLUMNS[column])
         async with asyncio.timeout(DEADLINE_S):
             running = asyncio.create_task(
@@ -202,19 +212,22 @@ async def measure(backend: str, column: str, keys: int, kills: int) -> Victim:
         return victim
 
 
-def show(backend: str, results: dict[str, Victim]) -> None:
-    """A table of one backend."""
+def head(backend: str) -> None:
+    """Of the table of one backend."""
     print(f"\n{backend}: seconds from kill to output; phases are medians in ms")
-    print(f"{'':14} {'median':>7} {'best':>7} {'worst':>7}  " + "  ".join(PHASES))
-    for column, victim in results.items():
-        took = victim.took_s
-        medians = [
-            median(max(0, body[key] or 0) for body in victim.phases) for key in PHASES.values()
-        ]
-        shown = "  ".join(
-            f"{value:{len(name)}.0f}" for name, value in zip(PHASES, medians, strict=True)
-        )
-        print(f"{column:14} {median(took):7.2f} {min(took):7.2f} {max(took):7.2f}  {shown}")
+    print(f"{'':14} {'median':>7} {'best':>7} {'worst':>7}  {'  '.join(PHASES)}", flush=True)
+
+
+def show(column: str, victim: Victim) -> None:
+    """A row of it."""
+    took = victim.took_s
+    found = [median(max(0, body[key] or 0) for body in victim.phases) for key in PHASES.values()]
+    phases = "  ".join(f"{ms:{len(name)}.0f}" for name, ms in zip(PHASES, found, strict=True))
+    print(
+        f"{column:14} {median(took):7.2f} {min(took):7.2f} {max(took):7.2f}  {phases}"
+        f"  load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -227,12 +240,9 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start", flush=True)
     for backend in chosen.backend or BACKENDS:
-        results = {
-            column: asyncio.run(measure(backend, column, chosen.keys, chosen.kills))
-            for column in chosen.column or COLUMNS
-        }
-        show(backend, results)
-        print(f"load {os.getloadavg()[0]:.1f} at the end", flush=True)
+        head(backend)
+        for column in chosen.column or COLUMNS:
+            show(column, asyncio.run(measure(backend, column, chosen.keys, chosen.kills)))
 
 
 if __name__ == "__main__":

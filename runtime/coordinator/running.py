@@ -91,6 +91,7 @@ class Running(State):
         for worker in self._workers:
             worker.send(Start(attempt=job.attempt))
         job.set_status("RUNNING")
+        job.pool.refill()
         publish_recovered(job, job.failures.running(job.clock.now_ms()))
         job.unreadable.clear()
         self._answer_rescale(job)

@@ -1,8 +1,8 @@
 """Workers that are started before they are needed (`slotmanager.redundant-taskmanager-num`).
 
 A spare is a worker like any other: started, connected, its imports done. It has no subtasks, so that it can
-take those of one that dies at once; its own successor is started beside the restart. The same goes for
-workers without spares: what a restart will need is started while its pause lasts.
+take those of one that dies at once; its own successor is started once the job runs again. Without spares
+what a restart will need is started while its pause lasts.
 """
 
 from __future__ import annotations
@@ -45,23 +45,27 @@ class Spares:
         self._live = live
         self._start = start
         self._wanted = 0
+        self.with_spares = False
         self._task: asyncio.Task[None] | None = None
         self.starting: set[asyncio.Task[None]] = set()
         """Starts under way; they end without an error."""
 
-    def want(self, workers: int) -> None:
-        """So many workers are to work: start what is missing of them, and of the spares."""
-        self._wanted = workers + self.count
+    def want(self, workers: int, *, spares: bool) -> None:
+        """So many workers are to work: start what is missing of them, and of the spares if `spares`.
+
+        While a job recovers no spare is started: its imports would take the processors from the restore.
+        """
+        self.with_spares = spares
+        self._wanted = workers + (self.count if spares else 0)
         if self._missing() > 0 and (self._task is None or self._task.done()):
             loop = asyncio.get_running_loop()
             self._task = loop.create_task(self._fill(), name="spare workers")
 
-    def lost(self, *, working: bool) -> None:
-        """A worker died; if it was a spare that counts as a failed start, or it would go on for ever."""
-        if not working:
-            self._failures.failed(self._now_ms())
-        if self.count:
-            self.want(self._wanted - self.count)
+    def lost(self, working: int) -> None:
+        """A spare died, beside so many workers. Like a failed start, or it would go on for ever."""
+        self._failures.failed(self._now_ms())
+        if self.with_spares:
+            self.want(working, spares=True)
 
     def _missing(self) -> int:
         return self._wanted - self._live()

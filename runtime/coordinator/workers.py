@@ -273,18 +273,23 @@ class WorkerPool:
         worker.kill()
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
-        self._spares.lost(working=worker_id in self._working)
+        if worker_id not in self._working:
+            self._spares.lost(len(self._working))
 
     def prepare(self, count: int) -> None:
         """Start in the background what is missing of so many workers: `ensure` will be asked for them."""
-        self._spares.want(count)
+        self._spares.want(count, spares=False)
+
+    def refill(self) -> None:
+        """The job runs: start in the background what is missing of the spares."""
+        self._spares.want(len(self._working), spares=True)
 
     def retire(self, keep: Collection[Worker]) -> None:
         """Let all other workers go, but for the spares: the job runs at a lower parallelism."""
         self._working = frozenset(worker.worker_id for worker in keep)
         spare = [worker_id for worker_id in sorted(self.live) if worker_id not in self._working]
         kept = {*self._working, *spare[: self._spares.count]}
-        self._spares.want(len(keep))
+        self._spares.want(len(keep), spares=self._spares.with_spares)
         for worker_id, worker in list(self.live.items()):
             if worker_id not in kept:
                 del self.live[worker_id]

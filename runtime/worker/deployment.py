@@ -241,7 +241,8 @@ class Deployment:
         by_operator: dict[str, list[OperatorSnapshot]] = {}
         for snapshot in assignment.state:
             by_operator.setdefault(snapshot.operator, []).append(snapshot)
-        states = {name: await reader.load(name, found) for name, found in by_operator.items()}
+        loaded = await all_of([reader.load(name, found) for name, found in by_operator.items()])
+        states = dict(zip(by_operator, loaded, strict=True))
         mine = () if self._message.state_root else assignment.state
         began = meter.fetched()
         await _prepare(subtask, states, assignment, mine)
