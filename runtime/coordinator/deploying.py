@@ -76,6 +76,9 @@ class Deploying(State):
             if _with_channel_state(job, restored.manifest):
                 check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)
+        checkpoint = job.spec.checkpoint
+        storage = checkpoint.storage if checkpoint else ""
+        job.pool.warm_up = Warm(job=job.plan_blob, settings=job.spec.options, storage=storage)
         needed = workers_needed(plan, job.spec.slots_per_worker)
         asked = job.clock.monotonic()
         await job.pool.ensure(needed)
@@ -96,8 +99,6 @@ class Deploying(State):
         job.restored = restored
         assignments = await _assignments(job, restored)
         checkpoint = job.spec.checkpoint
-        storage = checkpoint.storage if checkpoint else ""
-        job.pool.warm_up = Warm(job=job.plan_blob, settings=job.spec.options, storage=storage)
         self._next_progress = job.clock.monotonic() + PROGRESS_S
         for worker in workers:
             mine = tuple(
@@ -114,7 +115,7 @@ class Deploying(State):
                     peers={peer.worker_id: peer.address for peer in workers},
                     placement={f"{v}:{i}": owner for (v, i), owner in placement.items()},
                     settings=job.spec.options,
-                    storage=storage,
+                    storage=checkpoint.storage if checkpoint else "",
                     restored_checkpoint=job.restored_checkpoint,
                     state_root=restored.root if restored is not None else "",
                 )
