@@ -44,7 +44,7 @@ sim: $(STAMP)
 	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS) $(ARGS)
 
 sim-mutants: $(STAMP)
-	@$(BIN)/python -m headgate.tests.sim.mutate --write docs/simulation-mutants.md $(ARGS)
+	@$(BIN)/python -m headgate.tests.sim.mutate $(ARGS)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m headgate.tests.chaos --minutes $(MINUTES) $(ARGS)

@@ -68,7 +68,7 @@ def page(hunts: list[Hunt], summary: str) -> str:
             "",
             "What the [simulation](simulation.md) is worth: bugs of the protocol, planted one at a time "
             "(`tests/sim/mutants`),",
-            "and how many seeds it takes until one fails. `make sim-mutants` writes this page.",
+            "and how many seeds it takes until one fails. Made by `make sim-mutants` with `--write`.",
             "",
             f"{summary}.",
             "",
