@@ -38,10 +38,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             environment.setenv(name, "testing")
         plan = SparkPlan(master="local[2]", conf=SMALL)
         spark = open_session(Task(plan, "tests", scratch=str(scratch)))
+        context = type(spark.sparkContext)
         yield spark
+        if context._gateway is None:  # tests/spark_state has stopped it
+            return
         spark.stop()
         # Not only the session: Java itself goes with the pipe it reads from.
-        context = type(spark.sparkContext)
         context._gateway.shutdown()
         context._gateway.proc.stdin.close()
         context._gateway.proc.wait()
