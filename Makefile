@@ -9,7 +9,7 @@ SEEDS ?= 2000
 MINUTES ?= 5
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery lint types docs check clean
+.PHONY: help demo test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery bench-regions lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
 	@echo "make bench-recovery   from kill -9 of a worker to output again (eight minutes; ARGS='--keys 100000 --kills 3': two)"
+	@echo "make bench-regions   restart of one region out of four, beside that of the whole job (two minutes)"
 	@echo "make check   lint and types"
 
 $(STAMP): pyproject.toml
@@ -60,6 +61,9 @@ bench-backpressure: $(STAMP)
 
 bench-recovery: $(STAMP)
 	@$(BIN)/python benchmarks/recovery.py $(ARGS)
+
+bench-regions: $(STAMP)
+	@$(BIN)/python benchmarks/region_restart.py $(ARGS)
 
 lint: $(STAMP)
 	@echo "==> lint"

@@ -32,6 +32,14 @@ RESTART_STRATEGY = Option[str | None](
     "`none` without.",
     ("restart-strategy",),
 )
+FAILOVER_STRATEGY = Option[str](
+    "jobmanager.execution.failover-strategy",
+    Choice(("region", "full")),
+    "region",
+    "",
+    "What begins again when a task fails: `region` only the tasks that stream to it or from it, directly "
+    "or through others; `full` all tasks of the job.",
+)
 FIXED_ATTEMPTS = Option[int](
     "restart-strategy.fixed-delay.attempts",
     Integer(),

@@ -96,6 +96,8 @@ class Deploy(Message, frozen=True):
     placement: dict[str, str]
     """`vertex:index` to worker id, of all subtasks."""
     settings: dict[str, str]
+    partial: bool = False
+    """Only the regions of `subtasks` begin again, and nothing of them runs here; all others go on."""
     storage: str = ""
     restored_checkpoint: int = 0
     state_root: str = ""
@@ -115,6 +117,8 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
     vertex: int
     index: int
+    region: int = 0
+    """What fails and restarts together; see `protocol/failover.py`."""
     state: tuple[OperatorSnapshot, ...] = ()
     """One snapshot per operator and old subtask: handles of different subtasks are never in one."""
     splits: tuple[bytes, ...] | None = None
@@ -159,9 +163,10 @@ class CheckpointAborted(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Drop the attempt. Answer: Cancelled."""
+    """Drop these regions, whatever attempts of them run; None: all. Answer: Cancelled."""
 
     attempt: int
+    regions: tuple[int, ...] | None = None
 
 
 class Terminate(Message, frozen=True):
@@ -222,12 +227,14 @@ class RestoreProgress(Message, frozen=True):
     attempt: int
     done_bytes: int
     total_bytes: int
+    region: int = 0
 
 
 class Cancelled(Message, frozen=True):
-    """Nothing of the attempt runs here any more."""
+    """Nothing of what was to be cancelled runs here any more; the numbers are those of Cancel."""
 
     attempt: int
+    regions: tuple[int, ...] | None = None
 
 
 class StepStuck(Message, frozen=True):
@@ -240,7 +247,7 @@ class StepStuck(Message, frozen=True):
 
 
 class SubtaskFailed(Message, frozen=True):
-    """A subtask (or the worker's exchange) failed; the attempt is over."""
+    """A subtask (or the worker's exchange) failed; the attempt of its region is over."""
 
     attempt: int
     vertex: int
@@ -252,6 +259,8 @@ class SubtaskFailed(Message, frozen=True):
     kind: str
     """The value of a FailureKind."""
     detail: str = ""
+    region: int = -1
+    """Of a failure that is not of one subtask; -1: all regions of the attempt."""
 
 
 class CheckpointAcked(Message, frozen=True):

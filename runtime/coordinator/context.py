@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
+
 from ...errors import HeadgateError
 from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
@@ -17,10 +19,13 @@ from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
+from ..protocol.failover import RegionId
 from ..protocol.failure_history import FailureEntry, FailureHistory
 from ..protocol.failures import FailureKind
+from ..protocol.ids import SubtaskId
 from ..protocol.restart import RestartStrategy
 from ..protocol.restore_figures import RestoreFigures
+from ..restart_options import FAILOVER_STRATEGY
 from ..savepoint.locate import Located
 from ..savepoint.store import AddressOpener
 from ..shipping import ship
@@ -32,6 +37,7 @@ from .enrichers import FailureEnrichers
 from .event_time import describe_event_time
 from .liveness import describe_busy
 from .placement import Seats
+from .regions import Executions
 from .restored import Restored
 from .states import End
 from .workers import FromWorker, WorkerLost, WorkerPool
@@ -106,6 +112,22 @@ class AttemptFailed:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class RegionsReady:
+    """Event: the regions that restart in this attempt are deployed, or could not be."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """Event: nobody has said why a connection of these regions broke, in the time there was for it."""
+
+    failure: Failure
+    attempt: int
+    regions: frozenset[RegionId]
+
+
 JobEvent: TypeAlias = (
     AttemptFailed
     | FromWorker
@@ -116,6 +138,8 @@ JobEvent: TypeAlias = (
     | Prepared
     | RoomMade
     | FinalAgain
+    | RegionsReady
+    | Suspected
 )
 
 
@@ -159,6 +183,10 @@ class JobContext:
     attempt: int = 0
     attempts_started: int = 0
     restarts: int = 0
+    restarted_tasks: int = 0
+    """By all restarts together."""
+    late_messages: int = 0
+    """Of attempts that were over; they had no effect."""
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     recent: RecentRecords = field(default_factory=RecentRecords)
     failures: FailureHistory = field(default_factory=lambda: FailureHistory(1))
@@ -176,8 +204,8 @@ class JobContext:
     """Checkpoints that could not be restored, where the user allows an older one instead."""
     deployment_events: int | None = None
     """What the workers have said of the deployment under way; None: none is."""
-    restoring: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By worker: bytes of state read, and to read, while an attempt is deployed."""
+    restoring: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """By worker and region: bytes of state read, and to read, while an attempt is deployed."""
     figures: RestoreFigures = field(default_factory=RestoreFigures)
     """Of the deployment under way, or the last one."""
     rescale: Rescale | None = None
@@ -185,6 +213,15 @@ class JobContext:
     """How long the last rescale kept the job from working."""
     restored_at_ms: int = 0
     end: End | None = None
+    restarting: frozenset[RegionId] = frozenset()
+    """Regions that restart while the others run."""
+    executions: Executions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.executions = self._executions()
+
+    def _executions(self) -> Executions:
+        return Executions(self.plan, self.options.get(FAILOVER_STRATEGY))
 
     @property
     def restored_checkpoint(self) -> int:
@@ -196,9 +233,12 @@ class JobContext:
         """False for a job without checkpoint storage: savepoints are all it can take."""
         return self.log is not None
 
-    def report(self, statistics: Iterable[SubtaskStatistics]) -> None:
-        """Take in what subtasks of the attempt did."""
+    def report(self, attempt: int, statistics: Iterable[SubtaskStatistics]) -> None:
+        """Take in what subtasks of an attempt did; but of those that run in another one by now."""
         for subtask in statistics:
+            own = self.executions.attempt_of(SubtaskId(subtask.vertex, subtask.index))
+            if own != attempt:
+                continue
             self.statistics[subtask.vertex, subtask.index] = subtask
             self.recent.report(subtask.vertex, subtask.index, subtask.records_in)
 
@@ -206,6 +246,8 @@ class JobContext:
         """Run another plan from the next attempt on."""
         if plan is not self.plan:
             self.plan = plan
+            self.executions = self._executions()
+            self.executions.begin(self.executions.failover.everything, self.attempt)
             self.parallelism = parallelism
             self.plan_blob = ship(plan)
 
@@ -213,9 +255,32 @@ class JobContext:
         """A number no attempt of this job ever had, in any generation. Its subtasks count from 0."""
         self.statistics.clear()
         self.recent.clear()
+        return self._begin(self.executions.failover.everything)
+
+    def next_attempt_of(self, regions: frozenset[RegionId]) -> int:
+        """Such a number for some regions; the others keep theirs."""
+        for subtask in self.executions.failover.subtasks_of(regions):
+            self.statistics.pop((subtask.vertex, subtask.index), None)
+            self.recent.forget(subtask.vertex, subtask.index)
+        return self._begin(regions)
+
+    def _begin(self, regions: frozenset[RegionId]) -> int:
         self.attempts_started += 1
         self.attempt = self.generation * ATTEMPTS_PER_GENERATION + self.attempts_started
+        self.executions.begin(regions, self.attempt)
         return self.attempt
+
+    def tell(self, message: Any) -> None:
+        """Send a message to all that run, whatever their attempt."""
+        for attempt in self.executions.attempts:
+            own = msgspec.structs.replace(message, attempt=attempt)
+            for worker in self.pool.live.values():
+                worker.send(own)
+
+    @property
+    def works(self) -> bool:
+        """At least a part of the job runs."""
+        return self.status == "RUNNING" or bool(self.restarting)
 
     def publish(self, kind: str, text: str, **body: Any) -> None:
         """Log something and tell all subscribers."""
@@ -242,14 +307,17 @@ class JobContext:
             now_ms = max(0, self.clock.now_ms() - self.status_since_ms)
         return now_ms, self.status_total_ms.get(status, 0) + now_ms
 
-    def record(self, failure: Failure) -> None:
-        """Remember a failure and tell the world."""
+    def record(self, failure: Failure, *, merged: bool = False) -> None:
+        """Remember a failure and tell the world; `merged`: it belongs to the one before."""
         entry = self.entry(failure)
-        lost, silent_ms = self.pool.last_lost
-        story = self.failures.failed(
-            entry, self.attempt, silent_ms if failure.worker == lost != "" else None
-        )
-        self.enrichers.enrich(story, entry)
+        if merged:
+            self.failures.also(entry)
+        else:
+            lost, silent_ms = self.pool.last_lost
+            story = self.failures.failed(
+                entry, self.attempt, silent_ms if failure.worker == lost != "" else None
+            )
+            self.enrichers.enrich(story, entry)
         self.publish(
             "failure",
             f"{failure.where}: {failure.text} ({failure.kind.sentence})",
@@ -283,6 +351,7 @@ class JobContext:
             "generation": self.generation,
             "attempt": self.attempt,
             "restarts": self.restarts,
+            "restarted_tasks": self.restarted_tasks,
             "restored_checkpoint": self.restored_checkpoint,
             "restored_from": self.restored.text if self.restored is not None else "",
             "restored_bytes": sum(done for done, _ in self.restoring.values()),
@@ -307,7 +376,7 @@ class JobContext:
 
     def _describe_backpressure(self) -> list[dict[str, Any]]:
         """Nobody waits for anybody unless the job runs: what is known is old then."""
-        if self.status != "RUNNING":
+        if not self.works:
             return []
         return describe_backpressure(self.plan, self.statistics, self.recent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import traceback
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -22,7 +23,9 @@ from ..control.messages import (
     Warm,
 )
 from ..plan import Vertex
+from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
+from ..protocol.ids import SubtaskId
 from ..protocol.manifest import Manifest
 from ..protocol.restore_figures import RestoreFigures
 from ..savepoint.store import opened
@@ -30,7 +33,7 @@ from ..storage.base import CheckpointStore
 from .context import AttemptFailed, ClientWish, Failure, JobContext, JobEvent, Prepared
 from .in_flight import assign_in_flight, check_in_flight
 from .manifests import size_of
-from .placement import place, workers_needed
+from .placement import workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
 from .restored import Restored, find_restored, plan_for, reader_of
 from .source_runs import source_run
@@ -94,32 +97,12 @@ class Deploying(State):
     async def _deploy(
         self, job: JobContext, workers: list[Worker], restored: Restored | None
     ) -> None:
-        ids = [worker.worker_id for worker in workers]
-        placement = place(job.plan, ids, job.spec.slots_per_worker)
+        executions = job.executions
+        executions.place([worker.worker_id for worker in workers], job.spec.slots_per_worker)
         job.restored = restored
-        assignments = await _assignments(job, restored)
-        checkpoint = job.spec.checkpoint
+        everything = executions.failover.everything
         self._next_progress = job.clock.monotonic() + PROGRESS_S
-        for worker in workers:
-            mine = tuple(
-                msgspec.msgpack.encode(assignments[subtask])
-                for subtask, owner in placement.items()
-                if owner == worker.worker_id
-            )
-            worker.send(
-                Deploy(
-                    attempt=job.attempt,
-                    generation=job.generation,
-                    job=job.plan_blob,
-                    subtasks=mine,
-                    peers={peer.worker_id: peer.address for peer in workers},
-                    placement={f"{v}:{i}": owner for (v, i), owner in placement.items()},
-                    settings=job.spec.options,
-                    storage=checkpoint.storage if checkpoint else "",
-                    restored_checkpoint=job.restored_checkpoint,
-                    state_root=restored.root if restored is not None else "",
-                )
-            )
+        await deploy_regions(job, restored, workers, everything, partial=False)
 
     async def _await_deployed(
         self, job: JobContext, preparing: asyncio.Task[list[Worker]]
@@ -129,7 +112,7 @@ class Deploying(State):
         lost: dict[str, str] = {}
         while workers is None or not deployed.issuperset(worker.worker_id for worker in workers):
             event = await job.events.get()
-            job.deployment_events = (job.deployment_events or 0) + _moves(job, event)
+            job.deployment_events = (job.deployment_events or 0) + moves(job, event)
             match event:
                 case AttemptFailed(attempt, failure) if attempt == job.attempt:
                     return failing(failure)
@@ -160,14 +143,14 @@ class Deploying(State):
             for worker in workers or ():
                 if worker.worker_id in lost:
                     return failing(failure_of_worker(worker.worker_id, lost[worker.worker_id]))
-        self._publish_restored(job)
+        publish_restored(job)
         return running(workers)
 
     def _progressed(self, job: JobContext, worker_id: str, progress: RestoreProgress) -> None:
         """Show how far the restore is, now and then."""
         if progress.attempt != job.attempt:
             return
-        job.restoring[worker_id] = (progress.done_bytes, progress.total_bytes)
+        job.restoring[worker_id, progress.region] = (progress.done_bytes, progress.total_bytes)
         now = job.clock.monotonic()
         if now < self._next_progress:
             return
@@ -189,41 +172,99 @@ class Deploying(State):
         Some state is read here, some by workers. What the job cannot take from any checkpoint is found
         before `job.restored` is set.
         """
-        restored, allowed = job.restored, job.options.get(RESTORE_FALLBACK)
-        if failure.kind is not FailureKind.STATE or restored is None or not allowed:
-            return failing(failure)
-        if job.log is None or not restored.own:
-            return failing(failure)
-        job.unreadable.add(restored.manifest.checkpoint_id)
-        left = [logged.checkpoint_id for logged in job.log.view.restorable]
-        older = [id_ for id_ in left if id_ not in job.unreadable]
-        if not older:
+        fallback = fallback_of(job, failure)
+        if fallback is None:
             return failing(failure)
         job.record(failure)
-        job.publish(
-            "fallback",
-            f"{restored.text} cannot be restored; trying checkpoint {older[-1]}, "
-            f"as {RESTORE_FALLBACK.key} allows",
-            checkpoint=older[-1],
-        )
+        job.publish("fallback", fallback)
         return deploying()
 
-    def _publish_restored(self, job: JobContext) -> None:
-        text = job.restored.text if job.restored is not None else ""
-        job.failures.deployed(job.clock.now_ms(), text, job.figures)
-        if job.restored is not None:
-            job.restored_at_ms = job.clock.now_ms()
-            size = size_of(job.restored.manifest)
-            job.publish(
-                "restored",
-                f"restored {job.restored.text} ({size:,} bytes)",
-                checkpoint=job.restored_checkpoint,
-                size_bytes=size,
+
+def fallback_of(job: JobContext, failure: Failure) -> str | None:
+    """If state could not be read, and an older checkpoint may be restored instead: says so."""
+    restored, allowed = job.restored, job.options.get(RESTORE_FALLBACK)
+    if failure.kind is not FailureKind.STATE or restored is None or not allowed:
+        return None
+    if job.log is None or not restored.own:
+        return None
+    job.unreadable.add(restored.manifest.checkpoint_id)
+    left = [logged.checkpoint_id for logged in job.log.view.restorable]
+    older = [id_ for id_ in left if id_ not in job.unreadable]
+    if not older:
+        return None
+    return (
+        f"{restored.text} cannot be restored; trying checkpoint {older[-1]}, "
+        f"as {RESTORE_FALLBACK.key} allows"
+    )
+
+
+def publish_restored(job: JobContext) -> None:
+    """All that was deployed is ready."""
+    text = job.restored.text if job.restored is not None else ""
+    job.failures.deployed(job.clock.now_ms(), text, job.figures)
+    if job.restored is not None:
+        job.restored_at_ms = job.clock.now_ms()
+        size = size_of(job.restored.manifest)
+        job.publish(
+            "restored",
+            f"restored {job.restored.text} ({size:,} bytes)",
+            checkpoint=job.restored_checkpoint,
+            size_bytes=size,
+            attempt=job.attempt,
+        )
+
+
+async def deploy_regions(
+    job: JobContext,
+    restored: Restored | None,
+    workers: Sequence[Worker],
+    regions: Collection[RegionId],
+    *,
+    partial: bool,
+) -> frozenset[str]:
+    """Tell workers to prepare the subtasks of `regions`, where `job.executions` places them.
+
+    Args:
+        job: whose.
+        restored: what they begin with.
+        workers: all that the job runs on.
+        regions: which ones.
+        partial: workers keep what else they run, and those that get nothing are not told.
+
+    Returns:
+        Ids of the workers that were told.
+
+    Raises:
+        StateError: state cannot be read.
+    """
+    wanted = job.executions.failover.subtasks_of(regions)
+    assignments = await _assignments(job, restored, frozenset(wanted))
+    placement, checkpoint = job.executions.placement, job.spec.checkpoint
+    told = set()
+    for worker in workers:
+        mine = [each for each in wanted if placement[each] == worker.worker_id]
+        if partial and not mine:
+            continue
+        told.add(worker.worker_id)
+        worker.send(
+            Deploy(
                 attempt=job.attempt,
+                generation=job.generation,
+                job=job.plan_blob,
+                subtasks=tuple(msgspec.msgpack.encode(assignments[each]) for each in mine),
+                peers={peer.worker_id: peer.address for peer in workers},
+                placement={f"{s.vertex}:{s.index}": owner for s, owner in placement.items()},
+                settings=job.spec.options,
+                partial=partial,
+                storage=checkpoint.storage if checkpoint else "",
+                restored_checkpoint=job.restored_checkpoint,
+                state_root=restored.root if restored is not None else "",
             )
+        )
+    return frozenset(told)
 
 
-def _moves(job: JobContext, event: JobEvent) -> bool:
+def moves(job: JobContext, event: JobEvent) -> bool:
     """True for a word of this deployment: it gets on."""
     if isinstance(event, FromWorker):
         return getattr(event.message, "attempt", None) == job.attempt
@@ -231,24 +272,30 @@ def _moves(job: JobContext, event: JobEvent) -> bool:
 
 
 async def _assignments(
-    job: JobContext, restored: Restored | None
-) -> dict[tuple[int, int], SubtaskAssignment]:
+    job: JobContext, restored: Restored | None, wanted: frozenset[SubtaskId]
+) -> dict[SubtaskId, SubtaskAssignment]:
     """What each subtask gets: restored state, or fresh splits."""
     if restored is None or restored.own:
-        return await _assignments_from(job, restored, job.store)
+        return await _assignments_from(job, restored, wanted, job.store)
     options = job.spec.options
     async with opened(job.open_at, restored.root, options, writable=False) as store:
-        return await _assignments_from(job, restored, store)
+        return await _assignments_from(job, restored, wanted, store)
 
 
 async def _assignments_from(
-    job: JobContext, restored: Restored | None, store: CheckpointStore | None
-) -> dict[tuple[int, int], SubtaskAssignment]:
+    job: JobContext,
+    restored: Restored | None,
+    wanted: frozenset[SubtaskId],
+    store: CheckpointStore | None,
+) -> dict[SubtaskId, SubtaskAssignment]:
     plan, read = job.plan, reader_of(store)
     manifest = restored.manifest if restored is not None else None
     known = {operator.name for operator in manifest.operators} if manifest else set()
-    assignments: dict[tuple[int, int], SubtaskAssignment] = {}
+    assignments: dict[SubtaskId, SubtaskAssignment] = {}
+    vertices = {subtask.vertex for subtask in wanted}
     for vertex in plan.vertices:
+        if vertex.id not in vertices:
+            continue
         states = await assign_state(manifest, plan, vertex, read) if manifest else None
         finished = finished_subtasks(manifest, vertex) if manifest else frozenset()
         in_flight = None
@@ -258,10 +305,14 @@ async def _assignments_from(
         if vertex.head.source is not None and vertex.head.name not in known:
             splits = await _fresh_splits(job, vertex)
         for index in range(vertex.parallelism):
+            subtask = SubtaskId(vertex.id, index)
+            if subtask not in wanted:
+                continue
             own = None if splits is None else tuple(splits[index :: vertex.parallelism])
-            assignments[vertex.id, index] = SubtaskAssignment(
+            assignments[subtask] = SubtaskAssignment(
                 vertex=vertex.id,
                 index=index,
+                region=job.executions.failover.region_of(subtask),
                 state=states[index] if states else (),
                 splits=own,
                 finished=index in finished,

@@ -60,7 +60,7 @@ async def _settle_publications(job: JobContext) -> None:
         match await job.events.get():
             case PublishResult() as result:
                 job.checkpoints.publish_result(result)
-            case FromWorker(_, CheckpointAcked(attempt=attempt) as late) if attempt == job.attempt:
+            case FromWorker(_, CheckpointAcked() as late) if job.executions.is_current(late):
                 job.checkpoints.acked(late)  # its files belong to nothing any more
             case ClientWish() as wish:
                 wish.refuse(JobError("the job has ended"))

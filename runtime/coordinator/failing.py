@@ -9,7 +9,7 @@ from ..control.messages import Cancel, Cancelled, CheckpointAcked, SubtaskFailed
 from ..liveness_options import CANCELLATION_TIMEOUT
 from ..protocol.failure_history import FailureEntry
 from ..protocol.joblog import JobStatus
-from ..protocol.restart import GiveUp
+from ..protocol.restart import GiveUp, RestartDecision
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext, JobEvent
 from .deploying import failure_of_subtask, failure_of_worker
@@ -24,8 +24,13 @@ ROOT_CAUSE_S = 0.2
 class Failing(State):
     """From the first failure to the next attempt, or the end."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(
+        self, failure: Failure, decision: RestartDecision | None, *, merged: bool, why: str
+    ) -> None:
         self._failure = failure
+        self._decision = decision
+        self._merged = merged
+        self._why = why
         self._wish: ClientWish | None = None
         self._also: list[FailureEntry] = []
         """Failures of the same attempt that came after the first."""
@@ -35,31 +40,39 @@ class Failing(State):
         job.checkpoints.job_failed()
         if isinstance(self._failure.error, ExchangeError):
             await self._find_root_cause(job)
-        self._failure = job.judge(self._failure)
-        job.record(self._failure)
+        if self._decision is None:
+            self._failure = job.judge(self._failure)
+        job.record(self._failure, merged=self._merged)
+        job.restarting = frozenset()
         await self._cancel_all(job)
         await self._settle_publications(job)
         job.failures.cancelled(job.clock.now_ms(), self._also)
         if self._wish is not None:
             return ended_by_wish(self._wish)
-        decision = job.strategy.on_failure(
+        decision = self._decision or job.strategy.on_failure(
             job.clock.now_ms(), recoverable=self._failure.kind.recoverable
         )
         if isinstance(decision, GiveUp):
             job.failures.decided(f"the job failed: {decision.reason}")
             end = End(JobStatus.FAILED, decision.reason, failure=self._failure)
             return ended(end)
-        job.restarts += 1
+        job.restarts += not self._merged
         job.pool.prepare(workers_needed(job.plan, job.spec.slots_per_worker))
+        everything = job.executions.failover.everything
+        tasks = job.executions.tasks(everything)
+        job.restarted_tasks += len(tasks)
         delay_ms = max(0, decision.at_ms - job.clock.now_ms())
         job.set_status("RESTARTING")
-        text = f"restart {decision.number} in {delay_ms} ms"
-        job.failures.decided(text)
+        text = f"restart {decision.number} in {delay_ms} ms: {job.executions.describe(everything)}"
+        text += f", since {self._why}" if self._why else ""
+        job.failures.decided(text, tasks, len(tasks))
         job.publish(
             "restart",
             text,
             number=decision.number,
             delay_ms=delay_ms,
+            tasks=len(tasks),
+            tasks_total=len(tasks),
         )
         wish = await self._sleep(job, delay_ms / 1000)
         job.failures.waited(job.clock.now_ms())
@@ -88,7 +101,7 @@ class Failing(State):
                 while waiting:
                     event = await job.events.get()
                     match event:
-                        case FromWorker(worker_id, Cancelled(attempt=attempt)):
+                        case FromWorker(worker_id, Cancelled(attempt=attempt, regions=None)):
                             if attempt == job.attempt:
                                 waiting.discard(worker_id)
                         case WorkerLost(worker_id, _):
@@ -108,12 +121,12 @@ class Failing(State):
         match event:
             case PublishResult():
                 job.checkpoints.publish_result(event)
-            case FromWorker(_, CheckpointAcked(attempt=attempt) as late):
+            case FromWorker(_, CheckpointAcked() as late):
                 # Its files belong to nothing any more.
-                if attempt == job.attempt:
+                if job.executions.is_current(late):
                     job.checkpoints.acked(late)
-            case FromWorker(worker_id, SubtaskFailed(attempt=attempt) as also):
-                if attempt == job.attempt:
+            case FromWorker(worker_id, SubtaskFailed() as also):
+                if job.executions.is_current(also):
                     self._also.append(job.entry(failure_of_subtask(also, worker_id)))
             case ClientWish() as wish if self._wish is None and ends_at_once(wish):
                 self._wish = wish

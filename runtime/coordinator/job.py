@@ -309,8 +309,8 @@ class JobCoordinator:
         checkpoint = self.spec.checkpoint
 
         def broadcast(message: Any) -> None:
-            for worker in self._pool.live.values():
-                worker.send(message)
+            if self._context is not None:
+                self._context.tell(message)
 
         return CheckpointDriver(
             protocol,
@@ -338,7 +338,7 @@ class JobCoordinator:
         while True:
             await asyncio.sleep(PROGRESS_S)
             watchdog.look()
-            if context.status == "RUNNING":
+            if context.works:
                 context.publish("progress", "", **context.describe())
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ...errors import JobError, UsageError
+from ...errors import HeadgateError, JobError, UsageError
 from ..control.messages import (
+    Cancelled,
     CheckpointAcked,
+    CheckpointCompleted,
     CheckpointDeclined,
+    Deployed,
     FinishSources,
     LoopRoundBack,
     LoopRoundOver,
+    RestoreProgress,
     Start,
     Statistics,
     SubtaskFailed,
@@ -22,6 +26,7 @@ from ..control.messages import (
     WatermarkReached,
 )
 from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
+from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import JobStatus
@@ -35,16 +40,19 @@ from .context import (
     Failure,
     FinalAgain,
     JobContext,
+    RegionsReady,
     Rescale,
     RoomMade,
+    Suspected,
     Tick,
 )
-from .deploying import failure_of_subtask, failure_of_worker
+from .deploying import failure_from, failure_of_subtask, failure_of_worker, moves
 from .manifests import size_of
 from .placement import workers_needed
 from .recovered import publish_recovered
+from .regional import RegionalRestart, regions_of, suspect
 from .restore import continues
-from .states import End, State, ended, failing, rescaling
+from .states import End, State, ended, ended_by_wish, ends_at_once, failing, rescaling
 from .wishes import check_keeps_checkpoints, check_rescale, savepoint_target
 from .workers import FromWorker, Worker, WorkerLost
 
@@ -60,7 +68,8 @@ class Running(State):
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
-        self._ids = frozenset(worker.worker_id for worker in workers)
+        self._regional = RegionalRestart()
+        self._first_attempt = 0
         self._unfinished: set[tuple[int, int]] = set()
         self._unterminated: set[tuple[int, int]] = set()
         self._loops: dict[str, LoopRounds] = {}
@@ -82,6 +91,7 @@ class Running(State):
             for vertex in job.plan.vertices
             for index in range(vertex.parallelism)
         }
+        self._first_attempt = job.attempt
         self._unfinished, self._unterminated = set(everyone), set(everyone)
         self._loops = {
             loop.name: LoopRounds(job.plan.vertices[loop.head].parallelism)
@@ -95,21 +105,14 @@ class Running(State):
         publish_recovered(job, job.failures.running(job.clock.now_ms()))
         job.unreadable.clear()
         self._answer_rescale(job)
-        restored = job.restored
-        builds_on = restored is not None and restored.own and continues(restored.manifest, job.plan)
         try:
-            started = job.checkpoints.start(
-                job.attempt,
-                job.plan,
-                restored=job.restored_checkpoint,
-                base=job.restored_checkpoint if builds_on else 0,
-            )
-            self._settle(job, started)
+            self._start_checkpoints(job)
             while True:
                 state = self._handle(job, await job.events.get())
                 if state is not None:
                     return state
         finally:
+            await self._regional.close(job)
             if self._room is not None:
                 self._room.cancel()
                 await asyncio.gather(self._room, return_exceptions=True)
@@ -121,18 +124,42 @@ class Running(State):
                 what = "savepoint" if token in self._addresses else "checkpoint"
                 wish.refuse(JobError(f"the job failed before the {what} was complete"))
 
+    def _start_checkpoints(self, job: JobContext) -> None:
+        """All subtasks run: checkpoints begin, or go on."""
+        restored = job.restored
+        builds_on = restored is not None and restored.own and continues(restored.manifest, job.plan)
+        started = job.checkpoints.start(
+            job.attempt,
+            job.plan,
+            restored=job.restored_checkpoint,
+            base=job.restored_checkpoint if builds_on else 0,
+        )
+        self._settle(job, started)
+
     def _handle(self, job: JobContext, event: Any) -> State | None:
+        if isinstance(event, FromWorker) and job.deployment_events is not None:
+            job.deployment_events += moves(job, event)  # of regions that restart
         match event:
+            case FromWorker(worker_id, Cancelled() | Deployed() as answer):
+                self._regional.answered(job, worker_id, answer)
             case FromWorker(worker_id, message):
-                if getattr(message, "attempt", None) == job.attempt:
+                if job.executions.is_current(message):
                     return self._handle_message(job, message, worker_id)
+                self._regional.late(job, message, worker_id, self._first_attempt)
             case WorkerLost(worker_id, reason):
-                if worker_id in self._ids:
-                    return failing(failure_of_worker(worker_id, reason))
+                self._regional.heard_of(worker_id)
+                if regions := job.executions.regions_on(worker_id):
+                    return self._failed(job, failure_of_worker(worker_id, reason), regions)
             case AttemptFailed(attempt, failure) if attempt == job.attempt:
-                return failing(failure)
+                everything = job.executions.failover.everything
+                return self._failed(job, failure, job.restarting or everything)
+            case Suspected(failure, attempt, regions):
+                if regions := regions & job.executions.regions_of(attempt):
+                    return self._failed(job, failure, regions)
+            case RegionsReady(attempt) if attempt == job.attempt:
+                return self._regions_ready(job)
             case PublishResult():
-                return self._settle(job, job.checkpoints.publish_result(event))
+                return self._published(job, event)
             case Tick():
                 return self._settle(job, job.checkpoints.tick())
             case RoomMade(attempt) if attempt == job.attempt:
@@ -146,8 +173,10 @@ class Running(State):
     def _handle_message(self, job: JobContext, message: Any, worker_id: str) -> State | None:
         checkpoints = job.checkpoints
         match message:
-            case Statistics(subtasks=subtasks):
-                job.report(subtasks)
+            case RestoreProgress(region=region):
+                job.restoring[worker_id, region] = (message.done_bytes, message.total_bytes)
+            case Statistics(attempt=attempt, subtasks=subtasks):
+                job.report(attempt, subtasks)
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)
                 now_ms = _monotonic_ms(job)
@@ -159,7 +188,11 @@ class Running(State):
             case CheckpointDeclined():
                 return self._settle(job, checkpoints.declined(message))
             case SubtaskFailed():
-                return failing(failure_of_subtask(message, worker_id))
+                regions = regions_of(job, message)
+                if regions == job.executions.failover.everything:
+                    return self._failed(job, failure_of_subtask(message, worker_id), regions)
+                if not suspect(job, message, worker_id):
+                    return self._failed(job, failure_of_subtask(message, worker_id), regions)
             case SubtaskFinished(vertex=vertex, index=index):
                 self._unfinished.discard((vertex, index))
                 left = self._alignment.leave(SubtaskId(vertex, index), _monotonic_ms(job))
@@ -173,20 +206,76 @@ class Running(State):
                     return ended(ending) if isinstance(ending, End) else rescaling()
         return None
 
+    # -- failures -----------------------------------------------------------------------------------
+
+    def _failed(
+        self, job: JobContext, failure: Failure, regions: frozenset[RegionId]
+    ) -> State | None:
+        """Some regions have failed: they restart beside the others, or all of the job does."""
+        leaving = self._stopping or self._draining or self._ending is not None
+        whole = "the job was stopping" if leaving else ""
+        decided = self._regional.decide(job, failure, regions, whole)
+        if isinstance(decided, State):
+            return decided
+        if not job.restarting:
+            self._settle(job, job.checkpoints.job_failed())
+        new = decided.regions - job.restarting
+        self._regional.begin(job, decided)
+        self._forget(job, new)
+        return None
+
+    def _forget(self, job: JobContext, regions: frozenset[RegionId]) -> None:
+        """What is known of subtasks that begin again is over."""
+        for subtask in job.executions.failover.subtasks_of(regions):
+            self._unfinished.add((subtask.vertex, subtask.index))
+            self._unterminated.add((subtask.vertex, subtask.index))
+            self._announce(job, self._alignment.leave(subtask, _monotonic_ms(job)))
+        for loop in job.plan.loops:
+            if job.executions.failover.region_of(SubtaskId(loop.head, 0)) in regions:
+                self._loops[loop.name] = LoopRounds(job.plan.vertices[loop.head].parallelism)
+
+    def _published(self, job: JobContext, result: PublishResult) -> State | None:
+        state = self._settle(job, job.checkpoints.publish_result(result))
+        if job.restarting:
+            if result.error is None and not result.savepoint:
+                # It was complete but for its entry when a region failed: those that run may commit.
+                job.tell(
+                    CheckpointCompleted(
+                        attempt=job.attempt,
+                        checkpoint_id=result.checkpoint_id,
+                        generation=job.generation,
+                    )
+                )
+            self._regional.heard_of()
+        return state
+
+    def _regions_ready(self, job: JobContext) -> State | None:
+        """All that had to restart is deployed: it begins, and checkpoints go on."""
+        regions = job.restarting
+        try:
+            self._workers = self._regional.ready(job)
+        except HeadgateError as error:
+            return self._failed(job, failure_from(error, "deployment"), regions)
+        for worker in self._workers:
+            worker.send(Start(attempt=job.attempt))
+        self._announce(job, self._alignment.announced())
+        job.set_status("RUNNING")
+        job.pool.refill()
+        publish_recovered(job, job.failures.running(job.clock.now_ms()))
+        self._start_checkpoints(job)
+        return None
+
     def _announce(self, job: JobContext, announcements: list[Announcement]) -> None:
         """Tell the sources how far they may read."""
         for group, limit in announcements:
-            for worker in self._workers:
-                worker.send(WatermarkLimit(attempt=job.attempt, group=group, limit=limit))
+            job.tell(WatermarkLimit(attempt=job.attempt, group=group, limit=limit))
 
     def _loop_round(self, job: JobContext, back: LoopRoundBack) -> None:
         """Tell all heads of a loop, once the last has its probe back, if anything is still under way."""
         loop, number = back.loop, back.number
         total = self._loops[loop].report(back.index, number, back.records)
         if total is not None:
-            over = LoopRoundOver(attempt=job.attempt, loop=loop, number=number, records=total)
-            for worker in self._workers:
-                worker.send(over)
+            job.tell(LoopRoundOver(attempt=back.attempt, loop=loop, number=number, records=total))
 
     # -- ends ---------------------------------------------------------------------------------------
 
@@ -208,8 +297,7 @@ class Running(State):
     def _terminate(self, job: JobContext, ending: End | Rescale) -> None:
         """Everything is durable and the commit notices are out: let the subtasks leave."""
         self._ending = ending
-        for worker in self._workers:
-            worker.send(Terminate(attempt=job.attempt))
+        job.tell(Terminate(attempt=job.attempt))
 
     # -- checkpoints --------------------------------------------------------------------------------
 
@@ -226,7 +314,9 @@ class Running(State):
         declined = job.checkpoints.last_declined
         error = JobError(message, where=declined)
         text = f"{message}: {declined}" if declined else message
-        return failing(Failure(text, "checkpoint coordinator", kind, error))
+        several = len(job.executions.failover.regions) > 1
+        why = "checkpoints are of all regions" if several else ""
+        return failing(Failure(text, "checkpoint coordinator", kind, error), why=why)
 
     def _done(self, job: JobContext, done: RequestDone) -> None:
         wish = self._wishes.pop(done.token, None)
@@ -277,6 +367,11 @@ class Running(State):
     # -- clients ------------------------------------------------------------------------------------
 
     def _handle_wish(self, job: JobContext, wish: ClientWish) -> State | None:
+        if job.restarting:
+            if ends_at_once(wish):
+                return ended_by_wish(wish)
+            wish.refuse(HeadgateError("a part of the job restarts", fix="try again in a moment"))
+            return None
         try:
             match wish.verb:
                 case "cancel":
@@ -329,8 +424,7 @@ class Running(State):
         if not drain:
             return self._request_stop(job, wish)
         self._draining = True
-        for worker in self._workers:
-            worker.send(FinishSources(attempt=job.attempt))
+        job.tell(FinishSources(attempt=job.attempt))
         return None
 
     def _request_stop(self, job: JobContext, wish: ClientWish) -> State | None:

@@ -3,6 +3,7 @@
 Deploying ──> Running ──> Ended
     ^          │   │
     ├─ Failing <┘   │   (also from Deploying; Failing may give up: Ended)
+    │               │   (a failure of some regions alone is dealt with in Running: `regional.py`)
     └─ Rescaling <──┘
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..protocol.joblog import JobStatus
 
 if TYPE_CHECKING:
+    from ..protocol.restart import RestartDecision
     from .context import ClientWish, Failure, JobContext
     from .workers import Worker
 
@@ -53,11 +55,24 @@ def running(workers: list[Worker]) -> State:
     return Running(workers)
 
 
-def failing(failure: Failure) -> State:
-    """The attempt is over."""
+def failing(
+    failure: Failure,
+    decision: RestartDecision | None = None,
+    *,
+    merged: bool = False,
+    why: str = "",
+) -> State:
+    """The attempt is over, for all of the job.
+
+    Args:
+        failure: what ended it.
+        decision: what follows, if that was decided already.
+        merged: it comes while regions restart after another failure, and belongs to that.
+        why: not only a part of the job restarts, if there is more than one.
+    """
     from .failing import Failing
 
-    return Failing(failure)
+    return Failing(failure, decision, merged=merged, why=why)
 
 
 def rescaling() -> State:

@@ -1,8 +1,11 @@
-"""The exchange of one worker: its listeners, its connections to peers, and the channels of an attempt.
+"""The exchange of one worker: its listeners, its connections to peers, and the channels of each region.
+
+Regions of a job have no channels in between (`protocol/failover.py`), so each has an attempt, gates and
+connections of its own: whatever happens to those of one region, no other notices.
 
 Life of an attempt: register the gates and make the output channels on all workers, `connect` on all
-workers, run, `reset`. An attempt number is used once and only grows, so a worker left over from an
-earlier attempt can neither connect nor be connected to.
+workers, run, `reset`. In each region an attempt number is used once and only grows, so a worker left over
+from an earlier attempt can neither connect nor be connected to.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import asyncio
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -54,6 +58,16 @@ def this_host() -> str:
     return f"{socket.gethostname()}/{boot_id.read_text().strip() if boot_id.exists() else ''}"
 
 
+class _Region:
+    """What one region has on this worker while an attempt runs."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.gates: dict[ChannelId, InputGate] = {}
+        self.local: dict[ChannelId, LocalOutputChannel] = {}
+        self.dialling: dict[str, DiallingEnd] = {}
+
+
 class ExchangeHub:
     """One per worker. All calls belong in one event loop; several hubs may share it."""
 
@@ -63,7 +77,7 @@ class ExchangeHub:
         token: str,
         *,
         settings: ExchangeSettings | None = None,
-        on_failure: Callable[[str, ExchangeError], None] | None = None,
+        on_failure: Callable[[str, ExchangeError, int], None] | None = None,
     ) -> None:
         """Make a hub; `start` opens its listeners.
 
@@ -71,8 +85,8 @@ class ExchangeHub:
             worker_id: unique among the workers that may meet.
             token: the cluster's shared secret; peers must show it.
             settings: limits.
-            on_failure: called with a peer's id when a connection with live channels broke, after
-                their gates and partitions have failed. At most once per connection.
+            on_failure: called with a peer's id, the error and the region when a connection with live
+                channels broke, after their gates and partitions have failed. At most once per connection.
         """
         self.worker_id = worker_id
         self.on_failure = on_failure
@@ -81,12 +95,12 @@ class ExchangeHub:
         self._servers: list[asyncio.Server] = []
         self._uds_path: str | None = None
         self._address: WorkerAddress | None = None
-        self._attempt: int | None = None
-        self._last_attempt = -1
-        self._gates: dict[ChannelId, InputGate] = {}
-        self._local: dict[ChannelId, LocalOutputChannel] = {}
-        self._dialling: dict[str, DiallingEnd] = {}
+        self._regions: dict[int, _Region] = {}
+        self._last_attempts: dict[int, int] = {}
+        """Of each region."""
         self._accepting: set[AcceptingEnd] = set()
+        self.refused = 0
+        """Callers of another attempt, or strangers, that were sent away."""
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -132,30 +146,32 @@ class ExchangeHub:
         )
         return self._address
 
-    @property
-    def attempt(self) -> int | None:
-        """The attempt this hub works for; None between attempts."""
-        return self._attempt
+    def attempt(self, region: int = 0) -> int | None:
+        """The attempt of a region that this hub works for; None between attempts."""
+        current = self._regions.get(region)
+        return None if current is None else current.attempt
 
-    async def reset(self) -> None:
-        """Drop all gates, channels and connections of the attempt; ready for the next.
+    async def reset(self, regions: Collection[int] | None = None) -> None:
+        """Drop all gates, channels and connections of some regions, or of all; ready for the next attempt.
 
         Nothing is flushed and `on_failure` is not called. Peers that still run the attempt see their
         connections break.
         """
-        self._attempt = None
-        ends = [*self._dialling.values(), *self._accepting]
+        over = set(self._regions) if regions is None else set(regions) & set(self._regions)
+        dropped = [self._regions.pop(region) for region in over]
+        ends: list[DiallingEnd | AcceptingEnd] = [
+            end for end in self._accepting if regions is None or end.region in over
+        ]
+        ends += [dialling for region in dropped for dialling in region.dialling.values()]
         for end in ends:
             end.shut_down()
-        for gate in set(self._gates.values()):
-            gate.close()
-        for local in self._local.values():
-            local.fail(ExchangeError("the attempt is over"))
-        for dialling in self._dialling.values():
-            dialling.abandon()
-        self._gates.clear()
-        self._local.clear()
-        self._dialling.clear()
+        for region in dropped:
+            for gate in set(region.gates.values()):
+                gate.close()
+            for local in region.local.values():
+                local.fail(ExchangeError("the attempt is over"))
+            for dialling in region.dialling.values():
+                dialling.abandon()
         await asyncio.gather(*(end.closed for end in ends if end.has_socket))
 
     async def close(self) -> None:
@@ -172,58 +188,66 @@ class ExchangeHub:
 
     # -- channels -----------------------------------------------------------------------------------
 
-    def register_gate(self, gate: InputGate, attempt: int) -> None:
+    def register_gate(self, gate: InputGate, attempt: int, region: int = 0) -> None:
         """Receive for `gate`, whose senders may be here or elsewhere, connected already or not."""
-        self._use(attempt)
+        own = self._use(attempt, region)
         for channel_id in gate.channel_ids:
-            if channel_id in self._gates:
+            if channel_id in own.gates:
                 raise ExchangeError(f"the channel has a gate already channel=`{channel_id}`")
         for channel_id in gate.channel_ids:
-            self._gates[channel_id] = gate
-            local = self._local.get(channel_id)
+            own.gates[channel_id] = gate
+            local = own.local.get(channel_id)
             if local is not None:
                 local.bind(gate)
         for end in list(self._accepting):
-            end.gate_registered(gate)
+            if end.region == region:
+                end.gate_registered(gate)
 
     def output_channel(
-        self, channel_id: ChannelId, peer: WorkerAddress, attempt: int, sender: str = ""
+        self,
+        channel_id: ChannelId,
+        peer: WorkerAddress,
+        attempt: int,
+        sender: str = "",
+        region: int = 0,
     ) -> OutputChannel:
         """The sending end of a channel to `peer`: by reference if that is this worker, else a socket.
 
         It may be used at once; elements wait until the peer is connected and has the gate. `sender` is
         the name of the step that sends, for errors.
         """
-        self._use(attempt)
+        own = self._use(attempt, region)
         if peer.worker_id != self.worker_id:
             channel = SocketOutputChannel(channel_id, self._settings, sender)
-            self._end_for(peer.worker_id, attempt).add(channel)
+            self._end_for(peer.worker_id, own, region).add(channel)
             return channel
-        if channel_id in self._local:
+        if channel_id in own.local:
             raise ExchangeError(f"the channel exists already channel=`{channel_id}`")
-        local = self._local[channel_id] = LocalOutputChannel(channel_id, self._settings)
-        gate = self._gates.get(channel_id)
+        local = own.local[channel_id] = LocalOutputChannel(channel_id, self._settings)
+        gate = own.gates.get(channel_id)
         if gate is not None:
             local.bind(gate)
         return local
 
-    def _use(self, attempt: int) -> None:
-        """Begin `attempt`, or go on with it."""
-        if self._attempt is None:
-            if attempt <= self._last_attempt:
-                raise ExchangeError(
-                    f"the attempt is over attempt=`{attempt}` last=`{self._last_attempt}`"
-                )
-            self._attempt = self._last_attempt = attempt
-        elif attempt != self._attempt:
+    def _use(self, attempt: int, region: int) -> _Region:
+        """Begin `attempt` of a region, or go on with it."""
+        current = self._regions.get(region)
+        if current is None:
+            last = self._last_attempts.get(region, -1)
+            if attempt <= last:
+                raise ExchangeError(f"the attempt is over attempt=`{attempt}` last=`{last}`")
+            self._last_attempts[region] = attempt
+            current = self._regions[region] = _Region(attempt)
+        elif attempt != current.attempt:
             raise ExchangeError(
-                f"another attempt runs here attempt=`{attempt}` running=`{self._attempt}`",
+                f"another attempt runs here attempt=`{attempt}` running=`{current.attempt}`",
                 fix="reset the hub between attempts",
             )
+        return current
 
     # -- connections --------------------------------------------------------------------------------
 
-    async def connect(self, peers: Iterable[WorkerAddress], attempt: int) -> None:
+    async def connect(self, peers: Iterable[WorkerAddress], attempt: int, region: int = 0) -> None:
         """Connect to all `peers` we send to; others, and this worker itself, are left out.
 
         Cancelling leaves connections half made: `reset` follows.
@@ -231,8 +255,8 @@ class ExchangeHub:
         Raises:
             ExchangeError: a peer cannot be reached, or refused us (token, attempt).
         """
-        self._use(attempt)
-        wanted = [(peer, end) for peer in peers if (end := self._dialling.get(peer.worker_id))]
+        own = self._use(attempt, region)
+        wanted = [(peer, end) for peer in peers if (end := own.dialling.get(peer.worker_id))]
         tasks = [
             asyncio.create_task(self._dial(peer, end), name=f"connect {peer.worker_id}")
             for peer, end in wanted
@@ -272,11 +296,12 @@ class ExchangeHub:
                 return
         await loop.create_connection(lambda: end, peer.host, peer.tcp_port)
 
-    def _end_for(self, peer_id: str, attempt: int) -> DiallingEnd:
-        end = self._dialling.get(peer_id)
+    def _end_for(self, peer_id: str, own: _Region, region: int) -> DiallingEnd:
+        end = own.dialling.get(peer_id)
         if end is None:
-            hello = Hello(WIRE_VERSION, self._token, self.worker_id, peer_id, attempt)
-            end = self._dialling[peer_id] = DiallingEnd(self._settings, hello, self.connection_lost)
+            hello = Hello(WIRE_VERSION, self._token, self.worker_id, peer_id, own.attempt, region)
+            lost = partial(self.connection_lost, region=region)
+            end = own.dialling[peer_id] = DiallingEnd(self._settings, hello, lost)
         return end
 
     def _accept(self) -> AcceptingEnd:
@@ -287,22 +312,26 @@ class ExchangeHub:
     # -- for the accepting ends ---------------------------------------------------------------------
 
     def admit(self, hello: Hello, end: AcceptingEnd) -> str:
-        """Why a caller is refused; empty if it is welcome. One connection per peer."""
-        refusal = refusal_of(hello, self.worker_id, self._token, self._attempt)
+        """Why a caller is refused; empty if it is welcome. One connection per peer and region."""
+        attempt = self.attempt(hello.region)
+        refusal = refusal_of(hello, self.worker_id, self._token, attempt)
         if not refusal and any(
-            other.peer_id == hello.worker_id for other in self._accepting - {end}
+            (other.peer_id, other.region) == (hello.worker_id, hello.region)
+            for other in self._accepting - {end}
         ):
-            return f"the worker is connected already worker=`{hello.worker_id}`"
+            refusal = f"the worker is connected already worker=`{hello.worker_id}`"
+        self.refused += bool(refusal)
         return refusal
 
-    def gate_of(self, channel_id: ChannelId) -> InputGate | None:
-        """The gate that holds a channel, if it is registered."""
-        return self._gates.get(channel_id)
+    def gate_of(self, channel_id: ChannelId, region: int) -> InputGate | None:
+        """The gate of a region that holds a channel, if it is registered."""
+        own = self._regions.get(region)
+        return None if own is None else own.gates.get(channel_id)
 
-    def connection_lost(self, peer_id: str, error: ExchangeError) -> None:
+    def connection_lost(self, peer_id: str, error: ExchangeError, region: int) -> None:
         """A connection with live channels broke; gates and partitions have failed already."""
         if self.on_failure is not None:
-            self.on_failure(peer_id, error)
+            self.on_failure(peer_id, error, region)
 
     def forget(self, end: AcceptingEnd) -> None:
         """The connection is gone."""

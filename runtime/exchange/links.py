@@ -43,6 +43,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     worker_id: str
     expected_peer: str
     attempt: int
+    region: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -238,11 +239,11 @@ class GateDirectory(Protocol):
         """Why the caller is refused; empty if it is welcome."""
         ...
 
-    def gate_of(self, channel_id: ChannelId) -> InputGate | None:
-        """The gate that holds a channel, if it is registered."""
+    def gate_of(self, channel_id: ChannelId, region: int) -> InputGate | None:
+        """The gate of a region that holds a channel, if it is registered."""
         ...
 
-    def connection_lost(self, peer_id: str, error: ExchangeError) -> None:
+    def connection_lost(self, peer_id: str, error: ExchangeError, region: int) -> None:
         """A connection with live channels broke."""
         ...
 
@@ -257,6 +258,8 @@ class AcceptingEnd(FrameConnection):
     def __init__(self, settings: ExchangeSettings, hub: GateDirectory) -> None:
         super().__init__(settings)
         self.peer_id = ""
+        self.region: int | None = None
+        """Whose channels it carries; None until the caller has been welcomed."""
         self._hub = hub
         self._inputs: dict[ChannelId, _SocketInput] = {}
         self._deadline: asyncio.TimerHandle | None = None
@@ -275,7 +278,8 @@ class AcceptingEnd(FrameConnection):
                 raise ExchangeError(f"the channel is not open channel=`{header.channel}`")
             input_ = self._inputs[header.channel] = _SocketInput(self, header.channel)
             input_.frame_received(header, payload)
-            gate = self._hub.gate_of(header.channel)
+            assert self.region is not None  # as was said in the hello
+            gate = self._hub.gate_of(header.channel, self.region)
             if gate is not None:
                 input_.bind(gate)
         else:
@@ -290,7 +294,7 @@ class AcceptingEnd(FrameConnection):
         if refusal:
             self.hang_up()
             return
-        self.peer_id = hello.worker_id
+        self.peer_id, self.region = hello.worker_id, hello.region
         self.establish()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -317,8 +321,8 @@ class AcceptingEnd(FrameConnection):
         for input_ in live:
             if input_.gate is not None:
                 input_.gate.fail(error)
-        if live:
-            self._hub.connection_lost(self.peer_id, error)
+        if live and self.region is not None:
+            self._hub.connection_lost(self.peer_id, error, self.region)
 
 
 def refusal_of(hello: Hello, worker_id: str, token: str, attempt: int | None) -> str:

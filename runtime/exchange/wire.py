@@ -39,7 +39,7 @@ from ...operators.elements import (
 from .channel import ChannelId
 from .settings import FRAME_SIZE_MAX_BYTES
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 HEADER = struct.Struct("<IBBHII")
 HEADER_BYTES = HEADER.size
 _SIZE = struct.Struct("<I")

@@ -124,6 +124,16 @@ CATALOGUE: tuple[MetricDoc, ...] = (
     ),
     _job("lastRestartLocalStateSize", "bytes", "Read from copies on the workers' machines."),
     _job("lastRestartRemoteStateSize", "bytes", "Read from the checkpoint's storage."),
+    _job(
+        "numRestartedTasks",
+        "tasks",
+        "How many tasks all restarts together have begun again, since this coordinator began.",
+    ),
+    _job(
+        "numLateMessages",
+        "messages",
+        "What workers said about attempts that were over; it had no effect.",
+    ),
     _job("uptime", "ms", "How long the job has been RUNNING without a break; 0: it is not."),
     _job("downtime", "ms", "Since the failure that the job recovers from; 0: it does not."),
     *(

@@ -314,6 +314,11 @@ class RecentRecords:
         """Records of a subtask, weighted by their age; 0 if it has not reported."""
         return self._recent.get((vertex, index), 0.0)
 
+    def forget(self, vertex: int, index: int) -> None:
+        """The counter of a subtask begins anew."""
+        self._seen.pop((vertex, index), None)
+        self._recent.pop((vertex, index), None)
+
     def clear(self) -> None:
         """All counters begin anew."""
         self._seen.clear()

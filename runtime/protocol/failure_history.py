@@ -55,6 +55,8 @@ class FailureStory:
         down_ms: from the failure until all subtasks ran again; None: they do not yet.
         silent_ms: of a lost worker, how long nothing had been heard of it: noticing took at most that.
         restore: what `deploying_ms` consists of.
+        tasks: what restarted for it, by name.
+        tasks_total: how many tasks the job has.
     """
 
     root: FailureEntry
@@ -70,6 +72,8 @@ class FailureStory:
     down_ms: int | None = None
     silent_ms: int | None = None
     restore: RestoreFigures = field(default_factory=RestoreFigures)
+    tasks: list[str] = field(default_factory=list)
+    tasks_total: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """For clients: the fields of the root failure, and the rest."""
@@ -98,17 +102,28 @@ class FailureHistory:
         self._recovering = True
         return story
 
+    def also(self, entry: FailureEntry) -> None:
+        """Something else failed before all ran again, and is part of the same story."""
+        story = self._open()
+        if story is None:
+            return
+        if len(story.concurrent) < CONCURRENT_MAX:
+            story.concurrent.append(entry)
+        else:
+            story.concurrent_dropped += 1
+
     def cancelled(self, now_ms: int, also: Sequence[FailureEntry] = ()) -> None:
         """Everything of the attempt has stopped; `also` failed on the way."""
         if (story := self._open()) is not None:
-            story.concurrent = list(also[:CONCURRENT_MAX])
-            story.concurrent_dropped = len(also) - len(story.concurrent)
+            for entry in also:
+                self.also(entry)
             story.cancelling_ms = self._phase(now_ms)
 
-    def decided(self, outcome: str) -> None:
-        """What follows."""
+    def decided(self, outcome: str, tasks: Sequence[str] = (), tasks_total: int = 0) -> None:
+        """What follows, and for which tasks."""
         if (story := self._open()) is not None:
             story.outcome = outcome
+            story.tasks, story.tasks_total = list(tasks), tasks_total
 
     def waited(self, now_ms: int) -> None:
         """The pause is over; the next attempt is deployed."""

@@ -51,6 +51,11 @@ class AlignmentGroup:
         self._announced_ms: int | None = None
 
     @property
+    def announced(self) -> int:
+        """What members were told last; NO_LIMIT before anything was said."""
+        return self._announced
+
+    @property
     def limit(self) -> int:
         """Where splits stop; NO_LIMIT: nobody is waited for."""
         slowest = min(self._reached.values(), default=None)
@@ -97,7 +102,12 @@ class WatermarkAlignment:
         limit = self._groups[group].report(member, watermark, now_ms)
         return [] if limit is None else [Announcement(group, limit)]
 
+    def announced(self) -> list[Announcement]:
+        """What was said last, for members that have not heard it; nothing of groups without a limit."""
+        limits = {name: group.announced for name, group in self._groups.items()}
+        return [Announcement(name, each) for name, each in limits.items() if each != NO_LIMIT]
+
     def leave(self, subtask: SubtaskId, now_ms: int) -> list[Announcement]:
-        """A subtask has finished: no group waits for it."""
+        """A subtask has finished, or begins again: no group waits for it."""
         limits = {name: each.leave(subtask, now_ms) for name, each in self._groups.items()}
         return [Announcement(name, limit) for name, limit in limits.items() if limit is not None]

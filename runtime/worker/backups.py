@@ -44,8 +44,13 @@ class Backups:
         self._locks: list[int] = []
         self._copies: LocalCopies | None = None
 
-    def open(self, settings: dict[str, str], job_name: str, storage: str) -> LocalCopies | None:
-        """The copies for another attempt; None: the job wants none, or no directory can be made."""
+    def open(
+        self, settings: dict[str, str], job_name: str, storage: str, *, afresh: bool = True
+    ) -> LocalCopies | None:
+        """The copies for another attempt; None: the job wants none, or no directory can be made.
+
+        `afresh`: all that ran here is over. Else a part of it runs on, and goes on to need its copies.
+        """
         options = Options(settings)
         keeps, reads = options.get(LOCAL_BACKUP), options.get(FROM_LOCAL)
         if not storage or not (keeps or reads):
@@ -69,7 +74,8 @@ class Backups:
                 keeps=keeps,
                 reads=reads,
             )
-        self._copies.restoring()
+        if afresh:
+            self._copies.restoring()
         return self._copies
 
     def _siblings(self) -> list[Path]:

@@ -6,9 +6,10 @@ Numbers follow from the plan alone, so that all workers agree on them without ta
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from ...errors import check
 from ...operators.clock import Clock
 from ...operators.elements import Batch, ObjectBatch
 from ...operators.rows import to_rows
@@ -23,12 +24,13 @@ from ..plan import ExchangeEdge, PhysicalPlan
 
 
 class ChannelMap:
-    """The channels of one attempt, seen from one worker."""
+    """The channels of one attempt of a region, seen from one worker."""
 
     def __init__(
         self,
         plan: PhysicalPlan,
         message: Deploy,
+        region: int,
         hub: ExchangeHub,
         clock: Clock,
         settings: ExchangeSettings,
@@ -40,6 +42,7 @@ class ChannelMap:
         Args:
             plan: what runs.
             message: where its subtasks run.
+            region: whose channels are made; they stay within it.
             hub: makes and registers the ends.
             clock: for buffer timeouts.
             settings: limits.
@@ -50,6 +53,7 @@ class ChannelMap:
         self._overtaken = overtaken
         self._plan = plan
         self._message = message
+        self._region = region
         self._hub = hub
         self._clock = clock
         self._settings = settings
@@ -62,6 +66,19 @@ class ChannelMap:
                 numbers[pair] = number
                 number += 1
             self._numbers[edge.id] = numbers
+
+    def check_closed(self, mine: Set[tuple[int, int]], worker_id: str) -> None:
+        """Raise InternalError if a channel would join a subtask of `mine` and another one of this worker.
+
+        That one may be of another attempt, and go on while ours are restored.
+        """
+        here = {subtask for subtask, owner in self._message.placement.items() if owner == worker_id}
+        for edge in self._plan.edges:
+            for sender, receiver in self._numbers[edge.id]:
+                ends = {(edge.source, sender), (edge.target, receiver)}
+                others = [f"{v}:{i}" for v, i in ends - mine]
+                apart = len(others) == 1 and others[0] in here
+                check(not apart, "a channel between regions", region=self._region, peer=others)
 
     def _widths(self, edge: ExchangeEdge) -> tuple[int, int]:
         vertices = self._plan.vertices
@@ -80,7 +97,7 @@ class ChannelMap:
                     called = address(sender, receiver)
                     specs.append(InputChannelSpec(number, edge.input_index, called))
         gate = InputGate(specs, self._settings, overtaking=vertex in self._overtaken)
-        self._hub.register_gate(gate, self._message.attempt)
+        self._hub.register_gate(gate, self._message.attempt, self._region)
         return gate
 
     def partitions(self, vertex: int, index: int) -> dict[int, list[tuple[str | None, Any]]]:
@@ -94,6 +111,7 @@ class ChannelMap:
                     self._peers[self._message.placement[f"{edge.target}:{receiver}"]],
                     self._message.attempt,
                     sender_name,
+                    self._region,
                 )
                 for (sender, receiver), number in self._numbers[edge.id].items()
                 if sender == index

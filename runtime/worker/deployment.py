@@ -1,24 +1,19 @@
-"""One attempt on one worker: its subtasks, their gates, partitions and channels."""
+"""One attempt of a region on one worker: its subtasks, their gates, partitions and channels."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
 
-import msgspec
-
-from ...errors import HeadgateError, InternalError
+from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
 from ..checkpoint_options import (
-    TRANSFERS_MAX,
     UNALIGNED,
     UNALIGNED_FORCED,
 )
@@ -31,7 +26,6 @@ from ..control.messages import (
     Messages,
     RestoreProgress,
     SubtaskAssignment,
-    SubtaskFailed,
     SubtaskFinished,
     SubtaskStatistics,
     SubtaskTerminated,
@@ -44,8 +38,6 @@ from ..options import (
     Options,
 )
 from ..plan import PhysicalPlan
-from ..protocol.failures import FailureKind
-from ..shipping import unship
 from ..storage.base import CheckpointStore
 from ..task.accounting import Activity
 from ..task.environment import SnapshotTiming, TaskEnvironment
@@ -58,6 +50,7 @@ from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
 from ..task.tasks import all_of
 from .channels import ChannelMap
+from .failures import failure_of
 from .in_flight_restore import recovered_batches
 from .local_directories import LocalDirectories
 from .restore_progress import RestoreMeter
@@ -68,11 +61,32 @@ from .task_metrics import register_task
 
 
 class Deployment:
-    """Prepares, starts, steers and cancels the subtasks of one attempt on this worker."""
+    """Prepares, starts, steers and cancels the subtasks of one attempt of a region on this worker.
+
+    Args:
+        message: what all regions of the attempt have in common.
+        plan: of the whole job.
+        region: which one.
+        assignments: its subtasks here.
+        hub: makes channels.
+        clock: of the worker.
+        store: checkpoints go there.
+        stores: opens savepoints.
+        directories: for local state.
+        io_threads: for what blocks.
+        transfers: bounds the state files that are read or written at once.
+        metrics: of the process.
+        worker_id: of the worker.
+        send: to the coordinator.
+        copies: of state files, on this machine; None: none are kept.
+    """
 
     def __init__(
         self,
         message: Deploy,
+        plan: PhysicalPlan,
+        region: int,
+        assignments: Sequence[SubtaskAssignment],
         *,
         hub: ExchangeHub,
         clock: Clock,
@@ -80,31 +94,32 @@ class Deployment:
         stores: SharedStores,
         directories: LocalDirectories,
         io_threads: Executor,
+        transfers: asyncio.Semaphore,
         metrics: MetricsRegistry,
         worker_id: str,
         send: Callable[[Messages], None],
         copies: LocalCopies | None = None,
     ) -> None:
         self.attempt = message.attempt
+        self.region = region
         self.started = False
         self.deployed = Deployed(attempt=message.attempt)
         """What to report once all is prepared."""
         self._message = message
-        self._plan: PhysicalPlan = unship(message.job)
+        self._plan = plan
+        self._assignments = assignments
         self._options = Options(message.settings)
         self._hub = hub
         self._clock = clock
         self._store = store
         self._stores = stores
         self._directories = directories
-        self._transfers = asyncio.Semaphore(self._options.get(TRANSFERS_MAX))
+        self._transfers = transfers
         self._io_threads = io_threads
         self._copies = copies
         self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
+        self._worker_id = worker_id
         self._send = send
-        self._assignments = [
-            msgspec.msgpack.decode(data, type=SubtaskAssignment) for data in message.subtasks
-        ]
         self._subtasks: list[Subtask] = []
         self._samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
         self._overtaken = frozenset(
@@ -120,11 +135,13 @@ class Deployment:
         channels = ChannelMap(
             self._plan,
             self._message,
+            self.region,
             self._hub,
             self._clock,
             exchange_settings(self._options),
             overtaken=self._overtaken,
         )
+        channels.check_closed({(a.vertex, a.index) for a in assignments}, self._worker_id)
         ports = FeedbackPorts()
         # Gates first, all of them: a local sender's channel needs its receiver's gate.
         gates = {(a.vertex, a.index): channels.gate(a.vertex, a.index) for a in assignments}
@@ -271,7 +288,12 @@ class Deployment:
 
     def _restoring(self, done_bytes: int, total_bytes: int) -> None:
         self._send(
-            RestoreProgress(attempt=self.attempt, done_bytes=done_bytes, total_bytes=total_bytes)
+            RestoreProgress(
+                attempt=self.attempt,
+                done_bytes=done_bytes,
+                total_bytes=total_bytes,
+                region=self.region,
+            )
         )
 
     @property
@@ -285,7 +307,7 @@ class Deployment:
     async def start(self) -> None:
         """Connect to the peers of the attempt and begin to process."""
         peers = [WorkerAddress.decode(data) for data in self._message.peers.values()]
-        await self._hub.connect(peers, self.attempt)
+        await self._hub.connect(peers, self.attempt, self.region)
         for subtask in self._subtasks:
             subtask.start()
         self.started = True
@@ -465,27 +487,3 @@ class _Reports:
 
     def failed(self, error: HeadgateError) -> None:
         self._send(failure_of(self._attempt, self._task_name, error, self._vertex, self._index))
-
-
-def failure_of(
-    attempt: int, task_name: str, error: Exception, vertex: int = -1, index: int = -1
-) -> SubtaskFailed:
-    """A failure as a message; an error that does not pickle travels as its text."""
-    if not isinstance(error, HeadgateError):
-        error = InternalError(f"{type(error).__name__}: {error}")
-    kind = FailureKind.of(error)
-    detail: Any = getattr(error, "detail", "")
-    try:
-        pickled = pickle.dumps(error)
-    except Exception:
-        pickled = pickle.dumps(InternalError(str(error)))
-    return SubtaskFailed(
-        attempt=attempt,
-        vertex=vertex,
-        index=index,
-        task_name=task_name,
-        error=pickled,
-        text=str(error),
-        detail=str(detail),
-        kind=kind.value,
-    )

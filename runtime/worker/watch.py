@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
 
 from ...operators.clock import Clock
@@ -31,8 +31,7 @@ class StepWatch:
         self._threads = f"io-{worker_id}"
         self._loop_thread = threading.get_ident()
         self._watching = Watching()
-        self._attempt = 0
-        self._subtasks: Sequence[Subtask] = ()
+        self._regions: dict[int, Sequence[Subtask]] = {}
         self._warn_ms: dict[tuple[int, int], tuple[float, int]] = {}
         """By subtask: the beginning of its call, and the length at which it is warned of next."""
         self._cancelling: tuple[int, float] | None = None
@@ -45,14 +44,20 @@ class StepWatch:
         self._fields["job"] = job_name
         self._watching = watching
 
-    def begin(self, attempt: int, subtasks: Sequence[Subtask]) -> None:
-        """Watch over the subtasks of an attempt; more may be added to them."""
-        self._attempt, self._subtasks = attempt, subtasks
+    def begin(self, region: int, subtasks: Sequence[Subtask]) -> None:
+        """Watch over the subtasks of an attempt of a region; more may be added to them."""
+        # Another thread may read it at this moment: it gets the old one or the new one.
+        self._regions = {**self._regions, region: subtasks}
 
-    def end(self) -> None:
-        """Nothing of the attempt is left."""
-        self._subtasks = ()
-        self._warn_ms.clear()
+    def end(self, regions: Collection[int]) -> None:
+        """Nothing of the attempts of these regions is left."""
+        gone = {(s.env.vertex.id, s.env.index) for r in regions for s in self._regions.get(r, ())}
+        self._regions = {r: own for r, own in self._regions.items() if r not in regions}
+        self._warn_ms = {place: due for place, due in self._warn_ms.items() if place not in gone}
+
+    @property
+    def _subtasks(self) -> tuple[Subtask, ...]:
+        return tuple(subtask for subtasks in self._regions.values() for subtask in tuple(subtasks))
 
     def cancelling(self, attempt: int) -> None:
         """The attempt is to end. Said by whoever reads it first: the loop may be held."""
@@ -99,12 +104,12 @@ class StepWatch:
                 warn_ms *= 2
             self._warn_ms[place] = (since, warn_ms)
             stack = self._stack(subtask)
-            due.append(StepStuck(attempt=self._attempt, step=step, stack=stack))
+            due.append(StepStuck(attempt=subtask.env.attempt, step=step, stack=stack))
         return due
 
     def _found(self, least_ms: int) -> list[tuple[BusyStep, Subtask]]:
         now, found = self._clock.monotonic(), []
-        for subtask in tuple(self._subtasks):
+        for subtask in self._subtasks:
             since = subtask.time.in_call_since
             busy_ms = 0 if since is None else int(1000 * (now - since))
             if busy_ms < least_ms:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+
+import msgspec
 
 from ...errors import ExchangeError
 from ...operators.clock import Clock
 from ...state.snapshot import CommitPermit
+from ..checkpoint_options import TRANSFERS_MAX
 from ..control.link import Link
 from ..control.messages import (
     Cancel,
@@ -31,6 +34,8 @@ from ..control.messages import (
     Shutdown,
     Start,
     Statistics,
+    SubtaskAssignment,
+    SubtaskStatistics,
     Terminate,
     TriggerCheckpoint,
     Warm,
@@ -40,14 +45,18 @@ from ..control.messages import (
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsRegistry
 from ..options import Options
+from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.open_store import open_store_at
 from ..task.local_copies import LocalCopies
+from ..task.tasks import all_of
 from ..task.threads import to_the_end
 from .backups import Backups
-from .deployment import Deployment, failure_of
+from .deployment import Deployment
+from .failures import failure_of
 from .local_directories import LocalDirectories
 from .pulse import Pulse
+from .regions import RunningRegions, deployed
 from .settings import local_dirs
 from .stores import SharedStores
 from .warming import import_all
@@ -56,6 +65,8 @@ from .watch import StepWatch
 IO_THREADS = 4
 """Threads for state files, pre-commits, commits and file reading."""
 STATISTICS_S = 1.0
+NO_ATTEMPT = -1
+NO_REGION = -1
 _log = logging.getLogger("headgate.worker")
 
 
@@ -88,7 +99,7 @@ class Worker:
         self._metrics = metrics
         self._metrics_url = metrics_url
         self._threads = ThreadPoolExecutor(IO_THREADS, thread_name_prefix=f"io-{worker_id}")
-        self._deployment: Deployment | None = None
+        self._transfers: asyncio.Semaphore | None = None
         self._store: tuple[str, CheckpointStore] | None = None
         self._directories: LocalDirectories | None = None
         self.backups = Backups(worker_id, clock)
@@ -98,9 +109,9 @@ class Worker:
         self._log = logging.LoggerAdapter(_log, self._fields)
         self._pulse = pulse
         self._watch = StepWatch(worker_id, clock)
+        self._regions = RunningRegions(hub, self._watch)
         self._silent = False
         """Nothing was heard of the coordinator for too long, at the last look."""
-        self._background: set[asyncio.Task[None]] = set()
         self._heard: float | None = None
         """When the last message was done with; None: one is being worked on, and others may wait."""
 
@@ -146,7 +157,7 @@ class Worker:
             beat.cancel()
 
     async def _close(self) -> None:
-        await self._drop_attempt()
+        await self._regions.drop_all()
         if self._pulse is not None:
             self._pulse.stop()
         self._link.close()
@@ -177,35 +188,60 @@ class Worker:
             self._silent = silent
 
     def _send_statistics(self) -> None:
-        deployment = self._deployment
-        if deployment is not None and deployment.started:
-            self._link.send(
-                Statistics(attempt=deployment.attempt, subtasks=deployment.statistics())
-            )
+        attempts: dict[int, list[SubtaskStatistics]] = {}
+        for deployment in self._regions:
+            if deployment.started:
+                attempts.setdefault(deployment.attempt, []).extend(deployment.statistics())
+        for attempt, subtasks in attempts.items():
+            self._link.send(Statistics(attempt=attempt, subtasks=tuple(subtasks)))
 
     # -- messages -----------------------------------------------------------------------------------
 
     async def _handle(self, message: Messages) -> None:
         if isinstance(message, Deploy):
-            await self._drop_attempt()
-            self._spawn(self._deploy(message), "deploy")
-            return
-        if isinstance(message, Warm):
-            self._spawn(self._warm_up(message), "warm up")
-            return
-        if isinstance(message, Cancel):
-            self._watch.cancelling(message.attempt)
-            await self._drop_attempt()
+            await self._begin(message)
+        elif isinstance(message, Warm):
+            self._regions.spawn([NO_REGION], self._warm_up(message), "warm up")
+        elif isinstance(message, Cancel):
+            await self._cancel(message)
+        else:
+            # Of an attempt that is over there are none, and of a heartbeat neither.
+            deployments = self._regions.of_attempt(getattr(message, "attempt", NO_ATTEMPT))
+            if deployments and isinstance(message, Terminate):
+                self._send_statistics()  # all data is through: these are the final counts
+            for deployment in deployments:
+                self._obey(deployment, message)
+            if deployments and isinstance(message, Start):
+                regions = [deployment.region for deployment in deployments]
+                self._regions.spawn(regions, self._settle(deployments), "settle copies")
+
+    async def _begin(self, message: Deploy) -> None:
+        if message.partial:
+            await self._regions.stop([NO_REGION])
+        else:
+            await self._regions.drop_all()
+        regions: dict[int, list[SubtaskAssignment]] = {}
+        for data in message.subtasks:
+            assignment = msgspec.msgpack.decode(data, type=SubtaskAssignment)
+            regions.setdefault(assignment.region, []).append(assignment)
+        self._regions.spawn(regions.keys(), self._deploy(message, regions), "deploy")
+
+    async def _cancel(self, message: Cancel) -> None:
+        def done() -> None:
             self._watch.cancelled(message.attempt)
-            self._link.send(Cancelled(attempt=message.attempt))
-            return
-        attempt = getattr(message, "attempt", None)
-        deployment = self._deployment
-        if deployment is None or deployment.attempt != attempt:
-            return  # a message of an attempt that is over, or a heartbeat
+            self._link.send(Cancelled(attempt=message.attempt, regions=message.regions))
+
+        self._watch.cancelling(message.attempt)
+        if message.regions is None:
+            await self._regions.drop_all()
+            done()
+        else:  # the others go on meanwhile
+            self._regions.drop(message.regions, done)
+
+    def _obey(self, deployment: Deployment, message: Messages) -> None:
         match message:
             case Start():
-                self._spawn(self._start(deployment), "start")
+                self._regions.spawn([deployment.region], self._start(deployment), "start")
             case TriggerCheckpoint(checkpoint_id=id_, trigger_ms=trigger_ms, options=options):
                 deployment.trigger(id_, trigger_ms, options)
             case CheckpointCompleted(checkpoint_id=id_, generation=generation):
@@ -219,36 +255,44 @@ class Worker:
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():
-                self._send_statistics()  # all data is through: these are the final counts
                 deployment.terminate()
             case _:
                 self._log.warning("unexpected message kind=`%s`", type(message).__name__)
 
-    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _deploy(self, message: Deploy) -> None:
+    async def _deploy(
+        self, message: Deploy, regions: Mapping[int, Sequence[SubtaskAssignment]]
+    ) -> None:
         try:
             store = await self._store_for(message)
-            deployment = Deployment(
-                message,
-                hub=self._hub,
-                clock=self._clock,
-                store=store,
-                stores=SharedStores(open_store_at, message.settings),
-                directories=await self._directories_for(message),
-                io_threads=self._threads,
-                metrics=self._metrics,
-                worker_id=self.worker_id,
-                send=self._link.send,
-                copies=await self._copies_for(message),
-            )
-            self._deployment = deployment
-            self._watch.begin(message.attempt, deployment.subtasks)
-            await deployment.prepare()
-            self._link.send(deployment.deployed)
+            directories = await self._directories_for(message)
+            copies = await self._copies_for(message)
+            plan, stores = unship(message.job), SharedStores(open_store_at, message.settings)
+            if self._transfers is None:
+                self._transfers = asyncio.Semaphore(Options(message.settings).get(TRANSFERS_MAX))
+            deployments = [
+                Deployment(
+                    message,
+                    plan,
+                    region,
+                    assignments,
+                    hub=self._hub,
+                    clock=self._clock,
+                    store=store,
+                    stores=stores,
+                    directories=directories,
+                    io_threads=self._threads,
+                    transfers=self._transfers,
+                    metrics=self._metrics,
+                    worker_id=self.worker_id,
+                    send=self._link.send,
+                    copies=copies,
+                )
+                for region, assignments in regions.items()
+            ]
+            for deployment in deployments:
+                self._regions.add(deployment)
+            await all_of([deployment.prepare() for deployment in deployments])
+            self._link.send(deployed(message.attempt, deployments))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -267,19 +311,26 @@ class Worker:
     async def _start(self, deployment: Deployment) -> None:
         try:
             await deployment.start()
-            settle = partial(self.backups.settle, *deployment.restored)
-            await asyncio.get_running_loop().run_in_executor(self._threads, settle)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._link.send(failure_of(deployment.attempt, "start", error))
+            failure = failure_of(deployment.attempt, "start", error, region=deployment.region)
+            self._link.send(failure)
 
-    def exchange_failed(self, peer_id: str, error: Exception) -> None:
-        """The hub lost its connection to a peer: the attempt is over, whoever is to blame."""
-        deployment = self._deployment
-        if deployment is not None:
-            wrapped = ExchangeError(f"connection lost peer=`{peer_id}`: {error}")
-            self._link.send(failure_of(deployment.attempt, "exchange", wrapped))
+    async def _settle(self, deployments: Sequence[Deployment]) -> None:
+        """All subtasks of the attempt have their state: copies that none of them has are not needed."""
+        restored = [deployment.restored for deployment in deployments]
+        handles = [handle for _, found in restored for handle in found]
+        settle = partial(self.backups.settle, restored[0][0], handles)
+        await asyncio.get_running_loop().run_in_executor(self._threads, settle)
+
+    def exchange_failed(self, peer_id: str, error: Exception, region: int) -> None:
+        """The hub lost its connection to a peer: the attempt of a region is over, whoever is to blame."""
+        wrapped = ExchangeError(f"connection lost peer=`{peer_id}`: {error}")
+        for deployment in self._regions:
+            if deployment.region == region:
+                failure = failure_of(deployment.attempt, "exchange", wrapped, region=region)
+                self._link.send(failure)
 
     async def _store_for(self, message: Deploy | Warm) -> CheckpointStore | None:
         if not message.storage:
@@ -308,17 +359,11 @@ class Worker:
         return self._directories
 
     async def _copies_for(self, message: Deploy) -> LocalCopies | None:
-        make = partial(self.backups.open, message.settings, self._job_name, message.storage)
+        make = partial(
+            self.backups.open,
+            message.settings,
+            self._job_name,
+            message.storage,
+            afresh=not message.partial,
+        )
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, make))
-
-    async def _drop_attempt(self) -> None:
-        """Cancel whatever the current attempt runs here."""
-        tasks = list(self._background)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        deployment, self._deployment = self._deployment, None
-        if deployment is not None:
-            await deployment.cancel()
-            self._watch.end()
-        await self._hub.reset()

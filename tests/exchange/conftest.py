@@ -119,7 +119,7 @@ def hubs(tmp_path_factory):
                 name,
                 token,
                 settings=settings,
-                on_failure=lambda peer, error, me=name: failures.append((me, peer, error)),
+                on_failure=lambda peer, error, region, me=name: failures.append((me, peer, error)),
             )
             directory = str(tmp_path_factory.mktemp("uds")) if transport == "uds" else None
             addresses.append(await hub.start(directory))

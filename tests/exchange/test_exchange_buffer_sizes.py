@@ -258,7 +258,7 @@ def test_a_size_lost_on_the_way_breaks_the_connection(run, hubs, make):
     async def scenario():
         pair = await hubs()
         _, (channel,) = await pair.link(1)
-        (end,) = pair.a._dialling.values()
+        (end,) = pair.a._regions[0].dialling.values()
         await until(lambda: channel.credits)
         header, _ = frame(Kind.BUFFER_SIZE, encode_buffer_size(100), sequence=5)
         with pytest.raises(ExchangeError, match="out of sequence"):

@@ -607,7 +607,7 @@ def test_paused_socket_keeps_frames_in_the_channels_queue(run, hubs, make, recei
         pair = await hubs(settings=ExchangeSettings(exclusive_buffers=50))
         gate, (channel,) = await pair.link(1)
         await until(lambda: channel.credits == 50)
-        (end,) = pair.a._dialling.values()
+        (end,) = pair.a._regions[0].dialling.values()
         end.pause_writing()
         for n in range(5):
             channel.send(make.ints(n, 1))

@@ -23,10 +23,14 @@ class Watched:
     def __init__(self) -> None:
         self.clock = Clock()
         self.attempt = 7
-        self.restoring: dict[str, tuple[int, int]] = {}
+        self.restoring: dict[tuple[str, int], tuple[int, int]] = {}
         self.texts: list[str] = []
         self.spec = SimpleNamespace(slots_per_worker=1, checkpoint=None)
         self.plan = SimpleNamespace(vertices=[])
+        nothing = SimpleNamespace(everything=frozenset(), subtasks_of=lambda regions: [])
+        self.executions = SimpleNamespace(
+            place=lambda workers, slots: None, placement={}, failover=nothing
+        )
         self.store = None
 
     def publish(self, kind: str, text: str, **_: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import headgate as hg
 
-from .outside import KEYS, WORLDS, Numbers, World
+from .outside import KEYS, SPLITS, WORLDS, Ledger, Numbers, World
 
 RULES = 40
 
@@ -95,6 +95,21 @@ def check_count(world: World, record: tuple[int, ...]) -> None:
     wanted = len(world.by_key.get(key, ())) + 1
     if (key, count, number) != (key_of(number), wanted, key + (wanted - 1) * KEYS):
         raise world.violated(f"out of place: {record}, wanted number {wanted} of the key")
+
+
+def alone(number: int) -> tuple[int, int, int]:
+    """What a count makes of a number, without a state."""
+    return key_of(number), number // KEYS + 1, number
+
+
+def regions(job: hg.Job, token: str) -> Any:
+    """A count of some splits; the others go through subtasks without a channel in between."""
+    rest = job.read(Numbers(token, range(2, SPLITS)), name="others")
+    rest = rest.map(Trouble(token), name="trouble beside").map(alone, name="alone")
+    rest.write(Ledger(token), name="out beside")
+    numbers = job.read(Numbers(token, range(2)), name="numbers")
+    counted = numbers.map(Trouble(token), name="trouble").key_with(key_of)
+    return counted.process(Counted(), name="count")
 
 
 # -- two counts ---------------------------------------------------------------------------------------

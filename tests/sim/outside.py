@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.operators.source import Source, SourceReader
@@ -53,6 +54,7 @@ class Transaction:
     """What one subtask of a sink wrote between two barriers."""
 
     attempt: int
+    sink: str
     subtask: int
     checkpoint_id: int
     records: list[tuple[int, ...]]
@@ -75,8 +77,8 @@ class World:
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
-    attempt: int = 0
-    """The newest whose sink was opened; older ones are fenced."""
+    attempts: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By sink and subtask: the newest that was opened; older ones are fenced."""
     transactions: dict[bytes, Transaction] = field(default_factory=dict)
     visible: list[tuple[int, ...]] = field(default_factory=list)
     by_key: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
@@ -96,18 +98,31 @@ class World:
 
     # -- transactions -------------------------------------------------------------------------------
 
-    def begin_attempt(self, attempt: int, restored: int) -> None:
-        """Fence older attempts, and abort what they left behind the restored checkpoint."""
-        self.attempt = max(self.attempt, attempt)
+    def begin_attempt(self, context: OperatorContext) -> None:
+        """A subtask of a sink begins: fence its older attempts, and abort what they left behind the
+        restored checkpoint. The first one does so for those that a higher parallelism had, too."""
+        own = context.subtask_index
+
+        def ours(sink: str, subtask: int) -> bool:
+            orphaned = own == 0 and subtask >= context.parallelism
+            return sink == context.operator_name and (subtask == own or orphaned)
+
+        mine = {key for key in self.attempts if ours(*key)} | {(context.operator_name, own)}
+        for key in mine:
+            self.attempts[key] = max(self.attempts.get(key, 0), context.attempt)
         for transaction in self.transactions.values():
-            dead = transaction.attempt < attempt and transaction.checkpoint_id > restored
+            dead = (
+                ours(transaction.sink, transaction.subtask)
+                and transaction.attempt < context.attempt
+                and transaction.checkpoint_id > context.restored_checkpoint
+            )
             if dead and transaction.state == "prepared":
                 transaction.state = "aborted"
 
     def prepare(self, name: bytes, transaction: Transaction) -> None:
         """Pre-commit; may be repeated."""
         self.perhaps_fail(self.faults.prepare_rate, "no pre-commit")
-        if transaction.attempt < self.attempt:
+        if transaction.attempt < self.attempts[transaction.sink, transaction.subtask]:
             raise InjectedError("fenced by a younger attempt")
         self.transactions.setdefault(name, transaction)
         self.on_effect(f"prepare {name.decode()}")
@@ -152,16 +167,25 @@ class Numbers(Source):
 
     bounded = True
 
-    def __init__(self, token: str, *, part: int = 0, rows: int = 0, columns: bool = False) -> None:
+    def __init__(
+        self,
+        token: str,
+        splits: Sequence[int] = range(SPLITS),
+        *,
+        part: int = 0,
+        rows: int = 0,
+        columns: bool = False,
+    ) -> None:
         """`part` 1 goes on where part 0 ends; `rows` 0 means as many as the world has."""
         self.token = token
+        self.numbers = splits
         self.part = part
         self.rows = rows or WORLDS[token].rows
         self.bounded = WORLDS[token].bounded
         self.schema = COLUMNS if columns else None
 
     def splits(self, parallelism: int) -> list[bytes]:
-        return [msgspec.msgpack.encode(Split(number)) for number in range(SPLITS)]
+        return [msgspec.msgpack.encode(Split(number)) for number in self.numbers]
 
     def reader(self) -> SourceReader:
         return _Reader(self)
@@ -251,7 +275,7 @@ class _Writer(SinkWriter):
         self._records: list[tuple[int, ...]] = []
 
     def prepare(self) -> None:
-        self._world.begin_attempt(self.context.attempt, self.context.restored_checkpoint)
+        self._world.begin_attempt(self.context)
 
     def write(self, batch: Batch) -> None:
         if isinstance(batch, ColumnBatch):
@@ -266,8 +290,9 @@ class _Writer(SinkWriter):
             return None
         records, self._records = self._records, []
         context = self.context
-        name = f"{context.attempt}-{checkpoint_id}-{context.subtask_index}".encode()
-        transaction = Transaction(context.attempt, context.subtask_index, checkpoint_id, records)
+        sink, subtask = context.operator_name, context.subtask_index
+        name = f"{context.attempt}-{checkpoint_id}-{sink}-{subtask}".encode()
+        transaction = Transaction(context.attempt, sink, subtask, checkpoint_id, records)
 
         def precommit() -> list[bytes]:
             self._world.prepare(name, transaction)

@@ -342,6 +342,10 @@ class Simulation:
             return
         self.watch.note(f"{event.kind} {event.text}")
         self.watch.seen[event.kind] += 1
+        if event.kind == "restart":
+            body = json.loads(event.body)
+            part = body["tasks"] < body["tasks_total"]
+            self.watch.seen["restart of a part" if part else "restart of all"] += 1
         if event.kind == "failure":
             body = json.loads(event.body)
             if body.get("failure") in ("internal", "stalled", "recovery_stalled"):

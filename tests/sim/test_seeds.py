@@ -51,6 +51,8 @@ def test_everything_has_happened() -> None:
         "stop done",
         "cancel done",
         "restored",
+        "restart of a part",
+        "restart of all",
         "store existed",
         "job FINISHED",
     }

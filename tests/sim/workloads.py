@@ -47,13 +47,14 @@ KINDS = {
     "broadcast": Workload(counting.ruled, counting.check_ruled),
     "count": Workload(counting.count, counting.check_count, conserves=True),
     "join": Workload(counting.pairs, counting.check_pairs),
+    "regions": Workload(counting.regions, counting.check_count),
     "shuffles": Workload(counting.shuffles, counting.check_shuffles, conserves=True),
     "timers": Workload(timed.timers, timed.check_timers, flushes=True),
     "union": Workload(counting.union, counting.check_union, _missing_of_two, conserves=True),
     "windows": Workload(timed.windows, timed.check_windows, timed.missing_windows, flushes=True),
 }
 
-COMMON = ["count", "shuffles", "union"]
+COMMON = ["count", "regions", "regions", "shuffles", "union"]
 """Those in which a broken cut shows soonest."""
 
 
@@ -101,7 +102,10 @@ def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, s
         "headgate.job.stall-timeout": "60 s",
         "headgate.recovery.stall-timeout": "60 s",
         "headgate.coordinator.takeovers-max": "1000000",
+        "jobmanager.execution.failover-strategy": rng.choice(("region", "region", "full")),
     }
+    if kind == "regions":
+        options["pipeline.operator-chaining.enabled"] = rng.choice(("true", "false"))
     if unaligned:
         timeout = rng.choice(("0 ms", "20 ms", "300 ms"))
         options["execution.checkpointing.aligned-checkpoint-timeout"] = timeout

@@ -71,7 +71,8 @@ class Run:
         self.run = VirtualRun(job(kind, **arguments).spec(), seed=1)
         self.run.start()
         (worker,) = self.run._cluster.workers
-        gates = list(dict.fromkeys(worker.hub._gates.values()))
+        regions = worker.hub._regions.values()
+        gates = list(dict.fromkeys(gate for each in regions for gate in each.gates.values()))
         self.gates: list[InputGate] = sorted(gates, key=lambda gate: gate.channel_ids)
         self.senders: list[Any] = [gate._channels[0].sender for gate in self.gates]
 

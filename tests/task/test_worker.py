@@ -100,7 +100,9 @@ def test_a_slow_end_of_an_attempt_is_no_silence_of_the_coordinator():
             begun.set()
             await go_on.wait()
 
-        hosted.worker._deployment = SimpleNamespace(attempt=1, started=False, cancel=cancel)
+        hosted.worker._regions.add(
+            SimpleNamespace(attempt=1, region=0, started=False, subtasks=(), cancel=cancel)
+        )
         hosted.link.send(Cancel(attempt=1))
         await begun.wait()
         hosted.clock.now_s += 10
@@ -183,7 +185,7 @@ def test_local_directories_made_for_a_cancelled_attempt_are_not_forgotten(monkey
         hosted.link.send(deploy())
         await asyncio.to_thread(made.wait, DEADLINE_S)
         hosted.link.send(Cancel(attempt=1))
-        while not next(iter(hosted.worker._background)).cancelling():  # noqa: ASYNC110  no event says so
+        while not next(iter(hosted.worker._regions._tasks)).cancelling():  # noqa: ASYNC110  no event says so
             await asyncio.sleep(0)
         go_on.set()
         while await hosted.link.receive() != Cancelled(attempt=1):
