@@ -8,7 +8,9 @@ One airport is found to have reported its delays in seconds: its routes are divi
 on from there. The job runs in this process, on virtual time, so that the whole takes seconds.
 """
 
+import os
 import random
+import sys
 import tempfile
 from typing import Any
 
@@ -85,6 +87,7 @@ def main() -> None:
 
     import headgate.spark
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # its workers are to find headgate too
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     headgate.spark.register(spark)
     with tempfile.TemporaryDirectory() as directory:

@@ -36,7 +36,7 @@ class HeadgateDataSource(DataSource):  # type: ignore[misc]
         """The columns, as Spark has them."""
         options = self._options()
         found = METADATA_SCHEMA if options.query is None else options.scan(None).schema
-        return from_arrow_schema(spark_schema(found))
+        return from_arrow_schema(spark_schema(found), True)  # times without zone stay so
 
     def reader(self, schema: Any) -> DataSourceReader:
         """The reader; of a schema that the user gave, it reads only those columns."""

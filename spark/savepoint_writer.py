@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from itertools import groupby
 from typing import Any, Final, Self
 
@@ -29,6 +30,8 @@ COPY_HERE_BYTES: Final = 64 << 20
 """State of the base up to this much is taken over by the driver itself; more, by tasks."""
 _WRITTEN: Final = pa.schema([("written", pa.binary())])
 _RESULT: Final = "written binary"
+_ZONE: Final = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+"""Spark 4.0 takes no zone, and means UTC."""
 
 
 class SavepointWriter:
@@ -107,7 +110,8 @@ class SavepointWriter:
                 type.
         """
         placing = self._editor.placing(operator, state)
-        given = to_arrow_schema(frame.schema, timezone="UTC")
+        # Spark's struct() says of its fields that they are never null: that is not another type.
+        given = spark_schema(to_arrow_schema(frame.schema, **_ZONE))
         placing.check_columns(given, spark_schema(placing.schema))
         self._frames.append((placing, frame))
         return self
@@ -143,7 +147,7 @@ class SavepointWriter:
     def _write(self, goal: Goal, placing: Placing, frame: Any) -> list[Written]:
         """Two steps: rows get their key groups where they are; then each subtask's go into a file."""
         placed = pa.schema([*spark_schema(placing.schema), pa.field(SUBTASK_COLUMN, pa.int32())])
-        rows = frame.mapInArrow(_Place(placing, placed), from_arrow_schema(placed))
+        rows = frame.mapInArrow(_Place(placing, placed), from_arrow_schema(placed, True))
         rows = rows.repartition(placing.parallelism, SUBTASK_COLUMN)
         rows = rows.sortWithinPartitions(SUBTASK_COLUMN, KEY_GROUP_COLUMN)
         return _collected(rows.mapInArrow(_Write(placing, goal), _RESULT))

@@ -95,8 +95,8 @@ def _per_group(
 ) -> pa.Table:
     """Event time per key group: of each new one the least of those that its keys come from.
 
-    What that lets in once more are keys whose time was further, which happens only after a rescale at
-    different times of subtasks; what was gone of them stays gone in their own state.
+    They differ only where subtasks were at different times. There, records that would have been late for
+    some of the keys are in time once more; with the greatest, records in time would be dropped.
     """
     schema = schema_of(state, opened)
     everything = KeyGroupRange(0, state.max_parallelism - 1)

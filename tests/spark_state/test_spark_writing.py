@@ -13,7 +13,7 @@ import pytest
 from headgate.errors import StateError, UsageError
 from headgate.testing import harness
 
-from .keeper import ask, event, keeper_job
+from .keeper import ask, event, keeper_job, read
 
 KEYS = [f"key {number}" for number in range(12)]
 
@@ -40,15 +40,28 @@ def resumed(path: str) -> tuple[list[Any], list[Any]]:
         return said, sorted(running.drain("out"))
 
 
-def test_written_as_read_and_with_other_key_groups(spark: Any, taken: Any, tmp_path: Path) -> None:
-    from headgate.spark import SavepointWriter
+def test_written_as_read_and_with_other_key_groups(
+    spark: Any, taken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the zone of the session; what is not written is taken over by tasks."""
+    from headgate.spark import SavepointWriter, savepoint_writer
 
     path, said = taken
+    monkeypatch.setattr(savepoint_writer, "COPY_HERE_BYTES", 0)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     writer = SavepointWriter(spark, base=path, max_parallelism=40)
     for state in ("total", "by_kind", "timers_processing"):
         writer.put("keep", state, frame_of(spark, path, state))
     writer.put("keep", "lasting", frame_of(spark, path, "lasting", ttl="true"))
-    told, timers = resumed(writer.write(str(tmp_path)))
+    written = writer.write(str(tmp_path))
+    spark.conf.set("spark.sql.session.timeZone", before)
+    used = [
+        {row["key"]: row["last_used"] for row in read(one, "keep", "lasting", ttl=True)}
+        for one in (path, written)
+    ]
+    assert used[0] == used[1]
+    told, timers = resumed(written)
     assert told == said
     assert timers == [(key, "timer", "soon") for key in sorted(KEYS)]
 
