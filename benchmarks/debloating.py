@@ -28,11 +28,11 @@ BATCH_ROWS = 8_192
 OBJECTS = 2_048
 
 
-def job(kind: str, debloated: bool) -> hg.Job:
+def job(kind: str, debloated: bool, storage: str) -> hg.Job:
     """Two shuffles between steps that do little, two subtasks each."""
     enabled = {"taskmanager.network.memory.buffer-debloat.enabled": str(debloated).lower()}
     job = hg.Job("debloating", parallelism=2, options=enabled)
-    job.checkpoint(every="1h", storage=tempfile.mkdtemp(prefix="hg-debloating-"))
+    job.checkpoint(every="1h", storage=storage)
     rows = ROWS[kind]
     if kind == "objects":
         read = job.read(numbers(rows, batch_rows=BATCH_ROWS), name="in")
@@ -79,10 +79,11 @@ def alone(batch: Batch) -> float:
 
 
 def cpu_seconds(kind: str, debloated: bool) -> float:
-    made = job(kind, debloated)
-    began = time.process_time()
-    made.run()
-    return time.process_time() - began
+    with tempfile.TemporaryDirectory(prefix="hg-debloating-") as storage:
+        made = job(kind, debloated, storage)
+        began = time.process_time()
+        made.run()
+        return time.process_time() - began
 
 
 def main() -> None:
