@@ -71,6 +71,7 @@ class BusyStep(msgspec.Struct, frozen=True):
     operator: str
     """The step whose call it is; empty if that is not known."""
     busy_ms: int
+    attempt: int
 
 
 class Heartbeat(Message, frozen=True):
@@ -240,7 +241,6 @@ class Cancelled(Message, frozen=True):
 class StepStuck(Message, frozen=True):
     """A call does not return; said again each time it has taken twice as long."""
 
-    attempt: int
     step: BusyStep
     stack: str
     """Where it is: the stack of its thread, or what it awaits."""

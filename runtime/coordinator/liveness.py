@@ -42,7 +42,7 @@ def publish_stuck(job: JobContext, worker_id: str, stuck: StepStuck) -> None:
         operator=step.operator,
         subtask=step.index,
         busy_ms=step.busy_ms,
-        attempt=stuck.attempt,
+        attempt=step.attempt,
         stack=stuck.stack,
     )
 
@@ -52,10 +52,12 @@ def describe_busy(workers: Iterable[Worker]) -> list[dict[str, Any]]:
     found = [
         {
             "worker": worker.worker_id,
+            "vertex": step.vertex,
             "task": step.task_name,
             "operator": step.operator,
             "subtask": step.index,
             "busy_ms": step.busy_ms,
+            "attempt": step.attempt,
         }
         for worker in workers
         for step in worker.pulse.steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from ...errors import JobError
 from ...operators.durations import format_duration
@@ -11,6 +11,7 @@ from ..control.messages import SubtaskStatistics
 from ..liveness_options import JOB_STALL, RECOVERY_STALL, STUCK_TIMEOUT
 from ..protocol.backpressure import WaitsFor
 from ..protocol.failures import FailureKind
+from ..protocol.ids import SubtaskId
 from ..protocol.stall import StallMonitor
 from .context import AttemptFailed, Failure, JobContext
 from .liveness import describe_busy
@@ -39,7 +40,7 @@ class Watchdog:
             self._job.events.put_nowait(AttemptFailed(self._job.attempt, failure))
 
     def _stuck(self) -> Failure | None:
-        busy = describe_busy(self._job.pool.live.values())
+        busy = self._busy()
         under_way = self._job.deployment_events is not None or self._job.status == "RUNNING"
         if not (self._stuck_ms and busy and under_way) or busy[0]["busy_ms"] < self._stuck_ms:
             return None
@@ -56,7 +57,7 @@ class Watchdog:
         total = sum(total for _, total in job.restoring.values())
         doing = [
             f"{step['task']} on {step['worker']} has been in one call for {_one_call(step)}"
-            for step in describe_busy(job.pool.live.values())[:NAMED_MAX]
+            for step in self._busy()[:NAMED_MAX]
         ]
         text = "; ".join(
             [
@@ -77,7 +78,7 @@ class Watchdog:
         mark = (job.attempt, moved, job.checkpoints.last_completed)
         waiting = [subtask for subtask in subtasks if _waits(subtask)]
         # Who waits for the outside, in a call or for calls under way, may do so for as long as it takes.
-        outside = bool(describe_busy(job.pool.live.values())) or any(
+        outside = bool(self._busy()) or any(
             subtask.waits_for is WaitsFor.CALLS for subtask in subtasks
         )
         if not monitor.look(self._now_ms(), mark, pending=bool(waiting) and not outside):
@@ -87,6 +88,15 @@ class Watchdog:
             + "; ".join(_named(job, waiting))
         )
         return _failure(FailureKind.STALLED, "job", text)
+
+    def _busy(self) -> list[dict[str, Any]]:
+        """Calls of what runs; a worker may not have told yet that those of the attempt before ended."""
+        attempt_of = self._job.executions.attempt_of
+        return [
+            step
+            for step in describe_busy(self._job.pool.live.values())
+            if step["attempt"] == attempt_of(SubtaskId(step["vertex"], step["subtask"]))
+        ]
 
     def _now_ms(self) -> int:
         return int(1000 * self._job.clock.monotonic())
@@ -100,9 +110,9 @@ def _failure(kind: FailureKind, where: str, text: str, worker: str = "") -> Fail
     return Failure(text, where, kind, JobError(text, where=where), worker=worker)
 
 
-def _one_call(step: dict[str, object]) -> str:
+def _one_call(step: dict[str, Any]) -> str:
     operator = f" operator=`{step['operator']}`" if step["operator"] else ""
-    return f"{format_duration(int(str(step['busy_ms'])))}{operator}"
+    return f"{format_duration(step['busy_ms'])}{operator}"
 
 
 def _counts(subtask: SubtaskStatistics) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class StepWatch:
                 step.task_name,
                 format_duration(step.busy_ms),
                 step.operator,
-                extra={**self._fields, "attempt": each.attempt, "detail": each.stack},
+                extra={**self._fields, "attempt": step.attempt, "detail": each.stack},
             )
         self._look_at_cancellation()
         return stuck
@@ -104,7 +104,7 @@ class StepWatch:
                 warn_ms *= 2
             self._warn_ms[place] = (since, warn_ms)
             stack = self._stack(subtask)
-            due.append(StepStuck(attempt=subtask.env.attempt, step=step, stack=stack))
+            due.append(StepStuck(step=step, stack=stack))
         return due
 
     def _found(self, least_ms: int) -> list[tuple[BusyStep, Subtask]]:
@@ -115,9 +115,8 @@ class StepWatch:
             if busy_ms < least_ms:
                 continue
             env = subtask.env
-            step = BusyStep(
-                env.vertex.id, env.index, env.task_name, self._operator(subtask), busy_ms
-            )
+            operator = self._operator(subtask)
+            step = BusyStep(env.vertex.id, env.index, env.task_name, operator, busy_ms, env.attempt)
             found.append((step, subtask))
         return found
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
+from headgate.runtime.control.messages import BusyStep
+from headgate.runtime.coordinator.context import JobContext
+from headgate.runtime.coordinator.watchdog import Watchdog
+from headgate.runtime.options import Options
+from headgate.runtime.protocol.failures import FailureKind
 from headgate.runtime.protocol.stall import StallMonitor
 from headgate.runtime.task.accounting import Activity
 from headgate.runtime.task.input_subtask import InputSubtask
@@ -119,11 +125,34 @@ def test_a_source_may_be_silent_for_long(virtual: Any) -> None:
 def test_who_waits_for_the_outside_may_do_so(virtual: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(self: InputSubtask) -> bool:
         self.time.switch(Activity.BUSY)
-        await asyncio.sleep(300)
+        await asyncio.sleep(60)
         return await step(self)
 
     step = InputSubtask.step
     monkeypatch.setattr(InputSubtask, "step", slow)
-    outcome = virtual.run(with_options({"headgate.job.stall-timeout": "1 min"}))
+    outcome = virtual.run(with_options({"headgate.job.stall-timeout": "20 s"}))
     assert outcome.status == "FINISHED"
     assert not virtual.failures
+
+
+def test_what_a_worker_said_of_the_last_attempt_is_not_held_against_this_one() -> None:
+    step = BusyStep(0, 0, "numbers (1/1)", "numbers", 3_600_000, attempt=1)
+    line = SimpleNamespace(steps=(step,))
+    worker = SimpleNamespace(worker_id="w", pulse=line)
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    running = 2
+    job = SimpleNamespace(
+        options=Options({"headgate.task.stuck-timeout": "1 min"}),
+        pool=SimpleNamespace(live={"w": worker}),
+        status="RUNNING",
+        deployment_events=None,
+        attempt=2,
+        executions=SimpleNamespace(attempt_of=lambda subtask: running),
+        events=events,
+    )
+    watchdog = Watchdog(cast(JobContext, job), 1_000)
+    watchdog.look()
+    assert events.empty()
+    running = 1
+    watchdog.look()
+    assert events.get_nowait().failure.kind is FailureKind.STUCK
