@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from ...errors import StateError
 from ...state.keyed.canonical import NAMESPACE_COLUMN
 from .keys import KEY_TEXT
 from .snapshot import StoredState
+
+if TYPE_CHECKING:
+    import polars as pl
 
 CHANGE: Final = pa.field("change", pa.string(), False)
 BEFORE, AFTER = "_before", "_after"
@@ -52,6 +54,8 @@ def changed_rows(before: pa.Table, after: pa.Table, identity: Sequence[str]) -> 
 
     Nulls are equal to nulls, and NaN to NaN.
     """
+    import polars as pl  # takes a while, and few reads need it
+
     target = changes_schema(identity, after.schema)
     pairs = _pairs(before, after, identity)
     left, right = pairs.get_column("left"), pairs.get_column("right")
@@ -76,6 +80,8 @@ def changed_rows(before: pa.Table, after: pa.Table, identity: Sequence[str]) -> 
 
 def _pairs(before: pa.Table, after: pa.Table, identity: Sequence[str]) -> pl.DataFrame:
     """Numbers of rows of equal identity; null where one side has none."""
+    import polars as pl
+
     frames = []
     for table, name in ((before, "left"), (after, "right")):
         frame = pl.from_arrow(table.select(list(identity)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,6 +44,8 @@ def collect(table: pa.Table, keys: Sequence[str], entry: str, value: str) -> pa.
         entry: `position`, by which a list is ordered, or the column of map keys.
         value: the column to collect.
     """
+    import polars as pl  # takes a while, and few reads need it
+
     frame = pl.from_arrow(table.select([*keys, entry]))
     assert isinstance(frame, pl.DataFrame)
     order = frame.with_row_index("row_").sort([*keys, entry]).get_column("row_").to_numpy()

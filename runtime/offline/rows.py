@@ -12,7 +12,6 @@ from ...errors import StateError
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, StateHandle
 from ..task.parquet_files import own_rows
-from ..task.table_merge import BLOCK_ROWS, merge_chain
 from .files import OpenStore
 from .native import native_tables
 from .snapshot import Piece, StoredState
@@ -115,6 +114,8 @@ def _chain(
     note: OnRead,
 ) -> Iterator[pa.Table]:
     """A base and its deltas, merged; so many key groups at a time that it is about a block of rows."""
+    from ..task.table_merge import BLOCK_ROWS, merge_chain  # polars, which takes a while to import
+
     handles = [handle for handle in piece.handles if handle.kind in ("table", "delta")]
     keys = state.identity
     needed = list(dict.fromkeys((KEY_GROUP_COLUMN, *keys, *wanted, DELETED_COLUMN)))

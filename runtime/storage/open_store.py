@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
-from ...connectors.s3_config import s3_service
 from ...errors import UsageError
 from ..protocol import names
 from .base import CheckpointStore
@@ -73,6 +72,9 @@ def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise UsageError(f"the bucket is missing address=`{uri}`", fix="write s3://bucket/prefix")
+    # Connectors take a while to import, which those who read one state in a new process need not wait for.
+    from ...connectors.s3_config import s3_service
+
     try:
         from .s3 import S3Settings, S3Store
     except ModuleNotFoundError as error:
