@@ -202,8 +202,8 @@ class SinkOperator(Operator):
         """Commit what the restored checkpoint had pre-committed; that it was restored is the permit."""
         restored = self.context.restored_checkpoint
         for item in state.items.get(_STATE, []):
-            pending = msgspec.msgpack.decode(item, type=_Pending)
-            self._ledger.add(pending.checkpoint_id, pending.committables)
+            for pending in msgspec.msgpack.decode(item, type=list[_Pending]):
+                self._ledger.add(pending.checkpoint_id, pending.committables)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
         return self._commit(CommitPermit(self.context.job_name, 0, restored))
 
@@ -217,7 +217,9 @@ class SinkOperator(Operator):
         ledger = self._ledger
 
         def make_items() -> list[bytes]:
-            return [msgspec.msgpack.encode(pending) for pending in ledger.prepare(checkpoint_id)]
+            # One item, so that at another parallelism one subtask commits all of it, in order.
+            prepared = ledger.prepare(checkpoint_id)
+            return [msgspec.msgpack.encode(prepared)] if prepared else []
 
         return StateSnapshot(items={_STATE: ItemsCut(make_items)})
 

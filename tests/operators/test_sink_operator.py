@@ -11,6 +11,7 @@ import pytest
 from headgate.connectors.conformance import make_context
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.sink import Sink, SinkOperator, SinkWriter
+from headgate.runtime.protocol.redistribution import spread_splits
 from headgate.state.snapshot import CommitPermit, RestoredState
 
 
@@ -110,6 +111,21 @@ def test_what_was_not_committed_is_in_the_next_snapshot() -> None:
         with pytest.raises(OSError, match="away"):
             await _complete(operator, 1)
         assert await _restored_commits(_items(operator, 2)(), 2) == [b"one"]
+
+    asyncio.run(run())
+
+
+def test_what_two_checkpoints_left_is_committed_by_one_subtask_behind_a_rescale() -> None:
+    """Two subtasks would commit it in any order, and the records of a key lie in both."""
+
+    async def run() -> None:
+        operator = await _opened(_Writer())
+        for number in (1, 2):
+            operator.process(ObjectBatch([b"%d" % number]), 0)
+            items = _items(operator, number)()
+        shares = spread_splits({"committables": items}, 2)["committables"]
+        committed = [await _restored_commits(share, 2) for share in shares]
+        assert sorted(committed) == [[], [b"1", b"2"]]
 
     asyncio.run(run())
 

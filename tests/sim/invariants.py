@@ -54,8 +54,9 @@ def check_conserved(manifest: Manifest, world: World, read: Callable[[StateHandl
         name
         for handle in items
         if handle.state == "committables"
-        for pending in _items(handle, read)
-        for name in msgspec.msgpack.decode(pending)["committables"]
+        for item in _items(handle, read)
+        for pending in msgspec.msgpack.decode(item)
+        for name in pending["committables"]
     ]
     written = [world.transactions[name] for name in sorted(set(names))]
     records = [record for each in written if each.state != "committed" for record in each.records]
