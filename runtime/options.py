@@ -107,7 +107,8 @@ CHAINING = Option[bool](
     Boolean(),
     True,
     "",
-    "Run operators joined by a forward edge in one subtask.",
+    "Run operators joined by a forward edge in one subtask. A source and the event time of its splits are "
+    "in one in any case.",
     ("pipeline.operator-chaining",),
 )
 WATERMARK_INTERVAL = Option[int](

@@ -190,8 +190,9 @@ def make_plan(
         check_max_parallelism(node.max_parallelism or groups, widths[node.id])
     vertex_of: dict[int, Vertex] = {}
     vertices: list[Vertex] = []
+    beside_source = _beside_source(graph)
     for node in graph.nodes:
-        upstream = _chainable_input(node, widths, chaining)
+        upstream = _chainable_input(node, widths, chaining or node.id in beside_source)
         if upstream is None:
             vertex = Vertex(len(vertices), [node], widths[node.id])
             vertices.append(vertex)
@@ -228,6 +229,21 @@ def _reached(start: int, steps: Sequence[tuple[int, int]]) -> frozenset[int]:
         onward = {target for source, target in steps if source == here} - found
         found |= onward
         front += onward
+    return frozenset(found)
+
+
+def _beside_source(graph: Graph) -> frozenset[int]:
+    """The steps from sources to the event time of their splits: together also without chaining.
+
+    Who reads which split is known in the subtask of the source alone. In another one, what a split holds
+    would be late as soon as another split is ahead. (In Flink these watermarks are made in the source.)
+    """
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.watermarks is not None and node.watermarks.beside_source:
+            while node.inputs:
+                found.add(node.id)
+                node = node.inputs[0].node
     return frozenset(found)
 
 

@@ -120,7 +120,7 @@ class EventTimeOperator(Operator):
                 f"`{self.context.operator_name}` does not run with a source: {what_fails}",
                 where=str(self._origin),
                 fix="put event_time behind the source, at its parallelism, without key_by or "
-                "rebalance between them, and leave chaining enabled",
+                "rebalance, disable_chaining or start_new_chain between them",
             )
 
     # -- splits -------------------------------------------------------------------------------------

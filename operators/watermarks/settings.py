@@ -52,6 +52,11 @@ class WatermarkSettings:
     wait_for_queued: bool = False
 
     @property
+    def beside_source(self) -> bool:
+        """It goes by what only its source's subtask knows: which split a record is of, or who waits."""
+        return self.per_split or self.alignment is not None
+
+    @property
     def text(self) -> str:
         """For `explain`."""
         parts = [self.strategy.text]

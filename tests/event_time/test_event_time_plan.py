@@ -91,13 +91,65 @@ def test_members_of_a_group_agree():
         ({"wait_for_queued": True}, "it cannot wait for queued splits"),
     ],
 )
-def test_without_chaining_what_needs_the_source_fails_with_the_line(arguments, what):
-    rows = stream(options={"pipeline.operator-chaining.enabled": "false"})
-    timed = rows.event_time("at", **arguments, name="times")
+def test_in_another_subtask_what_needs_the_source_fails_with_the_line(arguments, what):
+    rows = stream()
+    timed = rows.event_time("at", **arguments, name="times").start_new_chain()
     timed.write(hg.connectors.blackhole(), name="out")
     with pytest.raises(PlanError, match=f"`times` does not run with a source: {what}") as caught:
         rows._job.run()
     assert "test_event_time_plan.py" in caught.value.where
+
+
+UNCHAINED = {"pipeline.operator-chaining.enabled": "false"}
+
+
+def vertices(rows):
+    rows.write(hg.connectors.blackhole(), name="out")
+    return [vertex.name for vertex in rows._job.spec().plan.vertices]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"wait_for_queued": True}, {**ALIGNED, "per_split": False}]
+)
+def test_without_chaining_the_time_of_splits_stays_in_the_subtask_of_the_source(arguments):
+    kept = stream(options=UNCHAINED).map(lambda row: row.at, name="at")
+    timed = kept.event_time(lambda at: at, **arguments, name="times").map(str, name="text")
+    assert vertices(timed) == ["in -> at -> times", "text", "out"]
+
+
+@pytest.mark.parametrize(
+    "timed",
+    [
+        lambda rows: rows.event_time("at", per_split=False, name="times"),
+        lambda rows: rows.rebalance().event_time("at", name="times"),
+        lambda rows: rows.event_time("at", name="times").start_new_chain(),
+    ],
+)
+def test_without_chaining_other_event_time_has_its_own_subtasks(timed):
+    assert vertices(timed(stream(options=UNCHAINED))) == ["in", "times", "out"]
+
+
+@pytest.mark.parametrize("chaining", ["true", "false"])
+def test_splits_that_are_ahead_of_others_make_nothing_late(tmp_path, chaining):
+    """The splits are read by turns, and one is far ahead."""
+    options = {
+        "pipeline.operator-chaining.enabled": chaining,
+        "pipeline.auto-watermark-interval": "0 ms",
+        "execution.buffer-timeout.interval": "0 ms",
+    }
+    job = hg.Job("turns", parallelism=1, options=options)
+    job.checkpoint(every="1h", storage=str(tmp_path))
+    sink = hg.connectors.collect()
+    (
+        job.read(hg.connectors.numbers(40, batch_rows=5, splits=2), name="in")
+        .map(lambda n: {"at": n + (0 if n // 5 % 2 else 10_000)}, into={"at": "int64"})
+        .event_time("at", name="times")
+        .window(hg.tumbling("5ms"))
+        .agg(numbers=hg.count(), name="windows")
+        .write(sink, name="out")
+    )
+    job.run()
+    assert sum(row["numbers"] for row in sink.rows) == 40
 
 
 async def later(row):

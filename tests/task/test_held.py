@@ -36,6 +36,7 @@ def metrics(*_):
 async def held(path, threads):
     job = hg.Job("held", options={"pipeline.operator-chaining.enabled": "false"})
     times = job.read(numbers(1), name="numbers").event_time(lambda n: n, name="times")
+    times.start_new_chain()
     times.write(function_sink(print, guarantee="none"), name="out")
     plan = job.spec().replan(1, 4)
     (vertex,) = [vertex for vertex in plan.vertices if vertex.head.name == "times"]
