@@ -202,7 +202,9 @@ class SinkOperator(Operator):
         """Commit what the restored checkpoint had pre-committed; that it was restored is the permit."""
         restored = self.context.restored_checkpoint
         for item in state.items.get(_STATE, []):
-            for pending in msgspec.msgpack.decode(item, type=list[_Pending]):
+            found = msgspec.msgpack.decode(item, type=list[_Pending] | _Pending)
+            # snapshots of the first versions have an item per checkpoint
+            for pending in found if isinstance(found, list) else [found]:
                 self._ledger.add(pending.checkpoint_id, pending.committables)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
         return self._commit(CommitPermit(self.context.job_name, 0, restored))
