@@ -81,6 +81,8 @@ class Node:
     """Input columns this node needs beyond passing them on; None: all of them."""
     watermarks: WatermarkSettings | None = None
     """How this node makes watermarks, if it does."""
+    by_clock: bool = False
+    """What it emits depends on the machine's clock: windows in processing time."""
     feeds: int | None = None
     """Id of the head of the loop that this node closes: what it emits goes back there."""
 

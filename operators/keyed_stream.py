@@ -376,6 +376,7 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
             detail=f"{self._window.describe()}: {plan.describe()}",
             columns=columns,
             sides={LATE: self._stream.schema} if needs_event_time(self._window) else None,
+            by_clock=bool(getattr(self._window, "processing", False)),
         )
         return _fitted(result, into, origin)
 
@@ -411,6 +412,7 @@ def _add_stateful(
     detail: str = "",
     columns: frozenset[str] | None = None,
     sides: dict[str, pa.Schema | None] | None = None,
+    by_clock: bool = False,
 ) -> Stream[Any]:
     node = Node(
         id=-1,
@@ -425,6 +427,7 @@ def _add_stateful(
         sides=sides or {},
         detail=detail,
         columns_read=columns,
+        by_clock=by_clock,
     )
     return stream._like(stream._job.add_node(node))
 

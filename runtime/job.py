@@ -15,6 +15,8 @@ from ..errors import JobError, PlanError, UsageError
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings
+from .batch.refuse import batch_problems, runs_as_batch
+from .batch_options import RUNTIME_MODE
 from .checkpoint_options import (
     CHECKPOINT_DIR,
     CHECKPOINT_INTERVAL,
@@ -89,6 +91,13 @@ class Job(JobGraph):
             restore_from=restore_from,
             claim=claim,
         )
+        if self.as_batch:
+            from .batch.run import run_batch
+
+            outcome = run_batch(spec)
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome
         # In this process the coordinator's own log says it all.
         on_event = None if cluster == "in-process" else _log_event
         outcome = asyncio.run(launch(spec, cluster, on_event=on_event))
@@ -106,15 +115,24 @@ class Job(JobGraph):
     def explain(self) -> str:
         """The logical and the physical graph, chains, key groups and guarantees, as text.
 
+        Of a job that runs as a batch: Spark's plan, for which Spark is started.
+
         Raises:
             UsageError: the job is wrong as written.
         """
-        return explain_plan(self.spec())
+        spec = self.spec()
+        if not self.as_batch:
+            return explain_plan(spec)
+        from .batch.run import explain_batch
+
+        return explain_batch(spec)
 
     def problems(self) -> Iterator[PlanError]:
         """Every reason why the job cannot run as a whole, with its options taken into account."""
         self._settle()
-        return super().problems()
+        yield from super().problems()
+        if self.as_batch:
+            yield from batch_problems(self.graph)
 
     def _settle(self) -> Options:
         """Check the options, and put those explicitly set in the place of what the program says."""
@@ -125,6 +143,7 @@ class Job(JobGraph):
             self.max_parallelism = options.get(MAX_PARALLELISM)
         self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
         checkpoint_rules(self.checkpoint_settings, options)  # raises here, and not on the cluster
+        self.as_batch = runs_as_batch(self.graph, options)
         return options
 
     def spec(
@@ -146,6 +165,11 @@ class Job(JobGraph):
             raise UsageError(
                 "a run cannot both start fresh and restore something",
                 fix="leave out --fresh: a run that restores a savepoint is a new one anyway",
+            )
+        if self.as_batch and path:
+            raise UsageError(
+                "a batch begins with nothing, and cannot restore something",
+                fix=f"leave out the savepoint, or {RUNTIME_MODE.key}=BATCH",
             )
         if claim and not path:
             raise UsageError(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ..errors import OptionError, UsageError
 from ..operators.durations import format_duration
 from ..operators.sizes import format_size
+from .batch_options import BATCH_OPTIONS
 from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
@@ -277,6 +278,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *RESTART_OPTIONS,
     *RECOVERY_OPTIONS,
     *LIVENESS_OPTIONS,
+    *BATCH_OPTIONS,
     *(
         value
         for value in list(globals().values())

@@ -48,10 +48,10 @@ class Java:
         return str(directory / "java")
 
 
-def check_pyspark() -> None:
+def check_pyspark(who: str = "a Spark source") -> None:
     """Raise UsageError unless pyspark is installed; it is looked for, not imported."""
     if find_spec("pyspark") is None:
-        raise UsageError("a Spark source needs the package pyspark", fix=INSTALL)
+        raise UsageError(f"{who} needs the package pyspark", fix=INSTALL)
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:

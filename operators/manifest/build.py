@@ -34,7 +34,7 @@ from .model import manifest_section
 from .pair_steps import other_inputs
 from .references import resolve_class
 from .registry import SinkConnector, SourceConnector, SourceSpec, Toolbox
-from .settings import apply_settings, has_checkpoints, job_arguments
+from .settings import apply_settings, has_checkpoints, job_arguments, may_be_batch
 from .step import Step
 from .steps import partitioned, plan_step
 
@@ -108,6 +108,7 @@ class Builder:
         if job is None:
             return None
         apply_settings(job, self._spec, self)
+        self._checkpoints = self._checkpoints or may_be_batch(job)
         for source in self._sources.lines:
             self._flows[source] = self._source(job, source)
         self._add_operators()

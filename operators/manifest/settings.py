@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..job_graph import JobGraph
 from ..restarts import exponential_delay, failure_rate, fixed_delay, no_restart
@@ -37,6 +37,8 @@ OPTION_OF = {
 }
 """Fields that say the same as an option: who sets both contradicts himself."""
 
+_RUNTIME_MODE: Final = "execution.runtime-mode"
+_STREAMING: Final = "STREAMING"
 _CHECKPOINT_ARGUMENTS = {
     "every": "every",
     "storage": "storage",
@@ -85,6 +87,11 @@ def has_checkpoints(spec: Table, toolbox: Toolbox) -> bool:
     options = spec.get("options") or Table(spec.line)
     keys = {toolbox.current_key(key) for key in options.values}
     return spec.tried("checkpoint") or OPTION_OF["checkpoint", "storage"] in keys
+
+
+def may_be_batch(job: JobGraph) -> bool:
+    """A batch needs no checkpoints. Whether the job is one shows when all its sources are known."""
+    return job.options.get(_RUNTIME_MODE, _STREAMING).strip().upper() != _STREAMING
 
 
 def apply_settings(job: JobGraph, spec: Table, attempts: Attempts) -> None:

@@ -185,6 +185,7 @@ class Windows:
             stateful=True,
             sides={LATE: stream.schema, **dict.fromkeys(step.sides)},
             detail=self._describe(trigger),
+            by_clock=_by_clock(assigner, trigger),
         )
         return stream._like(stream._job.add_node(node))
 
@@ -322,6 +323,12 @@ class Windows:
         if self._evictor is not None:
             text += f", evictor {type(self._evictor).__name__}"
         return text
+
+
+def _by_clock(assigner: WindowAssigner[Any], trigger: Trigger[Any] | None) -> bool:
+    """When results come depends on the machine's clock."""
+    asked = isinstance(trigger, triggers.ProcessingTime | triggers.ContinuousProcessingTime)
+    return asked or (assigner.time == "processing" and not isinstance(assigner, Global))
 
 
 def assigner_of(window: object, step: str, where: str) -> WindowAssigner[Any]:

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -17,6 +18,15 @@ from ...errors import HeadgateError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from ..job import Job
+
+
+class RuntimeMode(StrEnum):
+    """How a job runs."""
+
+    STREAMING = "streaming"
+    BATCH = "batch"
+    AUTOMATIC = "automatic"
+
 
 MANIFEST_SUFFIXES = (".yaml", ".yml")
 _FIX_JOB = "give the script one module-level variable: job = hg.Job(...)"
@@ -37,6 +47,21 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-D", "--define", metavar="KEY=VALUE", help="Set an option (`headgate options`)."),
 ]
+
+Mode = Annotated[
+    RuntimeMode | None,
+    typer.Option(
+        "--runtime-mode",
+        help="`batch`: as a PySpark job, to the end of bounded sources; `automatic`: that if all sources "
+        "are bounded.",
+    ),
+]
+
+
+def with_mode(settings: Sequence[str] | None, mode: RuntimeMode | None) -> list[str]:
+    """`settings`, and the mode as one of them."""
+    named = [] if mode is None else [f"execution.runtime-mode={mode.upper()}"]
+    return [*(settings or ()), *named]
 
 
 def load_file(

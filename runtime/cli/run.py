@@ -13,7 +13,7 @@ import typer
 
 from ...errors import HeadgateError, JobError, UsageError
 from .console import CANCELLED, FAILED, OK, report, say
-from .load import File, Parallelism, Settings, load_file
+from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 if TYPE_CHECKING:
     from ..control.messages import Event
@@ -60,6 +60,7 @@ def run(
     ] = "local",
     parallelism: Parallelism = None,
     settings: Settings = None,
+    runtime_mode: Mode = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start without the state of earlier runs.")
     ] = False,
@@ -99,7 +100,7 @@ def run(
     _configure_logging(log_level)
     if claim_mode is not None:
         settings = [*(settings or ()), f"execution.state-recovery.claim-mode={claim_mode.upper()}"]
-    job = load_file(file, parallelism, settings)
+    job = load_file(file, parallelism, with_mode(settings, runtime_mode))
     _check_whole(list(job.problems()))
     spec = job.spec(
         fresh=fresh,
@@ -107,7 +108,21 @@ def run(
         restore_from=from_,
         claim=claim_mode is ClaimMode.CLAIM,
     )
+    if job.as_batch:
+        raise typer.Exit(_run_batch(spec))
     raise typer.Exit(asyncio.run(_run(spec, cluster)))
+
+
+def _run_batch(spec: JobSpec) -> int:
+    from ..batch.run import run_batch
+
+    began = time.monotonic()
+    say(f"job {spec.name} as a batch on Spark, parallelism {spec.parallelism}")
+    outcome = run_batch(spec)
+    if outcome.error is not None:
+        return max(FAILED, report(outcome.error))
+    say(f"job {spec.name} finished after {time.monotonic() - began:.1f} s")
+    return OK
 
 
 def _check_whole(problems: list[HeadgateError]) -> None:

@@ -1,0 +1,188 @@
+"""Batches as rows of a Spark DataFrame, and back: one row per block of records.
+
+    edge          the exchange that the block travels on; `RESULT` and below: what a sink wrote
+    target        the subtask it goes to
+    phase         0: read before everything else (a broadcast input), 1: in the order of event time
+    first_ms      the earliest event time in it; the least there is if its records have none
+    input_index   which input of the receiver
+    sender, seq   where it comes from, and its number there: among equals this is the order
+    payload       the records, in the frames that workers exchange
+
+A block is sorted by event time and holds little of it, so that a receiver that reads blocks in the order of
+`first_ms` has few of them in its hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import InternalError
+from ...operators.elements import (
+    WATERMARK_MIN,
+    Batch,
+    ColumnBatch,
+    Control,
+    ObjectBatch,
+    concatenated,
+)
+from ..exchange.partitioners import Partitioner
+from ..exchange.wire import HEADER_BYTES, ElementDecoder, ElementEncoder, unpack_header
+
+SCHEMA: Final = (
+    "edge int, target int, phase int, first_ms long, input_index int, sender int, seq long, "
+    "payload binary"
+)
+"""Of the DataFrames, as Spark writes it."""
+ORDER: Final = ("phase", "first_ms", "input_index", "sender", "seq")
+"""The order in which a receiver wants its blocks."""
+ROWS: Final = pa.schema(
+    [
+        ("edge", pa.int32()),
+        ("target", pa.int32()),
+        ("phase", pa.int32()),
+        ("first_ms", pa.int64()),
+        ("input_index", pa.int32()),
+        ("sender", pa.int32()),
+        ("seq", pa.int64()),
+        ("payload", pa.binary()),
+    ]
+)
+RESULT: Final = -1
+"""The `edge` of what the sink node 0 wrote; that of node n is `RESULT - n`."""
+SORTED_ROWS: Final = 131_072
+"""A sender sorts so many records for one receiver at a time, or fewer if they are large."""
+SORTED_BYTES: Final = 16 << 20
+BLOCK_ROWS: Final = 8_192
+
+
+class Block(NamedTuple):
+    """One row, see the module's text."""
+
+    edge: int
+    target: int
+    phase: int
+    first_ms: int
+    input_index: int
+    sender: int
+    seq: int
+    payload: bytes
+
+
+def to_rows(blocks: Iterable[Block]) -> pa.RecordBatch:
+    """Blocks as what Spark takes from a task."""
+    columns = zip(*blocks, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
+
+
+def from_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Block]:
+    """The blocks that Spark hands to a task."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ROWS.names]
+        yield from map(Block, *columns)
+
+
+def encode(batch: Batch, sender: str) -> bytes:
+    """A batch as a payload; `sender` is the step it comes from, for errors."""
+    return b"".join(bytes(part) for part in ElementEncoder(0, sender).batch(batch, 0))
+
+
+def decode(payload: bytes) -> Batch:
+    """The reverse of `encode`."""
+    decoder, offset, found = ElementDecoder(0), 0, None
+    while offset < len(payload):
+        header = unpack_header(payload, offset)
+        offset += HEADER_BYTES
+        found = decoder.decode(header, payload[offset : offset + header.length])
+        offset += header.length
+    if not isinstance(found, ColumnBatch | ObjectBatch):
+        raise InternalError(f"a block without records bytes=`{len(payload)}`")
+    return found
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Batches of one stream, at least one, as one."""
+    columns = [batch for batch in batches if isinstance(batch, ColumnBatch)]
+    if columns:
+        return concatenated(columns)
+    objects = [batch for batch in batches if isinstance(batch, ObjectBatch)]
+    times = [batch.timestamps for batch in objects if batch.timestamps is not None]
+    records = [record for batch in objects for record in batch.records]
+    return ObjectBatch(records, np.concatenate(times) if times else None)
+
+
+def size_of(batch: Batch) -> int:
+    """About how many bytes a batch has; objects are not measured."""
+    return batch.nbytes if isinstance(batch, ColumnBatch) else 0
+
+
+class BlockWriter:
+    """One output of a subtask: cuts batches by receiver, sorts by event time, and gives out blocks."""
+
+    def __init__(
+        self,
+        edge: int,
+        phase: int,
+        input_index: int,
+        sender: int,
+        sender_name: str,
+        targets: list[int],
+        partitioner: Partitioner,
+        give: Callable[[Block], None],
+    ) -> None:
+        """`targets`: the subtask behind each channel of the partitioner."""
+        self._edge, self._phase, self._input_index = edge, phase, input_index
+        self._sender, self._sender_name = sender, sender_name
+        self._targets = targets
+        self._partitioner = partitioner
+        self._give = give
+        self._waiting: dict[int, list[Batch]] = {}
+        self._rows: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
+        self._seq = 0
+
+    def emit(self, batch: Batch) -> None:
+        """See `task.chain.Partition`."""
+        for channel, part in self._partitioner(batch):
+            self._waiting.setdefault(channel, []).append(part)
+            rows = self._rows[channel] = self._rows.get(channel, 0) + len(part)
+            size = self._bytes[channel] = self._bytes.get(channel, 0) + size_of(part)
+            if rows >= SORTED_ROWS or size >= SORTED_BYTES:
+                self._flush(channel)
+
+    def broadcast(self, element: Control) -> None:
+        """Receivers make watermarks themselves, of the order of the blocks."""
+
+    def flush(self) -> None:
+        """Give out all that waits: nothing follows."""
+        for channel in sorted(self._waiting):
+            self._flush(channel)
+
+    def _flush(self, channel: int) -> None:
+        waiting = self._waiting.pop(channel, [])
+        if not waiting:
+            return
+        self._rows[channel] = self._bytes[channel] = 0
+        batch = joined(waiting)
+        if batch.timestamps is not None:
+            batch = batch.take(np.argsort(batch.timestamps, kind="stable"))
+        for offset in range(0, len(batch), BLOCK_ROWS):
+            part = batch.slice(offset, min(BLOCK_ROWS, len(batch) - offset))
+            first = WATERMARK_MIN if part.timestamps is None else int(part.timestamps[0])
+            self._give(
+                Block(
+                    self._edge,
+                    self._targets[channel],
+                    self._phase,
+                    first,
+                    self._input_index,
+                    self._sender,
+                    self._seq,
+                    encode(part, self._sender_name),
+                )
+            )
+            self._seq += 1

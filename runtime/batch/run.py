@@ -1,0 +1,210 @@
+"""Runs a bounded job on Spark: splits, DataFrames, one Spark job for all sinks, and the commit.
+
+Everything that sinks write is durable but invisible until the Spark job has succeeded; then it is
+committed, sink by sink. If anything fails before, nothing is ever visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import Any
+
+from ...errors import HeadgateError, JobError, UserCodeError
+from ...operators.base import OperatorContext
+from ...operators.clock import SystemClock
+from ...operators.graph import Graph, Node
+from ...operators.sink import Guarantee, Sink
+from ...operators.source import SourceRun
+from ...state.keygroups import KeyGroupRange
+from ...state.snapshot import CommitPermit
+from ..checkpoint_options import LOCAL_DIRS
+from ..coordinator.job import JobOutcome
+from ..job_spec import JobSpec
+from ..observe.metrics import MetricsGroup, MetricsRegistry
+from ..options import Options
+from ..plan import PhysicalPlan, make_plan
+from ..task.timers import MailboxTimers
+from .blocks import RESULT
+from .frames import Frames, make_frames
+from .session import spark_session
+from .stage import unpacked
+from .subtask import COMMIT
+
+_log = logging.getLogger("headgate.batch")
+
+
+def run_batch(spec: JobSpec) -> JobOutcome:
+    """Run the job to its end and return how it ended.
+
+    Raises:
+        UsageError: Spark, or Java, is missing or of the wrong kind; nothing was run.
+        JobError: a source could not be cut into splits.
+    """
+    options = Options(spec.options)
+    plan = batch_plan(spec)
+    if spec.checkpoint is not None:
+        _log.info("job %s runs as a batch: no checkpoints are taken", spec.name)
+    splits = {
+        v.head.name: _split(v.head, v.parallelism, spec) for v in plan.vertices if v.head.source
+    }
+    with spark_session(options, spec.name) as session:
+        counters = _counters(session)
+        frames = _frames(plan, session, splits, options, counters.add)
+        try:
+            results = frames.results.collect()
+        except Exception as error:
+            failure = unpacked(str(error)) or JobError(
+                f"Spark failed: {type(error).__name__}: {str(error)[:2_000]}"
+            )
+            return JobOutcome("FAILED", failure.message, failure)
+        finally:
+            for frame in frames.shared:
+                frame.unpersist()
+        totals = Counter(counters.value)
+    written: dict[int, list[bytes]] = {}
+    for row in sorted(results, key=lambda row: (row.edge, row.target, row.seq)):
+        written.setdefault(RESULT - row.edge, []).append(bytes(row.payload))
+    try:
+        asyncio.run(_commit(plan, written, options))
+    except HeadgateError as error:
+        return JobOutcome("FAILED", error.message, error)
+    for name, count in sorted(totals.items()):
+        _log.info("job %s: %s %d", spec.name, name, count)
+    return JobOutcome("FINISHED", "all data was processed")
+
+
+def explain_batch(spec: JobSpec) -> str:
+    """Spark's plan of the job. Spark is started for it; no source is read."""
+    options = Options(spec.options)
+    plan = batch_plan(spec)
+    splits: dict[str, list[bytes]] = {v.head.name: [] for v in plan.vertices}
+    with spark_session(options, spec.name) as session:
+        frames = _frames(plan, session, splits, options, lambda counters: None)
+        with redirect_stdout(io.StringIO()) as shown:  # Spark prints it
+            frames.results.explain(mode="formatted")
+        return shown.getvalue().rstrip()
+
+
+def batch_plan(spec: JobSpec) -> PhysicalPlan:
+    """The physical plan, with sinks that keep what they write invisible where they can."""
+    nodes = {id(node): replace(node, sink=_staged(node.sink)) for node in spec.graph.nodes}
+    for node in nodes.values():
+        node.inputs = tuple(replace(input_, node=nodes[id(input_.node)]) for input_ in node.inputs)
+    return make_plan(
+        Graph(list(nodes.values())),
+        job_name=spec.name,
+        parallelism=spec.parallelism,
+        max_parallelism=spec.max_parallelism,
+        chaining=spec.chaining,
+    )
+
+
+def _staged(sink: Sink | None) -> Sink | None:
+    if sink is None or Guarantee.EXACTLY_ONCE not in sink.guarantees:
+        return sink
+    staged = copy.copy(sink)
+    staged.guarantee = Guarantee.EXACTLY_ONCE
+    return staged
+
+
+def _frames(
+    plan: PhysicalPlan,
+    session: Any,
+    splits: Mapping[str, list[bytes]],
+    options: Options,
+    count: Any,
+) -> Frames:
+    directories = options.get(LOCAL_DIRS)
+    scratch = directories.split(",")[0].strip() if directories else None
+    return make_frames(plan, session, splits, options.effective(), _attempt(), scratch, count)
+
+
+def _attempt() -> int:
+    """Grows from run to run: sinks delete what older runs left that was never committed."""
+    return SystemClock().now_ms() // 1_000
+
+
+def _split(node: Node, parallelism: int, spec: JobSpec) -> list[bytes]:
+    source = node.source
+    assert source is not None  # as the caller has seen
+    run = SourceRun(
+        job=spec.name,
+        run=spec.run,
+        source=node.name,
+        where=str(node.origin),
+        options=Options(spec.options).effective(),
+        storage=None,
+        announce=lambda text: _log.info("%s: %s", node.name, text),
+    )
+    try:
+        prepared = asyncio.run(source.configure(run.options).prepare(run))
+        return prepared.splits(parallelism)
+    except HeadgateError:
+        raise
+    except Exception as error:
+        raise UserCodeError(
+            f"source `{node.name}` cannot be cut into splits: {type(error).__name__}: {error}",
+            where=str(node.origin),
+            detail="".join(traceback.format_exception(error)),
+        ) from error
+
+
+def _counters(session: Any) -> Any:
+    """Adds up the counters of all subtasks. A task that Spark repeats counts again."""
+    from pyspark.accumulators import AccumulatorParam
+
+    class Sums(AccumulatorParam):  # type: ignore[misc, unused-ignore]
+        def zero(self, value: dict[str, int]) -> dict[str, int]:
+            return {}
+
+        def addInPlace(self, one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+            return dict(Counter(one) + Counter(other))
+
+    return session.sparkContext.accumulator({}, Sums())
+
+
+async def _commit(plan: PhysicalPlan, written: Mapping[int, list[bytes]], options: Options) -> None:
+    """Make visible what each sink has written."""
+    with ThreadPoolExecutor(1, thread_name_prefix="commit") as threads:
+        for vertex in plan.vertices:
+            for node in vertex.nodes:
+                if node.sink is None or node.id not in written:
+                    continue
+                writer = node.sink.writer()
+                writer.open(_context(plan, node, options, threads))
+                try:
+                    await asyncio.to_thread(writer.prepare)
+                    permit = CommitPermit(plan.job_name, 0, COMMIT)
+                    await asyncio.to_thread(writer.commit, written[node.id], permit)
+                finally:
+                    writer.close()
+
+
+def _context(
+    plan: PhysicalPlan, node: Node, options: Options, threads: ThreadPoolExecutor
+) -> OperatorContext:
+    loop = asyncio.get_running_loop()
+    return OperatorContext(
+        job_name=plan.job_name,
+        operator_name=node.name,
+        subtask_index=0,
+        parallelism=1,
+        max_parallelism=plan.max_parallelism,
+        attempt=0,
+        key_groups=KeyGroupRange(0, plan.max_parallelism),
+        clock=SystemClock(),
+        timers=MailboxTimers(lambda mail: None),
+        metrics=MetricsGroup(MetricsRegistry(), {}).operator("commit", node.name, 0),
+        logger=_log,
+        run_in_thread=lambda call: loop.run_in_executor(threads, call),
+        options=options.effective(),
+    )

@@ -1,0 +1,85 @@
+"""The Spark session that a batch job runs in: the one that is active, else one of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from ...connectors.spark.java import check_pyspark, find_java
+from ...errors import UsageError
+from ..batch_options import SPARK_MASTER
+from ..options import Options
+
+_BLOCKS_PER_BATCH: Final = 16
+"""Rows are blocks of records here, of up to some MB each."""
+_SETTINGS: Final = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_PER_BATCH),
+    # The number of a partition is that of a subtask.
+    "spark.sql.adaptive.enabled": "false",
+}
+_OWN: Final = {
+    "spark.log.level": "WARN",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_OWN_LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@contextmanager
+def spark_session(options: Options, job: str) -> Iterator[Any]:
+    """A session with our settings. One that was active stays as it is; one of our own is stopped.
+
+    Raises:
+        UsageError: there is no Spark, no Java for it, or Spark runs tasks twice.
+    """
+    check_pyspark("batch execution")
+    from pyspark.sql import DataFrame, SparkSession
+
+    if not hasattr(DataFrame, "repartitionById"):
+        raise UsageError("batch execution needs pyspark 4.1 or newer", fix="pip install -U pyspark")
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield _settled(active)
+        return
+    scratch = tempfile.mkdtemp(prefix="headgate-batch-")
+    before = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_PYTHON")}
+    os.environ["JAVA_HOME"] = find_java().home_for_spark(Path(scratch))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = options.get(SPARK_MASTER)
+    settings = _OWN | (_OWN_LOCAL if master.startswith("local") else {})
+    builder: Any = SparkSession.builder
+    builder = builder.master(master).appName(f"headgate {job}")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        own = builder.getOrCreate()
+        try:
+            yield _settled(own)
+        finally:
+            own.stop()
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _settled(session: Any) -> Any:
+    """A session beside `session`, with settings of its own."""
+    if str(session.conf.get("spark.speculation", "false")).lower() == "true":
+        raise UsageError(
+            "Spark runs slow tasks twice, and both would write the same files setting=`spark.speculation`",
+            fix="set spark.speculation to false",
+        )
+    beside = session.newSession()
+    for key, value in _SETTINGS.items():
+        beside.conf.set(key, value)
+    return beside

@@ -1,0 +1,96 @@
+"""What Spark calls: the function that runs a subtask, and how errors get home from there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from ...errors import HeadgateError
+from ...operators.partitioning import Broadcast
+from ..plan import ExchangeEdge, PhysicalPlan, Vertex
+from ..shipping import unship
+from ..worker.channels import rows_of
+from .blocks import Block, from_rows, to_rows
+from .subtask import Outgoing, Stage, Subtask
+
+_ERROR: Final = "headgate-error:"
+
+
+def make_stage(
+    plan: PhysicalPlan, vertex: Vertex, options: dict[str, str], attempt: int, scratch: str | None
+) -> Stage:
+    """`vertex` as it travels to Spark's tasks: without the rest of the graph."""
+    outgoing = tuple(
+        Outgoing(
+            edge,
+            phase_of(plan, edge),
+            plan.vertices[edge.target].parallelism,
+            rows_of(plan, edge),
+        )
+        for edge in plan.outputs_of(vertex)
+    )
+    alone = replace(vertex, nodes=[replace(node, inputs=()) for node in vertex.nodes])
+    return Stage(plan.job_name, plan.max_parallelism, alone, outgoing, options, attempt, scratch)
+
+
+def phase_of(plan: PhysicalPlan, edge: ExchangeEdge) -> int:
+    """0 for what is read before everything else: broadcast inputs beside others."""
+    inputs = plan.inputs_of(plan.vertices[edge.target])
+    others = [each for each in inputs if not isinstance(each.partitioning, Broadcast)]
+    return 0 if others and isinstance(edge.partitioning, Broadcast) else 1
+
+
+class StageTask:
+    """Runs one subtask of a stage; what Spark calls in its Python workers.
+
+    Whatever is ready is handed over after each batch: a subtask holds its state, what `TimeOrder` and
+    `BlockWriter` hold, and no more.
+    """
+
+    def __init__(self, stage: bytes, count: Callable[[dict[str, int]], None]) -> None:
+        """`stage`: shipped. `count` takes the counters of a subtask that is through."""
+        self._stage = stage
+        self._count = count
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The blocks that go out, and what a sink wrote, of the blocks that come in."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        index = 0 if context is None else context.partitionId()
+        try:
+            subtask = Subtask(unship(self._stage), index)
+            with asyncio.Runner() as runner:
+                steps = subtask.run(from_rows(batches))
+                try:
+                    while (blocks := runner.run(_next(steps))) is not None:
+                        yield to_rows(blocks)
+                finally:
+                    runner.run(steps.aclose())
+            self._count(subtask.counters())
+        except HeadgateError as error:
+            raise RuntimeError(packed(error)) from error
+
+
+async def _next(steps: AsyncIterator[list[Block]]) -> list[Block] | None:
+    return await anext(steps, None)
+
+
+def packed(error: HeadgateError) -> str:
+    """An error as text that comes through Spark unharmed."""
+    return f"{error}\n{_ERROR}{base64.b64encode(pickle.dumps(error)).decode()}:"
+
+
+def unpacked(text: str) -> HeadgateError | None:
+    """The error in the text of one of Spark's; None if there is none."""
+    _, found, rest = text.partition(_ERROR)
+    if not found:
+        return None
+    error = pickle.loads(base64.b64decode(rest.partition(":")[0]))
+    return error if isinstance(error, HeadgateError) else None

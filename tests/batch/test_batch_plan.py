@@ -1,0 +1,63 @@
+"""What is refused, and which mode a job runs in: all of it before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.connectors import blackhole, from_list, generator
+from headgate.errors import PlanError, UsageError
+
+MODE = "execution.runtime-mode"
+ROWS = [{"k": 1, "v": 2}]
+SCHEMA = {"k": "long", "v": "long"}
+
+
+def job(mode: str, source: Any = None, guarantee: str = "none") -> tuple[hg.Job, Any]:
+    made = hg.Job("refused", options={MODE: mode})
+    read = made.read(source or from_list(ROWS, schema=SCHEMA), name="rows")
+    read.write(blackhole(guarantee=guarantee), name="out")
+    return made, read
+
+
+def refusal(made: hg.Job) -> str:
+    with pytest.raises(PlanError) as refused:
+        made.spec()
+    assert "test_batch_plan.py" in str(refused.value)
+    return str(refused.value)
+
+
+def endless() -> Any:
+    return generator({"k": "sequence", "v": "sequence"})
+
+
+def test_a_source_without_end_is_refused_with_the_users_line() -> None:
+    made, _ = job("BATCH", endless())
+    assert "source `rows` has none" in refusal(made)
+
+
+def test_windows_by_the_clock_and_loops_are_refused() -> None:
+    made, read = job("BATCH")
+    counted = (
+        read.key_by("k").window(hg.tumbling("1m", time="processing")).agg(n=hg.count(), name="w")
+    )
+    counted.write(blackhole(guarantee="none"), name="windows")
+    assert "step `w` cannot run as a batch" in refusal(made)
+
+
+def test_automatic_is_batch_if_all_sources_end() -> None:
+    modes = []
+    for source in (None, endless()):
+        made, _ = job("AUTOMATIC", source)
+        made.spec()
+        modes.append(made.as_batch)
+    assert modes == [True, False]
+
+
+def test_a_batch_needs_no_checkpoints_for_exactly_once_and_restores_nothing() -> None:
+    made, _ = job("BATCH", guarantee="exactly_once")
+    made.spec()
+    with pytest.raises(UsageError, match="cannot restore"):
+        made.spec(restore_from="somewhere")

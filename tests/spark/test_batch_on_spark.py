@@ -1,0 +1,150 @@
+"""Batch jobs on a real Spark: what Spark carries between the stages, what it runs, what it leaves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import headgate as hg
+from headgate.connectors import collect, from_list, parquet_sink, parquet_source
+from headgate.errors import UserCodeError
+from headgate.runtime.cli.explain import explain
+from headgate.runtime.cli.load import RuntimeMode
+from headgate.runtime.manifest import load_job
+
+BATCH = {"execution.runtime-mode": "BATCH"}
+START = datetime(2026, 1, 1, tzinfo=UTC)
+COLUMNS = {"driver": "long", "price": "long", "at": "timestamp"}
+MANIFEST = """\
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {{name: rides}}
+spec:
+  parallelism: 2
+  sources:
+    rides:
+      parquet: {{path: {read}}}
+      schema: {{driver: long, price: long, at: timestamp}}
+      eventTime: {{column: at, maxOutOfOrder: 0s}}
+  operators:
+    dear: {{from: rides, filter: price > 2}}
+    some: {{from: dear, select: [driver, 2 * price AS cost, at]}}
+    hourly:
+      {{from: some, keyBy: driver, window: {{tumbling: 1h}}, aggregate: {{n: count(), cost: sum(cost)}}}}
+  sinks:
+    out: {{from: hourly, parquet: {{path: {written}}}, guarantee: exactly_once}}
+"""
+
+
+@pytest.fixture
+def rides(tmp_path: Path) -> list[dict[str, Any]]:
+    """Rides far out of order, also in a file of several row groups."""
+    rows = [
+        {
+            "driver": number % 5,
+            "price": number * 7 % 11,
+            "at": START + timedelta(minutes=number * 37 % 600),
+        }
+        for number in range(300)
+    ]
+    columns = pa.schema(
+        [("driver", pa.int64()), ("price", pa.int64()), ("at", pa.timestamp("ms", "UTC"))]
+    )
+    pq.write_table(
+        pa.Table.from_pylist(rows, columns), tmp_path / "rides.parquet", row_group_size=70
+    )
+    return rows
+
+
+def hourly(rows: list[dict[str, Any]]) -> dict[tuple[int, datetime], tuple[int, int]]:
+    """By driver and hour: how many, and what they cost."""
+    found: dict[tuple[int, datetime], tuple[int, int]] = {}
+    for row in rows:
+        if row["price"] > 2:
+            key = row["driver"], row["at"].replace(minute=0)
+            count, cost = found.get(key, (0, 0))
+            found[key] = count + 1, cost + 2 * row["price"]
+    return found
+
+
+def written(directory: Path) -> dict[tuple[int, datetime], tuple[int, int]]:
+    table = pq.ParquetDataset(directory).read()
+    rows = table.to_pylist()
+    found = {(row["driver"], row["window_start"]): (row["n"], row["cost"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_manifest_and_a_script_from_files_to_files(
+    session: Any, rides: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    read = str(tmp_path / "rides.parquet")
+    load_job(MANIFEST.format(read=read, written=tmp_path / "yaml"), options=BATCH).run()
+    job = hg.Job("rides", parallelism=2, options=BATCH)
+    (
+        job.read(parquet_source(read, schema=COLUMNS), name="rides")
+        .event_time("at", max_out_of_order="0s")
+        .filter("price > 2")
+        .select("driver", "2 * price AS cost", "at")
+        .key_by("driver")
+        .window(hg.tumbling("1h"))
+        .agg(n=hg.count(), cost=hg.sum("cost"), name="hourly")
+        .write(parquet_sink(str(tmp_path / "python"), guarantee="exactly_once"), name="out")
+    )
+    job.run()
+    assert written(tmp_path / "yaml") == written(tmp_path / "python") == hourly(rides)
+
+
+def test_two_inputs_of_objects_and_two_sinks_of_one_step(session: Any) -> None:
+    left, right, twice = collect(), collect(), collect()
+    job = hg.Job("pairs", parallelism=2, options=BATCH)
+    numbers = job.read(from_list(list(range(20)), splits=3), name="numbers")
+    squares = numbers.map(lambda number: (number, number * number), name="squares")
+    squares.write(left, name="left")
+    keyed = squares.union(numbers.map(lambda number: (number, -1), name="ones"))
+    total = keyed.key_with(lambda pair: pair[0]).reduce(
+        lambda one, other: (one[0], max(one[1], other[1])), name="greatest"
+    )
+    total.write(right, name="right")
+    total.map(lambda pair: pair[0] * 2, name="double").write(twice, name="twice")
+    job.run()
+    assert sorted(left.rows) == [(n, n * n) for n in range(20)]
+    assert {(n, n * n) for n in range(20)} <= set(right.rows)
+    assert sorted(twice.rows) == sorted(2 * n for n, _ in right.rows)
+    assert len(right.rows) == 40
+
+
+def test_a_job_that_fails_says_why_and_leaves_nothing_to_see(session: Any, tmp_path: Path) -> None:
+    def refuse_seven(row: Any) -> int:
+        return 1 // (row.n - 7)
+
+    job = hg.Job("fails", options=BATCH)
+    rows = job.read(
+        from_list([{"n": n} for n in range(10)], schema={"n": "long"}, batch_rows=1), name="rows"
+    )
+    rows.write(parquet_sink(str(tmp_path / "out"), guarantee="none"), name="out")
+    rows.map(refuse_seven, name="refuse").write(collect(), name="never")
+    with pytest.raises(UserCodeError, match="refuse") as failed:
+        job.run()
+    assert "ZeroDivisionError" in str(failed.value)
+    visible = [
+        path for path in (tmp_path / "out").rglob("*.parquet") if ".headgate" not in path.parts
+    ]
+    assert visible == []
+
+
+def test_explain_shows_the_plan_of_spark(
+    session: Any, rides: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(MANIFEST.format(read=tmp_path / "rides.parquet", written=tmp_path / "out"))
+    explain(file, runtime_mode=RuntimeMode.BATCH)
+    shown = capsys.readouterr().out
+    assert shown.count("MapInArrow") >= 2
+    assert "Exchange" in shown
+    assert "Sort" in shown
