@@ -40,6 +40,7 @@ from .placement import Seats
 from .regions import Executions
 from .restored import Restored
 from .states import End
+from .steady_clock import SteadyClock
 from .workers import FromWorker, WorkerLost, WorkerPool
 
 _log = logging.getLogger("headgate.job")
@@ -161,6 +162,8 @@ class JobContext:
     spec: JobSpec
     options: Options
     clock: Clock
+    steady_clock: SteadyClock
+    """For restarts: durations, which do not change when somebody sets the machine's clock."""
     pool: WorkerPool
     events: asyncio.Queue[JobEvent]
     strategy: RestartStrategy

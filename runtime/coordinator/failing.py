@@ -50,7 +50,7 @@ class Failing(State):
         if self._wish is not None:
             return ended_by_wish(self._wish)
         decision = self._decision or job.strategy.on_failure(
-            job.clock.now_ms(), recoverable=self._failure.kind.recoverable
+            job.steady_clock.now_ms(), recoverable=self._failure.kind.recoverable
         )
         if isinstance(decision, GiveUp):
             job.failures.decided(f"the job failed: {decision.reason}")
@@ -61,7 +61,7 @@ class Failing(State):
         everything = job.executions.failover.everything
         tasks = job.executions.tasks(everything)
         job.restarted_tasks += len(tasks)
-        delay_ms = max(0, decision.at_ms - job.clock.now_ms())
+        delay_ms = max(0, decision.at_ms - job.steady_clock.now_ms())
         job.set_status("RESTARTING")
         text = f"restart {decision.number} in {delay_ms} ms: {job.executions.describe(everything)}"
         text += f", since {self._why}" if self._why else ""

@@ -270,6 +270,7 @@ class JobCoordinator:
             spec=spec,
             options=self._options,
             clock=self._clock,
+            steady_clock=self._steady_clock,
             pool=self._pool,
             events=self._events,
             strategy=restart_strategy(spec.restart, random.Random().uniform),

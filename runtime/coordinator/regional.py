@@ -84,10 +84,10 @@ class RegionalRestart:
 
     def _decide(self, job: JobContext, failure: Failure) -> RestartDecision:
         recoverable = failure.kind.recoverable
-        decision = job.strategy.on_failure(job.clock.now_ms(), recoverable=recoverable)
+        decision = job.strategy.on_failure(job.steady_clock.now_ms(), recoverable=recoverable)
         if not recoverable and (fallback := fallback_of(job, failure)) is not None:
             job.publish("fallback", fallback)
-            return Restart(job.clock.now_ms(), job.restarts + 1)
+            return Restart(job.steady_clock.now_ms(), job.restarts + 1)
         return decision
 
     def begin(self, job: JobContext, decided: Decided) -> None:
@@ -111,7 +111,7 @@ class RegionalRestart:
         self._task.add_done_callback(lambda _: job.events.put_nowait(ready))
 
     def _announce(self, job: JobContext, decision: Restart) -> None:
-        executions, delay_ms = job.executions, max(0, decision.at_ms - job.clock.now_ms())
+        executions, delay_ms = job.executions, max(0, decision.at_ms - job.steady_clock.now_ms())
         everyone = len(executions.placement)
         tasks = executions.tasks(job.restarting)
         what = executions.describe(job.restarting)
@@ -173,7 +173,7 @@ class RegionalRestart:
         while job.checkpoints.publishing:
             await self._next_news()
         job.failures.cancelled(job.clock.now_ms())
-        await asyncio.sleep(max(0, at_ms - job.clock.now_ms()) / 1000)
+        await asyncio.sleep(max(0, at_ms - job.steady_clock.now_ms()) / 1000)
         job.failures.waited(job.clock.now_ms())
         job.restoring.clear()
         job.deployment_events = 0

@@ -1,4 +1,4 @@
-"""The time by which checkpoints are triggered and expire."""
+"""The time by which checkpoints are triggered and expire, and restarts are due."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...operators.clock import Clock
 class SteadyClock:
     """A wall clock that nobody sets: what it showed when this was made, and what has passed since.
 
-    Checkpoints are a matter of durations: were the machine's clock set back by an hour, the next one would
-    come an hour late.
+    Checkpoints and restarts are a matter of durations: were the machine's clock set back by an hour, the
+    next one would come an hour late.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -25,3 +25,16 @@ def test_a_job_goes_on_when_a_clock_is_set() -> None:
         result = simulate(1, kind="count")
     assert result.seen["set_back"] > 3
     assert not result.violations, explain(result)
+
+
+def test_restarts_come_in_time_when_a_clock_is_set() -> None:
+    """Also those that were decided before it was, and those that are decided next."""
+    acts = (set_back, nemesis.kill_worker)
+    plan = nemesis.Plan(frozenset(act.__name__ for act in acts), 0.1, 3.0)
+    with (
+        mock.patch.object(nemesis, "ACTS", acts),
+        mock.patch.object(nemesis, "draw_plan", return_value=plan),
+    ):
+        result = simulate(1, kind="count")
+    assert result.seen["restart"] > 1
+    assert not result.violations, explain(result)
