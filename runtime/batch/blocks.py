@@ -2,7 +2,8 @@
 
     edge          the exchange that the block travels on; `RESULT` and below: what a sink wrote
     target        the subtask it goes to
-    phase         0: read before everything else (a broadcast input), 1: in the order of event time
+    phase         `MARK`: in front of all, it says which subtask this is, and has a source's splits; 0: read
+                  before everything else (a broadcast input); 1: in the order of event time
     first_ms      the earliest event time in it; the least there is if its records have none
     input_index   which input of the receiver
     sender, seq   where it comes from, and its number there: among equals this is the order
@@ -51,12 +52,15 @@ ROWS: Final = pa.schema(
         ("payload", pa.binary()),
     ]
 )
+MARK: Final = -1
 RESULT: Final = -1
 """The `edge` of what the sink node 0 wrote; that of node n is `RESULT - n`."""
 SORTED_ROWS: Final = 131_072
 """A sender sorts so many records for one receiver at a time, or fewer if they are large."""
 SORTED_BYTES: Final = 16 << 20
 BLOCK_ROWS: Final = 8_192
+BLOCKS_PER_BATCH: Final = 16
+"""Spark and its Python workers exchange so many at a time: a block may have `SORTED_BYTES`."""
 
 
 class Block(NamedTuple):

@@ -11,7 +11,7 @@ import msgspec
 
 from ..plan import PhysicalPlan, Vertex
 from ..shipping import ship
-from .blocks import ORDER, RESULT, SCHEMA
+from .blocks import MARK, ORDER, RESULT, SCHEMA
 from .stage import StageTask, make_stage
 
 
@@ -49,7 +49,7 @@ def make_frames(
         if vertex.head.source is not None:
             rows = _splits(session, vertex, splits[vertex.head.name])
         else:
-            rows = _inputs(plan, vertex, frames)
+            rows = _inputs(plan, vertex, frames, session)
         stage = make_stage(plan, vertex, options, attempt, scratch)
         frame = rows.mapInArrow(StageTask(ship(stage), count), SCHEMA)
         sinks = [node for node in vertex.nodes if node.sink is not None]
@@ -71,13 +71,13 @@ def _splits(session: Any, vertex: Vertex, splits: list[bytes]) -> Any:
     """A row for each subtask of a source, with its splits."""
     width = vertex.parallelism
     rows = [
-        (0, index, 1, 0, 0, 0, 0, bytearray(msgspec.msgpack.encode(splits[index::width])))
+        (0, index, MARK, 0, 0, 0, 0, bytearray(msgspec.msgpack.encode(splits[index::width])))
         for index in range(width)
     ]
     return session.createDataFrame(rows, SCHEMA).repartitionById(width, "target")
 
 
-def _inputs(plan: PhysicalPlan, vertex: Vertex, frames: Mapping[int, Any]) -> Any:
+def _inputs(plan: PhysicalPlan, vertex: Vertex, frames: Mapping[int, Any], session: Any) -> Any:
     """The blocks for `vertex`, each in the partition of its subtask, in order."""
     edges = plan.inputs_of(vertex)
     # One vertex may send on several edges; each row is taken once.
@@ -88,8 +88,24 @@ def _inputs(plan: PhysicalPlan, vertex: Vertex, frames: Mapping[int, Any]) -> An
         frames[source].where(f"edge in ({', '.join(map(str, ids))})")
         for source, ids in by_source.items()
     ]
-    rows = reduce(lambda one, other: one.union(other), parts)
+    rows = reduce(lambda one, other: one.union(other), parts, _marks(session, vertex.parallelism))
     return rows.repartitionById(vertex.parallelism, "target").sortWithinPartitions(*ORDER)
+
+
+def _marks(session: Any, subtasks: int) -> Any:
+    """A row in front of each subtask's blocks that says which it is: Spark's own number of a task is that
+    of the stage, which may have the tasks of several vertices, and a subtask may have no blocks."""
+    columns = (
+        "int(0) edge",
+        "int(id) target",
+        f"int({MARK}) phase",
+        "bigint(0) first_ms",
+        "int(0) input_index",
+        "int(0) sender",
+        "bigint(0) seq",
+        "binary('') payload",
+    )
+    return session.range(0, subtasks, 1, 1).selectExpr(*columns)
 
 
 def _on_disk() -> Any:

@@ -27,12 +27,6 @@ def batch_problems(graph: Graph) -> Iterator[PlanError]:
                 where=str(node.origin),
                 fix=f"give the source an end, or leave out {RUNTIME_MODE.key}=BATCH",
             )
-        elif node.source is not None and node.source.needs_storage:
-            yield PlanError(
-                f"source `{node.name}` keeps data in the storage of checkpoints, and a batch has none",
-                where=str(node.origin),
-                fix=f"read the same data as files, or leave out {RUNTIME_MODE.key}=BATCH",
-            )
         elif node.feeds is not None:
             yield _refused(
                 node, "a loop has no order in which its steps could run one after another"

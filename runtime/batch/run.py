@@ -10,7 +10,6 @@ import asyncio
 import copy
 import io
 import logging
-import traceback
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,11 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
 
-from ...errors import HeadgateError, JobError, UserCodeError
+from ...errors import HeadgateError, JobError
 from ...operators.base import OperatorContext
 from ...operators.clock import SystemClock
 from ...operators.graph import Graph, Node
 from ...operators.sink import Guarantee, Sink
-from ...operators.source import SourceRun
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..checkpoint_options import LOCAL_DIRS
@@ -36,6 +34,7 @@ from ..task.timers import MailboxTimers
 from .blocks import RESULT
 from .frames import Frames, make_frames
 from .session import spark_session
+from .sources import source_splits
 from .stage import unpacked
 from .subtask import COMMIT
 
@@ -47,16 +46,16 @@ def run_batch(spec: JobSpec) -> JobOutcome:
 
     Raises:
         UsageError: Spark, or Java, is missing or of the wrong kind; nothing was run.
-        JobError: a source could not be cut into splits.
+        JobError: a source could not be cut into splits, or not be made.
     """
     options = Options(spec.options)
     plan = batch_plan(spec)
     if spec.checkpoint is not None:
         _log.info("job %s runs as a batch: no checkpoints are taken", spec.name)
-    splits = {
-        v.head.name: _split(v.head, v.parallelism, spec) for v in plan.vertices if v.head.source
-    }
-    with spark_session(options, spec.name) as session:
+    with (
+        source_splits(plan, spec, _scratch(options)) as splits,
+        spark_session(options, spec.name) as session,
+    ):
         counters = _counters(session)
         frames = _frames(plan, session, splits, options, counters.add)
         try:
@@ -123,39 +122,19 @@ def _frames(
     options: Options,
     count: Any,
 ) -> Frames:
-    directories = options.get(LOCAL_DIRS)
-    scratch = directories.split(",")[0].strip() if directories else None
-    return make_frames(plan, session, splits, options.effective(), _attempt(), scratch, count)
+    return make_frames(
+        plan, session, splits, options.effective(), _attempt(), _scratch(options), count
+    )
+
+
+def _scratch(options: Options) -> str | None:
+    """The first directory for temporary files; None: the system's."""
+    return (options.get(LOCAL_DIRS) or "").split(",")[0].strip() or None
 
 
 def _attempt() -> int:
     """Grows from run to run: sinks delete what older runs left that was never committed."""
     return SystemClock().now_ms() // 1_000
-
-
-def _split(node: Node, parallelism: int, spec: JobSpec) -> list[bytes]:
-    source = node.source
-    assert source is not None  # as the caller has seen
-    run = SourceRun(
-        job=spec.name,
-        run=spec.run,
-        source=node.name,
-        where=str(node.origin),
-        options=Options(spec.options).effective(),
-        storage=None,
-        announce=lambda text: _log.info("%s: %s", node.name, text),
-    )
-    try:
-        prepared = asyncio.run(source.configure(run.options).prepare(run))
-        return prepared.splits(parallelism)
-    except HeadgateError:
-        raise
-    except Exception as error:
-        raise UserCodeError(
-            f"source `{node.name}` cannot be cut into splits: {type(error).__name__}: {error}",
-            where=str(node.origin),
-            detail="".join(traceback.format_exception(error)),
-        ) from error
 
 
 def _counters(session: Any) -> Any:

@@ -15,11 +15,10 @@ from ...connectors.spark.java import check_pyspark, find_java
 from ...errors import UsageError
 from ..batch_options import SPARK_MASTER
 from ..options import Options
+from .blocks import BLOCKS_PER_BATCH
 
-_BLOCKS_PER_BATCH: Final = 16
-"""Rows are blocks of records here, of up to some MB each."""
 _SETTINGS: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_PER_BATCH),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(BLOCKS_PER_BATCH),
     # The number of a partition is that of a subtask.
     "spark.sql.adaptive.enabled": "false",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
@@ -11,12 +12,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from ...errors import HeadgateError
+from ...errors import HeadgateError, InternalError
 from ...operators.partitioning import Broadcast
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..shipping import unship
 from ..worker.channels import rows_of
-from .blocks import Block, from_rows, to_rows
+from .blocks import BLOCKS_PER_BATCH, MARK, Block, from_rows, to_rows
 from .subtask import Outgoing, Stage, Subtask
 
 _ERROR: Final = "headgate-error:"
@@ -60,17 +61,19 @@ class StageTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The blocks that go out, and what a sink wrote, of the blocks that come in."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        index = 0 if context is None else context.partitionId()
         try:
-            subtask = Subtask(unship(self._stage), index)
+            blocks_in = from_rows(batches)
+            mark = next(blocks_in, None)
+            if mark is None or mark.phase != MARK:
+                raise InternalError(f"a task does not know which subtask it is row=`{mark}`")
+            subtask = Subtask(unship(self._stage), mark.target)
+            splits = itertools.chain([mark], blocks_in)
             with asyncio.Runner() as runner:
-                steps = subtask.run(from_rows(batches))
+                steps = subtask.run(splits if subtask.is_source else blocks_in)
                 try:
                     while (blocks := runner.run(_next(steps))) is not None:
-                        yield to_rows(blocks)
+                        for at in range(0, len(blocks), BLOCKS_PER_BATCH):
+                            yield to_rows(blocks[at : at + BLOCKS_PER_BATCH])
                 finally:
                     runner.run(steps.aclose())
             self._count(subtask.counters())

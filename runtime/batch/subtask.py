@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ...errors import HeadgateError, InternalError
+from ...errors import HeadgateError, InternalError, check
 from ...operators.base import AsyncOperator
 from ...operators.clock import SystemClock
 from ...operators.elements import WATERMARK_MAX, Batch
@@ -104,6 +104,8 @@ class Subtask:
         Args:
             blocks: of the inputs, in their order; of a source: its splits. Waiting for one blocks.
         """
+        if self.stage.scratch is not None:
+            Path(self.stage.scratch).mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix="headgate-batch-", dir=self.stage.scratch))
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch-io")
         env = self._environment(directory, threads)
@@ -111,7 +113,7 @@ class Subtask:
         self._timers = MailboxTimers(self._mail)
         try:
             await self._open(env)
-            steps = self._read(env, blocks) if self._is_source else self._receive(blocks)
+            steps = self._read(env, blocks) if self.is_source else self._receive(blocks)
             async for _ in steps:
                 if self._given:
                     yield self._take()
@@ -138,7 +140,8 @@ class Subtask:
         return {name: count for name, count in found.items() if count}
 
     @property
-    def _is_source(self) -> bool:
+    def is_source(self) -> bool:
+        """It reads splits, which come as its only block."""
         return self.stage.vertex.head.source is not None
 
     def _take(self) -> list[Block]:
@@ -172,7 +175,7 @@ class Subtask:
             reports=_NoReports(),
             metrics_of=self._metrics.operator,
         )
-        env.splits.behind_source = self._is_source
+        env.splits.behind_source = self.is_source
         return env
 
     def _partitions(self) -> dict[int, list[tuple[str | None, Any]]]:
@@ -249,8 +252,9 @@ class Subtask:
 
     async def _receive(self, blocks: Iterator[Block]) -> AsyncGenerator[None, None]:
         """Of other vertices: the records in the order of event time, and the watermarks in between."""
+        mine = (self._checked(block) for block in blocks)
         order = TimeOrder(decode, exact=self.stage.vertex.head.kind == "process")
-        releases = (release for block in blocks for release in order.take(block))
+        releases = (release for block in mine for release in order.take(block))
         for some in (releases, order.end()):
             for release in some:
                 if release.batch is not None:
@@ -258,6 +262,15 @@ class Subtask:
                 else:
                     await self._watermark(release.watermark)
                 yield None
+
+    def _checked(self, block: Block) -> Block:
+        check(
+            block.target == self.index,
+            "a block came to the wrong subtask",
+            target=block.target,
+            subtask=self.index,
+        )
+        return block
 
     async def _process(self, batch: Batch, input_index: int) -> None:
         head = self._chain.head

@@ -148,3 +148,16 @@ def test_explain_shows_the_plan_of_spark(
     assert shown.count("MapInArrow") >= 2
     assert "Exchange" in shown
     assert "Sort" in shown
+
+
+def test_a_spark_source_is_asked_before_and_gone_afterwards(
+    session: Any, asked: list[Any], tmp_path: Path
+) -> None:
+    out = collect()
+    job = hg.Job("asks", options={**BATCH, "io.tmp.dirs": str(tmp_path)})
+    query = hg.spark_source(sql="SELECT id FROM range(50)", schema={"id": "long"})
+    job.read(query, name="ids").filter("id % 2 = 0").write(out, name="out")
+    job.run()
+    assert sorted(row["id"] for row in out.rows) == list(range(0, 50, 2))
+    assert len(asked) == 1
+    assert list(tmp_path.glob("headgate-batch-*")) == []
