@@ -89,6 +89,22 @@ def asked(job: hg.Job, token: str) -> Any:
     return answers.key_with(key_of).process(Counted(), name="count")
 
 
+def asked_by_key(job: hg.Job, token: str) -> Any:
+    """The calls of a key are one behind the other, and stay with it."""
+    numbers = job.read(Numbers(token), name="numbers").key_with(key_of)
+    answers = numbers.map_async(Asked(token), name="ask", max_in_flight=20, timeout="10m")
+    return answers.key_with(key_of).process(Counted(), name="count")
+
+
+def check_asked(world: World, record: tuple[int, ...]) -> None:
+    """Of each key the count is dense, and each number comes once; at another parallelism not in order."""
+    key, count, number = record
+    seen = world.by_key.get(key, [])
+    if key != key_of(number) or count != len(seen) + 1:
+        raise world.violated(f"out of place: {record}, {len(seen)} of the key are visible")
+    _check_once(world, record)
+
+
 def check_count(world: World, record: tuple[int, ...]) -> None:
     """Of each key the numbers must come in order, each once, with the right count."""
     key, count, number = record

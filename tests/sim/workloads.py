@@ -43,7 +43,8 @@ class Workload:
 
 
 KINDS = {
-    "async": Workload(counting.asked, counting.check_count),
+    "async": Workload(counting.asked, counting.check_asked),
+    "async by key": Workload(counting.asked_by_key, counting.check_count),
     "broadcast": Workload(counting.ruled, counting.check_ruled),
     "count": Workload(counting.count, counting.check_count, conserves=True),
     "join": Workload(counting.pairs, counting.check_pairs),
@@ -56,6 +57,8 @@ KINDS = {
 
 COMMON = ["count", "regions", "regions", "shuffles", "union"]
 """Those in which a broken cut shows soonest."""
+UNCHAINED_RATE = 0.3
+"""How often each step has subtasks of its own, so that more is on its way."""
 
 
 def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str, str]) -> hg.Job:
@@ -104,8 +107,8 @@ def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, s
         "headgate.coordinator.takeovers-max": "1000000",
         "jobmanager.execution.failover-strategy": rng.choice(("region", "region", "full")),
     }
-    if kind == "regions":
-        options["pipeline.operator-chaining.enabled"] = rng.choice(("true", "false"))
+    if rng.random() < UNCHAINED_RATE:
+        options["pipeline.operator-chaining.enabled"] = "false"
     if unaligned:
         timeout = rng.choice(("0 ms", "20 ms", "300 ms"))
         options["execution.checkpointing.aligned-checkpoint-timeout"] = timeout
