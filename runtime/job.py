@@ -69,7 +69,8 @@ class Job(JobGraph):
     ) -> JobOutcome:
         """Run the job to its end, in this process or on a cluster, and return how it ended.
 
-        It resumes from its newest checkpoint if there is one, unless the run before had finished.
+        It resumes from its newest checkpoint if there is one, unless the run before had finished. In batch
+        mode (`execution.runtime-mode`) it runs on Spark instead, from the beginning, whatever the cluster.
 
         Args:
             cluster: `in-process`, `local` (an embedded Ray), or the address of a Ray cluster.

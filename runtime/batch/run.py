@@ -100,7 +100,8 @@ def batch_plan(spec: JobSpec) -> PhysicalPlan:
         node.inputs = tuple(replace(input_, node=nodes[id(input_.node)]) for input_ in node.inputs)
     return make_plan(
         Graph(list(nodes.values())),
-        job_name=spec.name,
+        # No job can have this name: what the stream of this one has yet to commit stays untouched.
+        job_name=f"{spec.name}@batch",
         parallelism=spec.parallelism,
         max_parallelism=spec.max_parallelism,
         chaining=spec.chaining,

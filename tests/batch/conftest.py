@@ -33,7 +33,7 @@ def run_here(job: Job) -> dict[str, int]:
     written: dict[int, list[bytes]] = defaultdict(list)
     counted: dict[str, int] = defaultdict(int)
     for vertex in plan.vertices:
-        stage = ship(make_stage(plan, vertex, options.effective(), 7, None))
+        stage = ship(make_stage(plan, vertex, options.effective(), batch._attempt(), None))
         for index in range(vertex.parallelism):
             if vertex.head.source is not None:
                 splits = vertex.head.source.splits(vertex.parallelism)[index :: vertex.parallelism]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 import headgate as hg
-from headgate.connectors import blackhole, from_list, generator
-from headgate.errors import PlanError, UsageError
+from headgate.connectors import blackhole, from_list, generator, parquet_sink
+from headgate.connectors.files.sink import PartName
+from headgate.errors import ManifestErrors, PlanError, UsageError
+from headgate.runtime.manifest import load_job
 
 MODE = "execution.runtime-mode"
 ROWS = [{"k": 1, "v": 2}]
@@ -61,3 +66,38 @@ def test_a_batch_needs_no_checkpoints_for_exactly_once_and_restores_nothing() ->
     made.spec()
     with pytest.raises(UsageError, match="cannot restore"):
         made.spec(restore_from="somewhere")
+
+
+MANIFEST = """\
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {name: endless}
+spec:
+  options: {execution.runtime-mode: BATCH}
+  sources:
+    rows: {generator: {fields: {n: sequence}}}
+  sinks:
+    out: {from: rows, blackhole: , guarantee: exactly_once}
+"""
+
+
+def test_a_manifest_is_refused_with_its_line() -> None:
+    with pytest.raises(ManifestErrors, match="source `rows` has none") as refused:
+        load_job(MANIFEST)
+    assert "manifest:7" in str(refused.value)
+    load_job(MANIFEST.replace("sequence}}", "sequence}, rows: 5}"))
+
+
+def test_drafts_that_a_stream_of_the_job_may_still_commit_are_left_alone(
+    tmp_path: Path, run_batch_here: Any
+) -> None:
+    tag = f"{xxhash.xxh32_intdigest(b'refused/files'):08x}"
+    draft = tmp_path / ".headgate/refused/files" / f"{PartName(tag, 65_537, 3, 0, 0)}.parquet"
+    draft.parent.mkdir(parents=True)
+    draft.write_bytes(b"written, and named by a checkpoint")
+    made, rows = job("BATCH")
+    rows.write(parquet_sink(str(tmp_path), guarantee="none"), name="files")
+    run_batch_here(made)
+    assert draft.exists()
+    (file,) = tmp_path.glob("*.parquet")
+    assert pq.read_table(file).to_pylist() == ROWS
