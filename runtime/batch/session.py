@@ -35,7 +35,7 @@ def spark_session(options: Options, job: str) -> Iterator[Any]:
     """A session with our settings. One that was active stays as it is; one of our own is stopped.
 
     Raises:
-        UsageError: there is no Spark, no Java for it, or Spark runs tasks twice.
+        UsageError: there is no Spark, no Java for it, or a session that is of no use.
     """
     check_pyspark("batch execution")
     from pyspark.sql import DataFrame, SparkSession
@@ -73,6 +73,11 @@ def spark_session(options: Options, job: str) -> Iterator[Any]:
 
 def _settled(session: Any) -> Any:
     """A session beside `session`, with settings of its own."""
+    if not hasattr(session, "_jsparkSession"):
+        raise UsageError(
+            "batch execution needs a session of Spark itself, and the active one is of Spark Connect",
+            fix="stop that session before the job, or run the job in another process",
+        )
     if str(session.conf.get("spark.speculation", "false")).lower() == "true":
         raise UsageError(
             "Spark runs slow tasks twice, and both would write the same files setting=`spark.speculation`",

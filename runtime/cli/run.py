@@ -118,7 +118,11 @@ def _run_batch(spec: JobSpec) -> int:
 
     began = time.monotonic()
     say(f"job {spec.name} as a batch on Spark, parallelism {spec.parallelism}")
-    outcome = run_batch(spec)
+    try:
+        outcome = run_batch(spec)
+    except KeyboardInterrupt:
+        say(f"job {spec.name} cancelled")
+        return CANCELLED
     if outcome.error is not None:
         return max(FAILED, report(outcome.error))
     say(f"job {spec.name} finished after {time.monotonic() - began:.1f} s")

@@ -13,6 +13,8 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list, generator, parquet_sink
 from headgate.connectors.files.sink import PartName
 from headgate.errors import ManifestErrors, PlanError, UsageError
+from headgate.runtime.cli import run as cli
+from headgate.runtime.cli.console import CANCELLED
 from headgate.runtime.manifest import load_job
 
 MODE = "execution.runtime-mode"
@@ -101,3 +103,11 @@ def test_drafts_that_a_stream_of_the_job_may_still_commit_are_left_alone(
     assert draft.exists()
     (file,) = tmp_path.glob("*.parquet")
     assert pq.read_table(file).to_pylist() == ROWS
+
+
+def test_an_interrupted_batch_ends_as_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(spec: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headgate.runtime.batch.run.run_batch", interrupted)
+    assert cli._run_batch(job("BATCH")[0].spec()) == CANCELLED
