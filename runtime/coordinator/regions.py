@@ -119,7 +119,7 @@ class Executions:
         """`region 2 of 4 (map (2/4)), 1 of 4 tasks`: what restarts, for a person."""
         everyone = sum(map(len, self.failover.regions))
         if len(regions) == len(self.failover.regions):
-            return f"all {everyone} tasks"
+            return f"all {everyone} tasks" if everyone > 1 else "the only task"
         tasks = self.failover.subtasks_of(regions)
         names = [self.name(task) for task in tasks[:NAMES_SHOWN_MAX]]
         names += [f"{len(tasks) - NAMES_SHOWN_MAX} more"] * (len(tasks) > NAMES_SHOWN_MAX)
