@@ -9,7 +9,7 @@ import pytest
 from headgate.tests.sim.mutant import FOLDER, PACKAGE, all_mutants, hunt, read_mutant
 
 MUTANTS = all_mutants()
-SEEDS = 20
+SEEDS = 60
 """The mutants that are run here are found by nearly every seed, whatever it draws."""
 
 
