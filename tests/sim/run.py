@@ -70,8 +70,10 @@ class Result:
 
 def simulate(seed: int, *, keep_diary: bool = False, kind: str = "") -> Result:
     """Run the job that this seed draws, or one of this kind, through the trouble that it draws."""
-    logging.getLogger("headgate").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("headgate")
     with ExitStack() as stack:
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-sim-"))
         simulation = Simulation(seed, folder, keep_diary=keep_diary, kind=kind)
         for target, stand_in in simulation.stand_ins():
