@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 2
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make test    run every test that needs no outside server"
-	@echo "make sim     simulate jobs through trouble (SEEDS=20000: half an hour and more)"
+	@echo "make sim     simulate jobs through trouble (SEEDS=20000: an hour and more on two cores)"
 	@echo "make chaos   kill the processes of a job all the time, and compare its output (MINUTES=30, ARGS=--seed 1)"
 	@echo "make sim-mutants   plant bugs, and see that the simulation finds each (half an hour)"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
