@@ -9,10 +9,11 @@ SEEDS ?= 2000
 MINUTES ?= 5
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery bench-regions lint types docs check clean
+.PHONY: help demo demo-spark test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery bench-regions lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
+	@echo "make demo-spark    the same, fed by a Spark query over three tables, which runs once"
 	@echo "make test    run every test that needs no outside server"
 	@echo "make sim     simulate jobs through trouble (SEEDS=20000: an hour and more on two cores)"
 	@echo "make chaos   kill the processes of a job all the time, and compare its output (MINUTES=30, ARGS=--seed 1)"
@@ -34,6 +35,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
+
+demo-spark: $(STAMP)
+	@$(BIN)/python examples/flights_spark_demo.py
 
 test: $(STAMP)
 	@echo "==> running the tests (half an hour on two cores)"

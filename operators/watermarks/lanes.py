@@ -58,6 +58,10 @@ class Lanes:
         self._told = False
         self._ended = WATERMARK_MIN
         """The furthest that a split has come which has ended."""
+        self._ended_last = WATERMARK_MIN
+        """How far the split had come that ended last."""
+        self._passed = WATERMARK_MIN
+        """How far splits that were read one after the other have brought time between them."""
 
     def open(self, split: str, queued: bool, now_s: float) -> None:
         """A split to wait for."""
@@ -84,9 +88,15 @@ class Lanes:
         """Nobody has to wait for the split any more."""
         self._queued.pop(split, None)
         lane = self._lanes.pop(split, None)
-        if lane is not None:
-            lane.rise(lane.generator.on_interval())
-            self._ended = max(self._ended, lane.watermark)
+        if lane is None:
+            return
+        lane.rise(lane.generator.on_interval())
+        self._ended = max(self._ended, lane.watermark)
+        if not self._lanes and not self._wait_for_queued:
+            # Small splits begin and end between two ticks, so that none is ever seen being read. What this
+            # one and the one in front of it agree on counts: the next may be behind this one's end.
+            self._passed = max(self._passed, min(self._ended_last, lane.watermark))
+        self._ended_last = lane.watermark
 
     def see(self, split: str, times: Timestamps, latest: int) -> bool:
         """Records of a split, `latest` the greatest of their times; True if its watermark is to go out
@@ -125,11 +135,11 @@ class Lanes:
         """The watermark that follows from all splits; WATERMARK_MIN: none yet."""
         slowest = self.slowest
         if slowest is not None:
-            return slowest.watermark
+            return max(slowest.watermark, self._passed)
         # None is waited for: as far as any has come, as the valve does when all channels are idle or have
         # ended. With a queue it is only a moment until the reader is at the next.
         ended = WATERMARK_MIN if self._queued else self._ended
-        return max([ended, *(lane.watermark for lane in self._lanes.values())])
+        return max([ended, self._passed, *(lane.watermark for lane in self._lanes.values())])
 
     @property
     def slowest(self) -> Slowest | None:

@@ -94,6 +94,27 @@ def test_a_queued_split_does_not_hold_time_until_it_is_being_read(step):
     assert run.watermarks == [999, 1_999, 2_999]
 
 
+def test_splits_of_one_batch_each_let_time_go_on(step):
+    """No tick finds one of them being read: it began and ended between two."""
+    run = step()
+    for name in "abcde":
+        run.splits.opened(name, queued=True)
+    run.read("a", 1_000, last=True).wait(TICK_MS).read("b", 2_000, last=True).wait(TICK_MS)
+    assert run.watermarks == [999]  # of a: what follows b is not known
+    run.read("c", 500, last=True).wait(TICK_MS).read("d", 3_000, last=True).wait(TICK_MS)
+    assert run.watermarks == [999]  # from c to d, time was not past c
+    run.read("e", 4_000).wait(TICK_MS)
+    assert run.watermarks == [999, 3_999]
+
+
+def test_splits_of_one_batch_each_hold_time_if_asked_for(step):
+    run = step(wait_for_queued=True)
+    for name in "abc":
+        run.splits.opened(name, queued=True)
+    run.read("a", 1_000, last=True).read("b", 2_000, last=True).read("c", 100).wait(TICK_MS)
+    assert run.watermarks == [99]
+
+
 def test_a_queued_split_holds_time_if_asked_for_and_is_not_silent(step):
     run = step(idle_after_ms=1_000, wait_for_queued=True)
     run.splits.opened("a", queued=True)
