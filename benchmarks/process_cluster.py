@@ -84,6 +84,9 @@ class ProcessCluster:
         self._workers.append(worker)
         return worker
 
+    async def find_worker(self, worker_id: str, control: ControlEndpoint) -> None:
+        """Benchmarks have one coordinator."""
+
     async def close(self) -> None:
         """Kill all."""
         for worker in self._workers:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ..errors import OptionError, UsageError
 from ..operators.durations import format_duration
 from ..operators.sizes import format_size
+from .availability_options import AVAILABILITY_OPTIONS
 from .batch_options import BATCH_OPTIONS
 from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
@@ -279,6 +280,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *RECOVERY_OPTIONS,
     *LIVENESS_OPTIONS,
     *BATCH_OPTIONS,
+    *AVAILABILITY_OPTIONS,
     *(
         value
         for value in list(globals().values())

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import xxhash
+
 from ..errors import PlanError
 from ..operators.graph import Chaining, Graph, Node
 from ..operators.partitioning import (
@@ -107,6 +109,16 @@ class PhysicalPlan:
     def slots(self) -> int:
         """Slots the job needs: one hosts a subtask of each vertex (slot sharing)."""
         return max(vertex.parallelism for vertex in self.vertices)
+
+    def fingerprint(self) -> str:
+        """Equal for plans of the same shape: vertices, their steps and widths, and what joins them."""
+        vertices = [(v.id, v.parallelism, [node.name for node in v.nodes]) for v in self.vertices]
+        edges = [
+            (e.id, e.source_node, e.side, e.target, e.input_index, type(e.partitioning).__name__)
+            for e in self.edges
+        ]
+        shape = (self.job_name, self.max_parallelism, vertices, edges)
+        return xxhash.xxh3_64_hexdigest(repr(shape).encode())
 
     def inputs_of(self, vertex: Vertex) -> list[ExchangeEdge]:
         """The exchanges into `vertex`."""

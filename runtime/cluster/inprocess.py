@@ -22,16 +22,16 @@ class InProcessWorker:
     """A worker in this event loop."""
 
     def __init__(
-        self, worker_id: str, task: asyncio.Task[None], link: MemoryLink, hub: ExchangeHub
+        self, worker: Worker, task: asyncio.Task[None], link: MemoryLink, hub: ExchangeHub
     ) -> None:
-        self._worker_id = worker_id
+        self._worker = worker
         self._task = task
         self._link = link
         self.hub = hub
 
     @property
     def worker_id(self) -> str:
-        return self._worker_id
+        return self._worker.worker_id
 
     @property
     def alive(self) -> bool:
@@ -44,6 +44,12 @@ class InProcessWorker:
             return "killed"
         error = self._task.exception()
         return "exited" if error is None else f"{type(error).__name__}: {error}"
+
+    def reconnect(self, control: ControlEndpoint) -> None:
+        """Have it greet another coordinator."""
+        near, far = MemoryLink.pair()
+        self._worker.reconnect(near)
+        control.accept(far)
 
     def kill(self, pid: int = 0) -> None:
         """End the task at once; its link breaks as a dead process's would."""
@@ -94,9 +100,16 @@ class InProcessCluster:
             worker.run(address.encode()), name=f"worker {worker_id}"
         )
         control.accept(far)
-        handle = InProcessWorker(worker_id, task, near, hub)
+        handle = InProcessWorker(worker, task, near, hub)
         self._workers.append(handle)
         return handle
+
+    async def find_worker(self, worker_id: str, control: ControlEndpoint) -> InProcessWorker | None:
+        """Have a worker that still runs greet the coordinator over another in-memory link."""
+        found = [w for w in self._workers if w.alive and w.worker_id == worker_id]
+        for worker in found:
+            worker.reconnect(control)
+        return found[0] if found else None
 
     async def close(self) -> None:
         """Kill all workers that still run."""

@@ -20,10 +20,11 @@ from typing import Any
 import ray
 import uvloop
 
-from ...errors import HeadgateError, JobError
+from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..control.cluster import ControlEndpoint
-from ..control.link import connect
+from ..control.link import Link, connect
+from ..coordinator.job import JobOutcome
 from ..exchange.hub import ExchangeHub
 from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
@@ -39,6 +40,14 @@ from .own_directory import own_directory
 
 _log = logging.getLogger("headgate.cluster")
 READY_TIMEOUT_S = 60.0
+NAMESPACE = "headgate"
+"""Of all actors."""
+WORKER_CALLS = 8
+"""Calls that an actor takes at once: its run, and coordinators that wait for its end or reconnect."""
+WAIT_S = 20.0
+"""How long one call waits for a worker's end: those of dead coordinators hold a thread no longer."""
+LEAVE_S = 30.0
+"""A worker's process ends so long after its worker, if nobody kills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +81,15 @@ class ProcessSetup:
                 sys.path.append(path)
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=WORKER_CALLS)
 class WorkerActor:
-    """Hosts one worker; `run` returns when the worker is to exit."""
+    """Hosts one worker; `run` returns when the worker is to exit.
+
+    It is detached: it does not die with the coordinator that started it, so it ends by itself.
+    """
+
+    def __init__(self) -> None:
+        self._hosted = HostedWorker()
 
     def run(self, worker_id: str, addresses: list[str], token: str, setup: ProcessSetup) -> None:
         """Connect to the coordinator and serve it. Never retried: the coordinator makes new ones."""
@@ -85,22 +100,66 @@ class WorkerActor:
         # What every worker does routinely is of interest to those who look for something only.
         routine = setup.log_level > logging.DEBUG
         configure_logging(max(setup.log_level, logging.WARNING) if routine else logging.DEBUG)
-        with own_directory(Path(setup.unix_dir), "hg-worker-") as directory:
-            uvloop.run(_run_worker(worker_id, addresses, token, setup, str(directory)))
+        try:
+            with own_directory(Path(setup.unix_dir), "hg-worker-") as directory:
+                arguments = (worker_id, addresses, token, setup, str(directory))
+                uvloop.run(_run_worker(self._hosted, *arguments))
+        finally:
+            self._hosted.over.set()
+            last = threading.Timer(LEAVE_S, os._exit, (0,))
+            last.daemon = True
+            last.start()
+
+    def wait(self, seconds: float) -> bool:
+        """True if `run` is over within that time."""
+        return self._hosted.over.wait(seconds)
+
+    def reconnect(self, addresses: list[str]) -> None:
+        """Have the worker greet another coordinator."""
+        self._hosted.reconnect(addresses)
+
+
+class HostedWorker:
+    """The worker of this process, for those who ask from other threads."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self._worker: Worker | None = None
+        self._token = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def began(self, worker: Worker, token: str) -> None:
+        """It runs in this thread's event loop; `token` is the secret of all its coordinators."""
+        self._loop, self._worker, self._token = asyncio.get_running_loop(), worker, token
+
+    def reconnect(self, addresses: list[str]) -> None:
+        """Have it greet another coordinator, if it has begun."""
+        if self._worker is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._connect(self._worker, addresses), self._loop)
+
+    async def _connect(self, worker: Worker, addresses: list[str]) -> None:
+        pulse = Pulse(addresses, self._token, worker.worker_id, SystemClock())
+        worker.reconnect(await _connect(addresses), pulse)
+
+
+async def _connect(addresses: list[str]) -> Link:
+    for address in addresses:
+        try:
+            return await connect(address)
+        except OSError as error:
+            _log.info("no coordinator address=`%s`: %s", address, error)
+    raise JobError(f"no coordinator at {', '.join(addresses)}")
 
 
 async def _run_worker(
-    worker_id: str, addresses: list[str], token: str, setup: ProcessSetup, directory: str
+    hosted: HostedWorker,
+    worker_id: str,
+    addresses: list[str],
+    token: str,
+    setup: ProcessSetup,
+    directory: str,
 ) -> None:
-    link = None
-    for address in addresses:
-        try:
-            link = await connect(address)
-            break
-        except OSError as error:
-            _log.info("no coordinator address=`%s`: %s", address, error)
-    if link is None:
-        raise JobError(f"no coordinator at {', '.join(addresses)}")
+    link = await _connect(addresses)
     hub = ExchangeHub(worker_id, token)
     metrics = MetricsRegistry()
     # The coordinator has the port itself, if it runs on this machine.
@@ -120,16 +179,25 @@ async def _run_worker(
     )
     hub.on_failure = worker.exchange_failed
     listening = await hub.start(directory, setup.own_host())
+    hosted.began(worker, token)
     await worker.run(listening.encode())
 
 
 class RayWorker:
     """A worker actor as the coordinator sees it."""
 
-    def __init__(self, worker_id: str, actor: Any, running: Any) -> None:
+    def __init__(self, worker_id: str, actor: Any, running: Any = None) -> None:
+        """`running` is the call of `run`, if this coordinator made it."""
         self._worker_id = worker_id
         self._actor = actor
-        self._running: concurrent.futures.Future[None] = running.future()
+        self._running: concurrent.futures.Future[Any] = (
+            self._wait() if running is None else (running.future())
+        )
+        self._found = running is None
+
+    def _wait(self) -> concurrent.futures.Future[Any]:
+        waiting: concurrent.futures.Future[Any] = self._actor.wait.remote(WAIT_S).future()
+        return waiting
 
     @property
     def worker_id(self) -> str:
@@ -137,7 +205,8 @@ class RayWorker:
 
     async def died(self) -> str:
         try:
-            await asyncio.wrap_future(self._running)
+            while await asyncio.wrap_future(self._running) is False and self._found:
+                self._running = self._wait()
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -153,7 +222,7 @@ class RayWorker:
 
 
 class RayCluster:
-    """Starts workers as Ray actors of this (coordinator) process: they die with it."""
+    """Starts workers as detached Ray actors, which the next coordinator finds by their names."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         self._setup = setup
@@ -161,11 +230,28 @@ class RayCluster:
 
     async def start_worker(self, worker_id: str, control: ControlEndpoint) -> RayWorker:
         """Start a worker actor."""
-        actor = WorkerActor.remote()  # type: ignore[attr-defined]
+        actor = WorkerActor.options(  # type: ignore[attr-defined]
+            name=worker_id, lifetime="detached", namespace=NAMESPACE
+        ).remote()
         running = actor.run.remote(worker_id, control.addresses, control.token, self._setup)
         worker = RayWorker(worker_id, actor, running)
         self._workers.append(worker)
         return worker
+
+    async def find_worker(self, worker_id: str, control: ControlEndpoint) -> RayWorker | None:
+        """Look for the actor of that name, and have it greet this coordinator too."""
+        try:
+            actor = await asyncio.to_thread(ray.get_actor, worker_id, NAMESPACE)
+        except ValueError:
+            return None
+        actor.reconnect.remote(control.addresses)
+        worker = RayWorker(worker_id, actor)
+        self._workers.append(worker)
+        return worker
+
+    def abandon(self) -> None:
+        """Leave all workers to another coordinator."""
+        self._workers.clear()
 
     async def close(self) -> None:
         """Kill all workers."""
@@ -185,6 +271,7 @@ class CoordinatorActor:
         configure_logging(setup.log_level)
         self._setup = setup
         self._token = token
+        self._outcome: JobOutcome | None = None
         self._listening: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._main, args=(job,), name="coordinator", daemon=True
@@ -203,7 +290,7 @@ class CoordinatorActor:
     async def _run(self, job: bytes) -> None:
         cluster = RayCluster(self._setup)
         try:
-            await host_coordinator(
+            self._outcome = await host_coordinator(
                 unship(job),
                 cluster,
                 clock=SystemClock(),
@@ -213,6 +300,9 @@ class CoordinatorActor:
                 token=self._token,
                 on_listening=lambda c: self._listening.set_result(c.server.addresses),
             )
+        except FencedError:
+            cluster.abandon()  # the workers obey another coordinator by now, or give up
+            raise
         finally:
             await cluster.close()
 
@@ -223,6 +313,10 @@ class CoordinatorActor:
             HeadgateError: the coordinator could not start.
         """
         return self._listening.result(READY_TIMEOUT_S), os.getpid()
+
+    def ended(self) -> JobOutcome | None:
+        """How the job ended under this coordinator; None: it did not, or the coordinator failed."""
+        return self._outcome
 
     def credentials(self) -> str:
         """The token of the control server: for somebody whom Ray has let in."""

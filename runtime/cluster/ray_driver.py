@@ -27,9 +27,8 @@ from ..shipping import ship
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
-from .ray_actors import CoordinatorActor, ProcessSetup
+from .ray_actors import NAMESPACE, CoordinatorActor, ProcessSetup
 
-NAMESPACE = "headgate"
 TAKEOVER_TIMEOUT_S = 60.0
 """A crashed coordinator that is not back by then is given up."""
 CLOSE_TIMEOUT_S = 5.0
@@ -152,7 +151,14 @@ async def _follow(
     takeovers = 0
     while True:
         addresses, pid = await _where(actor)
-        client = await CoordinatorClient.connect(addresses, token)
+        try:
+            client = await CoordinatorClient.connect(addresses, token)
+        except JobError:
+            # One that adopts a job which is through needs less time than we to find it.
+            ended: JobOutcome | None = await asyncio.wrap_future(actor.ended.remote().future())
+            if ended is None:
+                raise
+            return ended
         if on_listening is not None:
             on_listening(addresses, token)
         try:

@@ -55,6 +55,13 @@ class Cluster(Protocol):
         """
         ...
 
+    async def find_worker(self, worker_id: str, control: ControlEndpoint) -> WorkerHandle | None:
+        """Have a worker that another coordinator started connect to `control` as well, and say Hello.
+
+        None if there is no such worker, or it cannot be asked.
+        """
+        ...
+
     async def close(self) -> None:
         """Stop everything this cluster started; leave nothing behind."""
         ...

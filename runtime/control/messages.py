@@ -13,6 +13,7 @@ import msgspec
 
 from ...operators.elements import CheckpointOptions
 from ...state.snapshot import OperatorSnapshot, StateHandle
+from ..protocol.adoption import WorkerReport
 from ..protocol.backpressure import HotGroup, WaitsFor
 
 
@@ -38,6 +39,8 @@ class Hello(Message, frozen=True):
     """The worker's exchange address, msgpack."""
     metrics_url: str = ""
     """Where the worker's own Prometheus endpoint is, if it has one."""
+    generation: int = 0
+    """Of the coordinator that the worker obeys; 0: of none yet."""
 
 
 class Watching(msgspec.Struct, frozen=True):
@@ -60,6 +63,8 @@ class Welcome(Message, frozen=True):
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
     watching: Watching = Watching()
+    generation: int = 0
+    """Of the coordinator; 0: it keeps no job log. Who obeys it obeys no older one any more."""
 
 
 class BusyStep(msgspec.Struct, frozen=True):
@@ -88,6 +93,8 @@ class Deploy(Message, frozen=True):
 
     attempt: int
     generation: int
+    plan: str
+    """Fingerprint of `job`."""
     job: bytes
     """cloudpickle of the PhysicalPlan; by value, so that the user's modules need not be installed."""
     subtasks: tuple[bytes, ...]
@@ -135,6 +142,15 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 class Start(Message, frozen=True):
     """All workers have deployed: connect and process."""
+
+    attempt: int
+    orphaned_ms: int = 0
+    """So long a worker goes on without a coordinator; 0: the log does not have the attempt, so that no
+    successor would know of it."""
+
+
+class Adopt(Message, frozen=True):
+    """The coordinator that now leads goes on with the attempt as it is."""
 
     attempt: int
 
@@ -229,6 +245,18 @@ class RestoreProgress(Message, frozen=True):
     done_bytes: int
     total_bytes: int
     region: int = 0
+
+
+class Inventory(Message, frozen=True):
+    """What a worker runs: its first message to a coordinator that takes over."""
+
+    report: WorkerReport
+
+
+class Superseded(Message, frozen=True):
+    """The last message to a coordinator that is none any more: the worker obeys a newer one."""
+
+    generation: int
 
 
 class Cancelled(Message, frozen=True):
@@ -418,6 +446,7 @@ Messages: TypeAlias = (
     | Deploy
     | Warm
     | Start
+    | Adopt
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
@@ -430,6 +459,8 @@ Messages: TypeAlias = (
     | Deployed
     | RestoreProgress
     | StepStuck
+    | Inventory
+    | Superseded
     | Cancelled
     | SubtaskFailed
     | CheckpointAcked

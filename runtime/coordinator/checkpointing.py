@@ -156,20 +156,20 @@ class CheckpointDriver:
             raise InternalError("no attempt has started")
         return self._plan
 
-    def start(self, attempt: int, plan: PhysicalPlan, *, restored: int, base: int) -> Outcome:
+    def start(self, attempt: int, plan: PhysicalPlan, *, used: int, base: int) -> Outcome:
         """All subtasks of `attempt` run.
 
         Args:
             attempt: its number.
             plan: what it runs.
-            restored: id of the checkpoint or savepoint that it was restored from; ids go on from it.
+            used: no id up to this one may be given to a checkpoint again.
             base: the checkpoint of this job that the next one may build on; 0: none.
         """
         self._attempt = attempt
         self._plan = plan
         self._next_parallelism = 0
         logged = self._log.view.next_checkpoint_id if self._log is not None else 1
-        self._next_id = max(self._next_id, logged, restored + 1)
+        self._next_id = max(self._next_id, logged, used + 1)
         subtasks = [
             SubtaskId(vertex.id, index)
             for vertex in plan.vertices
@@ -427,6 +427,7 @@ class CheckpointDriver:
             f"({size:,} bytes){where}",
             id=manifest.checkpoint_id,
             status=status,
+            generation=self._generation,
             duration_ms=manifest.duration_ms,
             size_bytes=size,
             persisted_data=0 if record is None else record.persisted_bytes,

@@ -215,6 +215,10 @@ class JobContext:
     rescaled_ms: int = 0
     """How long the last rescale kept the job from working."""
     restored_at_ms: int = 0
+    orphaned_ms: int = 0
+    """For how long the attempt may go on without a coordinator; 0: not at all."""
+    adopted_after_ms: int = -1
+    """How long the workers had no coordinator before this one adopted what they run; -1: it did not."""
     end: End | None = None
     restarting: frozenset[RegionId] = frozenset()
     """Regions that restart while the others run."""
@@ -365,10 +369,7 @@ class JobContext:
             "checkpoints_failed": checkpoints.failed,
             "last_checkpoint_ms": checkpoints.last_duration_ms,
             "last_checkpoint_at_ms": checkpoints.last_completed_at_ms,
-            "workers": [
-                {"worker": worker.worker_id, "pid": worker.pid}
-                for worker in sorted(self.pool.live.values(), key=lambda w: w.worker_id)
-            ],
+            "workers": self.pool.describe(),
             "metrics": self._metrics_endpoints(),
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
             "event_time": describe_event_time(self.plan, self.statistics, self.clock.now_ms()),

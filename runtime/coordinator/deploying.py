@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ...errors import HeadgateError, InternalError, UserCodeError
+from ...errors import FencedError, HeadgateError, InternalError, UserCodeError
 from ..checkpoint_options import (
     RESTORE_FALLBACK,
     WITHOUT_CHANNEL_STATE,
@@ -30,6 +30,7 @@ from ..protocol.manifest import Manifest
 from ..protocol.restore_figures import RestoreFigures
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
+from .adopting import log_deployment
 from .context import AttemptFailed, ClientWish, Failure, JobContext, JobEvent, Prepared
 from .in_flight import assign_in_flight, check_in_flight
 from .manifests import size_of
@@ -92,6 +93,7 @@ class Deploying(State):
         job.pool.retire(workers)
         await job.checkpoints.swept()
         await self._deploy(job, workers, restored)
+        job.orphaned_ms = await log_deployment(job, workers)
         return workers
 
     async def _deploy(
@@ -119,6 +121,8 @@ class Deploying(State):
                 case Prepared(attempt) if attempt == job.attempt:
                     try:
                         workers = preparing.result()
+                    except FencedError:
+                        raise  # another coordinator leads: nothing here is to fail, or to restart
                     except HeadgateError as error:
                         return self._failed(job, failure_from(error, "deployment"))
                 case FromWorker(worker_id, Deployed(attempt=attempt) as done) if (
@@ -250,6 +254,7 @@ async def deploy_regions(
             Deploy(
                 attempt=job.attempt,
                 generation=job.generation,
+                plan=job.plan.fingerprint(),
                 job=job.plan_blob,
                 subtasks=tuple(msgspec.msgpack.encode(assignments[each]) for each in mine),
                 peers={peer.worker_id: peer.address for peer in workers},

@@ -56,11 +56,12 @@ from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
 from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
+from .leadership import Leadership
 from .liveness import publish_stuck, watching
 from .poison import PoisonJudge
 from .restored import dispose_claimed
 from .server import ControlServer
-from .states import End, State, deploying, ended
+from .states import End, State, adopting, deploying, ended
 from .steady_clock import SteadyClock
 from .watchdog import Watchdog
 from .workers import WorkerPool
@@ -101,6 +102,7 @@ class JobCoordinator:
         self._options = Options(spec.options)
         self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
         self._metrics_url = metrics_url
+        self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._context: JobContext | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -125,6 +127,7 @@ class JobCoordinator:
             start_failures=StartFailures(
                 self._options.get(START_FAILURES_MAX), self._options.get(START_RETRY)
             ),
+            leadership=self._leadership,
         )
 
     async def _on_hello(self, hello: Hello, link: Link) -> None:
@@ -176,9 +179,11 @@ class JobCoordinator:
             progress = loop.create_task(self._progress(context), name="progress")
             state: State | None = _first_state(context, view)
             while state is not None:
-                state = await state.run(context)
+                state = await self._leadership.while_leading(state.run(context))
             outcome = _outcome(context)
         except (HeadgateError, asyncio.CancelledError) as error:
+            if isinstance(error, FencedError):
+                self._leadership.lose(error)
             if isinstance(error, HeadgateError):
                 kind = "fenced" if isinstance(error, FencedError) else "refused"
                 self._clients.end({"status": "FAILED", "reason": kind}, error)
@@ -225,6 +230,8 @@ class JobCoordinator:
             await store.open()
             log = JobLog(store, secrets.token_hex(16), self._clock)
             before = await self._take_over(log)
+            self._leadership.log = log
+            self._pool.lead(log.generation)
         except BaseException:
             await store.close()
             raise
@@ -354,7 +361,7 @@ def _first_state(context: JobContext, before: LogView | None) -> State:
     allowed, window_ms = context.options.get(TAKEOVERS_MAX), context.options.get(TAKEOVERS_WINDOW)
     since_ms = context.clock.now_ms() - window_ms
     if context.log is None or context.log.view.takeovers_since(since_ms) <= allowed:
-        return deploying()
+        return deploying() if _nothing_runs(context) else adopting()
     reason = (
         f"the coordinator died {allowed + 1} times within {format_duration(window_ms)}, "
         f"without a checkpoint in between"
@@ -366,6 +373,12 @@ def _first_state(context: JobContext, before: LogView | None) -> State:
     failure = Failure(reason, "coordinator", FailureKind.TAKEOVERS, error)
     context.record(failure)
     return ended(End(JobStatus.FAILED, reason, failure))
+
+
+def _nothing_runs(context: JobContext) -> bool:
+    """True if the log has nothing that an earlier coordinator left running."""
+    log = context.log
+    return log is None or log.view.deployment is None
 
 
 def _end_of(spec: JobSpec, before: LogView | None) -> JobEnded | None:
@@ -419,6 +432,9 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
         context.publish(
             "start", f"job {name} had ended, but its coordinator died before it said so"
         )
+    elif not _nothing_runs(context):
+        text = f"job {name} has a new coordinator, generation {context.generation}"
+        context.publish("start", text)
     elif newest is not None:
         text = f"job {name} resumes from checkpoint {newest.checkpoint_id}"
         context.publish("start", text, checkpoint=newest.checkpoint_id)

@@ -24,6 +24,7 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
     scope.gauge("numRestarts", lambda: job.restarts)
     scope.gauge("numRestartedTasks", lambda: job.restarted_tasks)
     scope.gauge("numLateMessages", lambda: job.late_messages)
+    scope.gauge("lastTakeoverOrphanedTime", lambda: job.adopted_after_ms)
     scope.gauge("uptime", lambda: job.time_in("RUNNING")[0])
     scope.gauge("downtime", lambda: _downtime(job))
     scope.gauge("lastCheckpointRestoreTimestamp", lambda: job.restored_at_ms or NONE_YET)

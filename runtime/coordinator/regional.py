@@ -22,6 +22,7 @@ from ..protocol.failover import RegionId
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
 from ..protocol.restore_figures import RestoreFigures
+from .adopting import log_parts
 from .context import Failure, JobContext, RegionsReady, Suspected
 from .deploying import deploy_regions, failure_of_subtask, fallback_of, publish_restored
 from .failing import ROOT_CAUSE_S
@@ -173,6 +174,7 @@ class RegionalRestart:
         while job.checkpoints.publishing:
             await self._next_news()
         job.failures.cancelled(job.clock.now_ms())
+        await log_parts(job)
         await asyncio.sleep(max(0, at_ms - job.steady_clock.now_ms()) / 1000)
         job.failures.waited(job.clock.now_ms())
         job.restoring.clear()

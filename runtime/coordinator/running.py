@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ...errors import HeadgateError, JobError, UsageError
+from ...errors import FencedError, HeadgateError, JobError, UsageError
 from ..control.messages import (
     Cancelled,
     CheckpointAcked,
@@ -25,6 +25,7 @@ from ..control.messages import (
     WatermarkLimit,
     WatermarkReached,
 )
+from ..protocol.adoption import Adopted
 from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
 from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
@@ -32,6 +33,7 @@ from ..protocol.ids import SubtaskId
 from ..protocol.joblog import JobStatus
 from ..protocol.loop_rounds import LoopRounds
 from ..protocol.watermark_alignment import Announcement, Member, WatermarkAlignment
+from .adopting import go_on, ids_before
 from .alignment import alignment_of
 from .checkpointing import Outcome, PublishResult
 from .context import (
@@ -51,7 +53,6 @@ from .manifests import size_of
 from .placement import workers_needed
 from .recovered import publish_recovered
 from .regional import RegionalRestart, regions_of, suspect
-from .restore import continues
 from .states import End, State, ended, ended_by_wish, ends_at_once, failing, rescaling
 from .wishes import check_keeps_checkpoints, check_rescale, savepoint_target
 from .workers import FromWorker, Worker, WorkerLost
@@ -66,8 +67,9 @@ FINAL_RETRY_S = 0.1
 class Running(State):
     """One attempt at work."""
 
-    def __init__(self, workers: list[Worker]) -> None:
+    def __init__(self, workers: list[Worker], adopted: Adopted | None = None) -> None:
         self._workers = workers
+        self._adopted = adopted
         self._regional = RegionalRestart()
         self._first_attempt = 0
         self._unfinished: set[tuple[int, int]] = set()
@@ -98,19 +100,23 @@ class Running(State):
             for loop in job.plan.loops
         }
         self._alignment = alignment_of(job.plan)
-        for worker in self._workers:
-            worker.send(Start(attempt=job.attempt))
+        adopted = self._adopted
+        if adopted is None:
+            for worker in self._workers:
+                worker.send(Start(attempt=job.attempt, orphaned_ms=job.orphaned_ms))
+        else:
+            self._unfinished -= adopted.finished
+            go_on(job, self._workers, adopted)
         job.set_status("RUNNING")
         job.pool.refill()
         publish_recovered(job, job.failures.running(job.clock.now_ms()))
         job.unreadable.clear()
         self._answer_rescale(job)
         try:
-            self._start_checkpoints(job)
-            while True:
+            state = self._start_checkpoints(job)
+            while state is None:
                 state = self._handle(job, await job.events.get())
-                if state is not None:
-                    return state
+            return state
         finally:
             await self._regional.close(job)
             if self._room is not None:
@@ -124,17 +130,13 @@ class Running(State):
                 what = "savepoint" if token in self._addresses else "checkpoint"
                 wish.refuse(JobError(f"the job failed before the {what} was complete"))
 
-    def _start_checkpoints(self, job: JobContext) -> None:
+    def _start_checkpoints(self, job: JobContext) -> State | None:
         """All subtasks run: checkpoints begin, or go on."""
-        restored = job.restored
-        builds_on = restored is not None and restored.own and continues(restored.manifest, job.plan)
-        started = job.checkpoints.start(
-            job.attempt,
-            job.plan,
-            restored=job.restored_checkpoint,
-            base=job.restored_checkpoint if builds_on else 0,
-        )
-        self._settle(job, started)
+        used, base = ids_before(job, self._adopted)
+        self._adopted = None  # after a restart of regions all goes on from what they restored
+        started = job.checkpoints.start(job.attempt, job.plan, used=used, base=base)
+        state = self._settle(job, started)
+        return self._all_finished(job) if state is None and not self._unfinished else state
 
     def _handle(self, job: JobContext, event: Any) -> State | None:
         if isinstance(event, FromWorker) and job.deployment_events is not None:
@@ -254,6 +256,8 @@ class Running(State):
         regions = job.restarting
         try:
             self._workers = self._regional.ready(job)
+        except FencedError:
+            raise  # another coordinator leads: nothing here is to fail, or to restart
         except HeadgateError as error:
             return self._failed(job, failure_from(error, "deployment"), regions)
         for worker in self._workers:
@@ -262,8 +266,7 @@ class Running(State):
         job.set_status("RUNNING")
         job.pool.refill()
         publish_recovered(job, job.failures.running(job.clock.now_ms()))
-        self._start_checkpoints(job)
-        return None
+        return self._start_checkpoints(job)
 
     def _announce(self, job: JobContext, announcements: list[Announcement]) -> None:
         """Tell the sources how far they may read."""

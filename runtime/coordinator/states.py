@@ -1,5 +1,7 @@
 """The states of a job, one file each; `run` does the state's work and returns the next state.
 
+Adopting ──> Running    (a takeover; else, or if nothing can be adopted: Deploying)
+
 Deploying ──> Running ──> Ended
     ^          │   │
     ├─ Failing <┘   │   (also from Deploying; Failing may give up: Ended)
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from ..protocol.joblog import JobStatus
 
 if TYPE_CHECKING:
+    from ..protocol.adoption import Adopted
     from ..protocol.restart import RestartDecision
     from .context import ClientWish, Failure, JobContext
     from .workers import Worker
@@ -41,18 +44,25 @@ class End:
     """Address of the savepoint that the client wanted with the end."""
 
 
+def adopting() -> State:
+    """Another coordinator ran the job; perhaps its attempt goes on."""
+    from .adopting import Adopting
+
+    return Adopting()
+
+
 def deploying() -> State:
-    """The first state."""
+    """The first state of an attempt."""
     from .deploying import Deploying
 
     return Deploying()
 
 
-def running(workers: list[Worker]) -> State:
-    """All subtasks are ready."""
+def running(workers: list[Worker], adopted: Adopted | None = None) -> State:
+    """All subtasks are ready; or, if `adopted`, at work already."""
     from .running import Running
 
-    return Running(workers)
+    return Running(workers, adopted)
 
 
 def failing(

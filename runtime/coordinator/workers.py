@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ...errors import ClusterError, JobError
 from ...operators.clock import Clock
@@ -21,6 +23,7 @@ from ..control.messages import (
     Messages,
     Shutdown,
     StepStuck,
+    Superseded,
     Warm,
     Watching,
     Welcome,
@@ -29,6 +32,7 @@ from ..exchange.hub import WorkerAddress, this_host
 from ..protocol.heartbeats import HeartbeatMonitor
 from ..protocol.ids import WorkerId
 from ..protocol.start_failures import StartFailures
+from .leadership import Leadership
 from .spares import Spares
 
 _log = logging.getLogger("headgate.coordinator")
@@ -36,6 +40,8 @@ SILENT = "no heartbeat"
 """How the reason begins for a worker that stopped answering."""
 START_TIMEOUT_S = 120.0
 """A started worker that has not said Hello by then counts as failed."""
+FIND_TIMEOUT_S = 10.0
+"""A worker of an earlier coordinator that has not said Hello by then counts as lost."""
 
 
 @dataclass(slots=True)
@@ -112,7 +118,10 @@ class WorkerPool:
         on_stuck: Callable[[str, StepStuck], None] = lambda worker_id, stuck: None,
         spares: int = 0,
         start_failures: StartFailures | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
+        self._leadership = leadership or Leadership()
+        self._killing: dict[asyncio.Task[None], Callable[[], None]] = {}
         self._cluster = cluster
         self._control = control
         self._clock = clock
@@ -169,20 +178,53 @@ class WorkerPool:
                     raise outcome
         return sorted(self.live.values(), key=lambda worker: worker.worker_id)[:count]
 
+    def lead(self, generation: int) -> None:
+        """From now on workers are told that this generation leads."""
+        self._welcome = msgspec.structs.replace(self._welcome, generation=generation)
+
+    async def find(self, worker_ids: Collection[str]) -> list[Worker]:
+        """Those of an earlier coordinator's workers that obey this one from now on."""
+        finding = [
+            self._join(
+                each, self._cluster.find_worker(each, self._control), FIND_TIMEOUT_S, ours=False
+            )
+            for each in worker_ids
+        ]
+        for outcome in await asyncio.gather(*finding, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, JobError):
+                raise outcome
+        return [self.live[each] for each in worker_ids if each in self.live]
+
     async def _start_one(self) -> None:
         worker_id = f"{self._prefix}-{self._started:04d}"
         self._started += 1
+        starting = self._cluster.start_worker(worker_id, self._control)
+        await self._join(worker_id, starting, START_TIMEOUT_S, ours=True)
+
+    async def _join(
+        self,
+        worker_id: str,
+        getting: Awaitable[WorkerHandle | None],
+        timeout_s: float,
+        *,
+        ours: bool,
+    ) -> None:
         greeting = asyncio.get_running_loop().create_future()
         self._greetings[worker_id] = greeting
         pulse = self._pulses[worker_id] = PulseLine()
         handle: WorkerHandle | None = None
         try:
-            handle = await self._cluster.start_worker(worker_id, self._control)
-            hello, link = await self._greeted(handle, greeting)
-        except BaseException:
+            handle = await getting
+            if handle is None:
+                self._pulses.pop(worker_id, None)
+                return
+            hello, link = await self._greeted(handle, greeting, timeout_s)
+        except BaseException as error:
             self._pulses.pop(worker_id, None)
-            if handle is not None:
+            if handle is not None and ours:
                 handle.kill()
+            elif handle is not None and isinstance(error, JobError):
+                self._kill_later(handle.kill)
             raise
         finally:
             self._greetings.pop(worker_id, None)
@@ -195,7 +237,7 @@ class WorkerPool:
         _log.info("worker ready pid=`%s`", hello.pid, extra=self._fields(worker_id))
 
     async def _greeted(
-        self, handle: WorkerHandle, greeting: asyncio.Future[tuple[Hello, Link]]
+        self, handle: WorkerHandle, greeting: asyncio.Future[tuple[Hello, Link]], timeout_s: float
     ) -> tuple[Hello, Link]:
         worker_id = handle.worker_id
         death = asyncio.get_running_loop().create_task(
@@ -203,12 +245,12 @@ class WorkerPool:
         )
         self._watchers[worker_id] = death
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 events: set[asyncio.Future[Any]] = {greeting, death}
                 await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             raise ClusterError(
-                f"worker did not report within {START_TIMEOUT_S:.0f} s worker=`{worker_id}`",
+                f"worker did not report within {timeout_s:.0f} s worker=`{worker_id}`",
                 fix="look at the cluster's logs; the machine may be out of memory or processes",
             ) from None
         reason = self._stillborn.pop(worker_id, None)
@@ -229,12 +271,18 @@ class WorkerPool:
         greeting = self._greetings.get(hello.worker_id)
         if greeting is None or greeting.done():
             return
+        if hello.generation > self._welcome.generation:
+            self._leadership.superseded(hello.worker_id, hello.generation)
+            greeting.set_exception(ClusterError("the worker obeys a newer coordinator"))
+            return
         link.send(self._welcome)
         greeting.set_result((hello, link))
         while (message := await link.receive()) is not None:
             self._monitor.beat(WorkerId(hello.worker_id), self._now_ms())
             if isinstance(message, StepStuck):
                 self._on_stuck(hello.worker_id, message)
+            elif isinstance(message, Superseded):
+                self._leadership.superseded(hello.worker_id, message.generation)
             elif not isinstance(message, Heartbeat):
                 self._put_event(FromWorker(hello.worker_id, message))
             elif (pulse := self._pulses.get(hello.worker_id)) is not None and pulse.link is None:
@@ -270,7 +318,9 @@ class WorkerPool:
         self._monitor.forget(WorkerId(worker_id))
         self._forget_pulse(worker_id)
         worker.link.close()
-        worker.kill()
+        if self._leadership.lost:
+            return  # it is not lost: it has another coordinator
+        self._kill_later(worker.kill)
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
         if worker_id not in self._working:
@@ -283,6 +333,28 @@ class WorkerPool:
     def refill(self) -> None:
         """The job runs: start in the background what is missing of the spares."""
         self._spares.want(len(self._working), spares=True)
+
+    def _kill_later(self, kill: Callable[[], None]) -> None:
+        """Kill what may be left of a lost worker, unless it is another coordinator's by now."""
+        task = asyncio.get_running_loop().create_task(self._kill(kill), name="kill worker")
+        self._killing[task] = kill
+        task.add_done_callback(lambda _: self._killing.pop(task, None))
+
+    async def _kill(self, kill: Callable[[], None]) -> None:
+        if await self._leadership.confirmed():
+            kill()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The live workers, for clients."""
+        workers = sorted(self.live.values(), key=lambda worker: worker.worker_id)
+        return [{"worker": worker.worker_id, "pid": worker.pid} for worker in workers]
+
+    def abandon(self) -> None:
+        """Let go of all workers, without a word to them: another coordinator leads."""
+        workers, self.live, self._retired = [*self.live.values(), *self._retired], {}, []
+        for worker in workers:
+            worker.link.close()
+            self._forget_pulse(worker.worker_id)
 
     def retire(self, keep: Collection[Worker]) -> None:
         """Let all other workers go, but for the spares: the job runs at a lower parallelism."""
@@ -324,8 +396,11 @@ class WorkerPool:
                 self.lose(worker_id, f"{SILENT} for {timeout} ms")
 
     async def close(self) -> None:
-        """Ask all workers to exit, then kill what has not."""
+        """Ask all workers to exit, then kill what has not; but not what another coordinator has."""
         await self._spares.close()
+        if not await self._leadership.not_lost():
+            self.abandon()
+            self._killing_no_more()
         workers, self.live = [*self.live.values(), *self._retired], {}
         for worker in workers:
             worker.send(Shutdown())
@@ -335,6 +410,14 @@ class WorkerPool:
         for worker in workers:
             worker.link.close()
             worker.kill()
+        for kill in self._killing.values():
+            kill()
+        self._killing_no_more()
         for watcher in self._watchers.values():
             watcher.cancel()
         await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+
+    def _killing_no_more(self) -> None:
+        for killing in self._killing:
+            killing.cancel()
+        self._killing.clear()

@@ -22,7 +22,7 @@ _TITLES = {
     OPERATOR: "Operator: one operator in one subtask, from its worker",
 }
 COUNTER, GAUGE = "counter", "gauge"
-STATUSES = ("INITIALIZING", "RUNNING", "FAILING", "RESTARTING")
+STATUSES = ("INITIALIZING", "RECONCILING", "RUNNING", "FAILING", "RESTARTING")
 """Job states that have a gauge each."""
 
 
@@ -92,6 +92,11 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "Since this coordinator began; those given up because the job failed or ended do not count.",
     ),
     _job("numRestarts", "restarts", "Since this coordinator began."),
+    _job(
+        "lastTakeoverOrphanedTime",
+        "ms",
+        "How long workers had no coordinator before this one adopted them; -1: it has adopted none.",
+    ),
     _job(
         "lastRestartDuration",
         "ms",

@@ -39,6 +39,22 @@ class JobStatus(enum.Enum):
     FAILED = "FAILED"
 
 
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs: enough for another coordinator to find it, and to see that nothing else does."""
+
+    attempt: int
+    workers: tuple[str, ...]
+    """Ids of the workers that host it."""
+    plan: str
+    """Fingerprint of the physical plan."""
+    parallelism: int
+    max_parallelism: int
+    restored_checkpoint: int = 0
+    """What the attempt began with; 0: nothing."""
+    in_parts: bool = False
+    """Some of its regions have restarted since, as other attempts, perhaps on other workers."""
+
+
 class GenerationStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """A coordinator took over. Entries of older generations cannot follow."""
 
@@ -72,6 +88,16 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="
     parallelism: int = 0
     """The run goes on at this one: with the last checkpoint before a rescale, the new one. 0 in entries
     of before there was rescaling: as before."""
+    deployment: Deployment | None = None
+    """What ran, again: the entry that said so may have been trimmed."""
+
+
+class AttemptDeployed(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+    """All subtasks of an attempt are ready; none was told to begin before this entry is there."""
+
+    generation: int
+    writer: str
+    deployment: Deployment
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -88,7 +114,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag
     """The run that ended; in entries of before it was told: that of the newest start in view."""
 
 
-LogEntry: TypeAlias = GenerationStarted | CheckpointCompleted | JobEnded
+LogEntry: TypeAlias = GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +134,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _entry_decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(
-    GenerationStarted | CheckpointCompleted | JobEnded
+    GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
 )
 _record_decoder = msgspec.json.Decoder(GenerationRecord)
 
@@ -184,6 +210,12 @@ class LogView:
     """What the newest run began with, until it has a checkpoint of its own."""
     takeovers_ms: tuple[int, ...] = ()
     """When coordinators took this run over since it last completed a checkpoint, or began."""
+    deployment: Deployment | None = None
+    """What a coordinator last had begin; it may be long over."""
+    deployed_run: str = ""
+    """The run it belongs to."""
+    deployment_completed: int = 0
+    """The newest checkpoint that it completed; 0: none."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
@@ -272,9 +304,16 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             takeovers_ms=(),
             run=entry.run,
             parallelism=entry.parallelism or view.parallelism,
+            deployment=entry.deployment,
+            deployed_run=entry.run,
+            deployment_completed=entry.checkpoint_id,
         )
+    if isinstance(entry, AttemptDeployed):
+        deployment = entry.deployment
+        return replace(base, deployment=deployment, deployed_run=view.run, deployment_completed=0)
     return replace(
         base,
+        deployment=None,
         last_end=entry,
         end_sequence=sequence,
         run=entry.run or view.run,

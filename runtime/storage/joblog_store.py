@@ -9,7 +9,9 @@ from ...errors import FencedError, StorageError, check
 from ...operators.clock import Clock
 from ..protocol import joblog, names
 from ..protocol.joblog import (
+    AttemptDeployed,
     CheckpointCompleted,
+    Deployment,
     Doomed,
     Fenced,
     GenerationRecord,
@@ -53,7 +55,7 @@ class JobLog:
         self._view = LogView()
         self._generation = 0
         self._fenced_by: FencedError | None = None
-        self._in_doubt: CheckpointCompleted | JobEnded | None = None
+        self._in_doubt: AttemptDeployed | CheckpointCompleted | JobEnded | None = None
         self._last_claimed = 0
         self._settled = 0
         self._inherited: tuple[Doomed, ...] = ()
@@ -173,8 +175,39 @@ class JobLog:
                     is_final=is_final,
                     run=self._view.run,
                     parallelism=parallelism or self._view.parallelism,
+                    deployment=self._view.deployment,
                 )
             )
+
+    async def deploy(self, deployment: Deployment) -> None:
+        """Record what is about to run: a successor asks for exactly that.
+
+        Raises:
+            FencedError: a newer coordinator owns the job; nothing may begin.
+            StorageError: in doubt, see the class.
+        """
+        async with self._lock:
+            await self._settle()
+            await self._append(
+                AttemptDeployed(
+                    generation=self._generation, writer=self._writer, deployment=deployment
+                )
+            )
+
+    async def confirm(self) -> None:
+        """See whether this coordinator still leads, without writing.
+
+        Raises:
+            FencedError: a newer coordinator owns the job.
+            StorageError: nobody knows.
+        """
+        async with self._lock:
+            self._check_leader()
+            name = names.log_entry(self._view.tail + 1)
+            data = await self._store.read(name)
+            entry = None if data is None else joblog.decode_entry(data, name)
+            if entry is not None and entry.writer != self._writer:
+                raise self._fence(entry.generation, entry.writer)
 
     async def end_job(self, status: JobStatus, reason: str = "") -> None:
         """Record that the job is over. Repeating it is harmless.
@@ -225,7 +258,7 @@ class JobLog:
 
     # Appending.
 
-    async def _append(self, entry: CheckpointCompleted | JobEnded) -> None:
+    async def _append(self, entry: AttemptDeployed | CheckpointCompleted | JobEnded) -> None:
         self._in_doubt = entry
         decision = await self._try_append(entry)
         self._in_doubt = None
@@ -291,7 +324,7 @@ class JobLog:
             entry = None if data is None else joblog.decode_entry(data, name)
             if isinstance(entry, CheckpointCompleted):
                 inherited.append(Doomed(sequence, entry.manifest))
-            elif isinstance(entry, JobEnded):
+            elif isinstance(entry, AttemptDeployed | JobEnded):
                 inherited.append(Doomed(sequence, None))
         self._inherited = tuple(inherited)
         self._generation = generation

@@ -52,23 +52,31 @@ class Pulse:
         """Since when the coordinator has not been reached."""
         self._thread: threading.Thread | None = None
 
-    def start(self, welcome: Welcome, watch: StepWatch, hang_up: Callable[[], None]) -> None:
+    def start(
+        self,
+        welcome: Welcome,
+        watch: StepWatch,
+        hang_up: Callable[[], None],
+        orphaned_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Begin to beat.
 
         Args:
             welcome: how often, and what else the coordinator wants.
             watch: knows what the subtasks do.
             hang_up: gives the coordinator up; called in this event loop.
+            orphaned_ms: how long the worker goes on without a coordinator; called in any thread.
         """
         self._watch, self._watching = watch, welcome.watching
         self._interval_s = min(welcome.heartbeat_interval_ms / 1000, LOOK_S)
         self._timeout_s = welcome.heartbeat_timeout_ms / 1000
         self._loop, self._hang_up = asyncio.get_running_loop(), hang_up
+        self._orphaned_ms = orphaned_ms
         self._thread = threading.Thread(target=self._run, name="headgate-pulse", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """The worker exits. Does not wait for the thread, which ends by itself."""
+        """The worker exits, or has another coordinator. The thread ends by itself: nobody waits for it."""
         self._stopped.set()
         if (link := self._link) is not None:
             link.close()
@@ -130,7 +138,8 @@ class Pulse:
         stuck = self._watch.look()
         if self._alone_s is not None and not self._loop_turns():
             alone_ms = 1000 * (self._clock.monotonic() - self._alone_s)
-            if alone_ms >= self._watching.cancellation_timeout_ms:
+            # It may wait for another coordinator first, and only then has to end.
+            if alone_ms >= self._orphaned_ms() + self._watching.cancellation_timeout_ms:
                 _log.error(
                     "no coordinator, and a call that does not end: exiting", extra=self._fields
                 )
@@ -138,7 +147,7 @@ class Pulse:
         return stuck
 
     def _give_up(self) -> None:
-        """The coordinator is gone: have the worker end, as it does when its other link breaks."""
+        """The coordinator is gone: the worker is to do what it does when its other link breaks."""
         if self._alone_s is None:
             _log.warning("the coordinator cannot be reached", extra=self._fields)
             self._alone_s = self._clock.monotonic()

@@ -1,7 +1,9 @@
 """A worker: one process's (or one in-process) host of subtasks, obeying one coordinator.
 
-It keeps one link to the coordinator. When the link ends, the coordinator is gone: the worker drops its
-subtasks and exits, because only a coordinator may say what is committed.
+It keeps one link to the coordinator. When the link ends, the coordinator is gone: an attempt that the job
+log has goes on for a while, until a newer coordinator asks for it (`allegiance.py`). Nothing is committed
+meanwhile, because only a coordinator may say what is; so if none comes the worker drops its subtasks and
+exits.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -21,6 +24,7 @@ from ...state.snapshot import CommitPermit
 from ..checkpoint_options import TRANSFERS_MAX
 from ..control.link import Link
 from ..control.messages import (
+    Adopt,
     Cancel,
     Cancelled,
     CheckpointAborted,
@@ -29,12 +33,14 @@ from ..control.messages import (
     FinishSources,
     Heartbeat,
     Hello,
+    Inventory,
     LoopRoundOver,
     Messages,
     Shutdown,
     Start,
     Statistics,
     SubtaskAssignment,
+    SubtaskFailed,
     SubtaskStatistics,
     Terminate,
     TriggerCheckpoint,
@@ -45,12 +51,15 @@ from ..control.messages import (
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsRegistry
 from ..options import Options
+from ..protocol.adoption import WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.open_store import open_store_at
 from ..task.local_copies import LocalCopies
 from ..task.tasks import all_of
 from ..task.threads import to_the_end
+from .allegiance import Allegiance
+from .attempt_record import AttemptRecord, adopt
 from .backups import Backups
 from .deployment import Deployment
 from .failures import failure_of
@@ -91,7 +100,8 @@ class Worker:
             pulse: the thread that beats in a process of its own; None: the event loop beats, and looks.
         """
         self.worker_id = worker_id
-        self._link = link
+        self._leader = Allegiance(link, self._hello, clock)
+        self._record: AttemptRecord | None = None
         self._hub = hub
         self._token = token
         self._clock = clock
@@ -105,9 +115,14 @@ class Worker:
         self.backups = Backups(worker_id, clock)
         self._dismissed = False
         self._job_name = ""
+        self._address = b""
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
-        self._pulse = pulse
+        self._pulse: Pulse | None = None
+        self._pulses: WeakKeyDictionary[Link, Pulse] = WeakKeyDictionary()
+        """What beats beside each link, while it is the one to the coordinator."""
+        if pulse is not None:
+            self._pulses[link] = pulse
         self._watch = StepWatch(worker_id, clock)
         self._regions = RunningRegions(hub, self._watch)
         self._silent = False
@@ -116,43 +131,80 @@ class Worker:
         """When the last message was done with; None: one is being worked on, and others may wait."""
 
     async def run(self, exchange_address: bytes) -> None:
-        """Greet the coordinator and serve it. Returns when the worker is to exit."""
-        hello = Hello(
+        """Greet the coordinator and serve it, and those after it. Returns when the worker is to exit."""
+        self._address = exchange_address
+        try:
+            welcome = await self._leader.begin()
+            if welcome is None:
+                self._log.warning("the coordinator did not answer")
+            while welcome is not None and not await self._serve(welcome):
+                found = await self._leader.successor(self._orphaned_ms())
+                if found is None:
+                    break
+                welcome, orphaned_ms = found
+                self._leader.send(Inventory(report=self._report(orphaned_ms)))
+        finally:
+            await self._close()
+
+    def _orphaned_ms(self) -> int:
+        """How long what runs here may go on without a coordinator; any thread may ask."""
+        record = self._record
+        return 0 if record is None else record.orphaned_ms
+
+    def reconnect(self, link: Link, pulse: Pulse | None = None) -> None:
+        """Another coordinator asks for this worker; `pulse` beats if it is the one to obey."""
+        if pulse is not None:
+            self._pulses[link] = pulse
+        self._leader.offer(link)
+
+    def _begin_pulse(self, welcome: Welcome, link: Link) -> None:
+        before, self._pulse = self._pulse, self._pulses.get(link)
+        if before is not None:
+            before.stop()
+        if self._pulse is not None:
+            self._pulse.start(welcome, self._watch, link.close, self._orphaned_ms)
+
+    def _hello(self, generation: int) -> Hello:
+        return Hello(
             token=self._token,
             role="worker",
             worker_id=self.worker_id,
             pid=os.getpid(),
-            address=exchange_address,
+            address=self._address,
             metrics_url=self._metrics_url,
+            generation=generation,
         )
-        self._link.send(hello)
-        try:
-            welcome = await self._link.receive()
-            if isinstance(welcome, Welcome):
-                await self._serve(welcome)
-            else:
-                self._log.warning("the coordinator did not answer")
-        finally:
-            await self._close()
 
-    async def _serve(self, welcome: Welcome) -> None:
+    def _report(self, orphaned_ms: int) -> WorkerReport:
+        """What runs here, for a coordinator that takes over."""
+        if self._record is None:
+            return WorkerReport(orphaned_ms=orphaned_ms)
+        deployments = self._regions.of_attempt(self._record.attempt)
+        subtasks = [subtask for deployment in deployments for subtask in deployment.subtasks]
+        return self._record.report(subtasks, orphaned_ms)
+
+    async def _serve(self, welcome: Welcome) -> bool:
+        """Obey the coordinator until it is gone, or another leads; True if the worker is to exit."""
+        link = self._leader.link
         self._job_name = self._fields["job"] = welcome.job_name
         self._heard = self._clock.monotonic()
         self._watch.configure(welcome.job_name, welcome.watching)
-        if self._pulse is not None:
-            self._pulse.start(welcome, self._watch, self._link.close)
+        self._begin_pulse(welcome, link)
         beat = asyncio.get_running_loop().create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms),
             name="heartbeat",
         )
         try:
-            while (message := await self._link.receive()) is not None:
+            while (message := await link.receive()) is not None:
+                if link is not self._leader.link:
+                    break
                 if isinstance(message, Shutdown):
                     self._dismissed = True
-                    break
+                    return True
                 self._heard = None
                 await self._handle(message)
                 self._heard = self._clock.monotonic()
+            return False
         finally:
             beat.cancel()
 
@@ -160,7 +212,7 @@ class Worker:
         await self._regions.drop_all()
         if self._pulse is not None:
             self._pulse.stop()
-        self._link.close()
+        await self._leader.close()
         if self._store is not None:
             await self._store[1].close()
         await self._hub.close()
@@ -174,18 +226,26 @@ class Worker:
         while True:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
             steps = self._watch.steps() if self._pulse is None else ()
-            self._link.send(Heartbeat(steps=steps))
+            self._leader.send(Heartbeat(steps=steps))
             self._send_statistics()
             if self._pulse is None:
                 for stuck in self._watch.look():
-                    self._link.send(stuck)
+                    self._leader.send(stuck)
             heard = self._heard
             silent = heard is not None and self._clock.monotonic() - heard > timeout_ms / 1000
             # Twice: when a call has held the loop for long, what was sent meanwhile is not read yet.
             if silent and self._silent:
                 self._log.warning("no heartbeat from the coordinator")
-                self._link.close()
+                self._leader.link.close()
             self._silent = silent
+
+    def _send(self, message: Messages) -> None:
+        """Something of the attempt; whoever takes over hears of it, even if it is lost."""
+        if self._record is not None:
+            self._record.said(message)
+            if isinstance(message, SubtaskFailed):
+                self._leader.give_up()
+        self._leader.send(message)
 
     def _send_statistics(self) -> None:
         attempts: dict[int, list[SubtaskStatistics]] = {}
@@ -193,7 +253,7 @@ class Worker:
             if deployment.started:
                 attempts.setdefault(deployment.attempt, []).extend(deployment.statistics())
         for attempt, subtasks in attempts.items():
-            self._link.send(Statistics(attempt=attempt, subtasks=tuple(subtasks)))
+            self._leader.send(Statistics(attempt=attempt, subtasks=tuple(subtasks)))
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -205,6 +265,8 @@ class Worker:
         elif isinstance(message, Cancel):
             await self._cancel(message)
         else:
+            if self._record is not None:
+                self._record.heard(message)
             # Of an attempt that is over there are none, and of a heartbeat neither.
             deployments = self._regions.of_attempt(getattr(message, "attempt", NO_ATTEMPT))
             if deployments and isinstance(message, Terminate):
@@ -217,9 +279,12 @@ class Worker:
 
     async def _begin(self, message: Deploy) -> None:
         if message.partial:
+            if self._record is not None:
+                self._record.broken_up()
             await self._regions.stop([NO_REGION])
         else:
             await self._regions.drop_all()
+            self._record = AttemptRecord(message)
         regions: dict[int, list[SubtaskAssignment]] = {}
         for data in message.subtasks:
             assignment = msgspec.msgpack.decode(data, type=SubtaskAssignment)
@@ -229,19 +294,24 @@ class Worker:
     async def _cancel(self, message: Cancel) -> None:
         def done() -> None:
             self._watch.cancelled(message.attempt)
-            self._link.send(Cancelled(attempt=message.attempt, regions=message.regions))
+            self._leader.send(Cancelled(attempt=message.attempt, regions=message.regions))
 
         self._watch.cancelling(message.attempt)
         if message.regions is None:
             await self._regions.drop_all()
+            self._record = None
             done()
         else:  # the others go on meanwhile
+            if self._record is not None:
+                self._record.broken_up()
             self._regions.drop(message.regions, done)
 
     def _obey(self, deployment: Deployment, message: Messages) -> None:
         match message:
             case Start():
                 self._regions.spawn([deployment.region], self._start(deployment), "start")
+            case Adopt():
+                adopt(deployment.subtasks, self._leader.generation)
             case TriggerCheckpoint(checkpoint_id=id_, trigger_ms=trigger_ms, options=options):
                 deployment.trigger(id_, trigger_ms, options)
             case CheckpointCompleted(checkpoint_id=id_, generation=generation):
@@ -284,7 +354,7 @@ class Worker:
                     transfers=self._transfers,
                     metrics=self._metrics,
                     worker_id=self.worker_id,
-                    send=self._link.send,
+                    send=self._send,
                     copies=copies,
                 )
                 for region, assignments in regions.items()
@@ -292,11 +362,11 @@ class Worker:
             for deployment in deployments:
                 self._regions.add(deployment)
             await all_of([deployment.prepare() for deployment in deployments])
-            self._link.send(deployed(message.attempt, deployments))
+            self._leader.send(deployed(message.attempt, deployments))
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._link.send(failure_of(message.attempt, "deployment", error))
+            self._send(failure_of(message.attempt, "deployment", error))
 
     async def _warm_up(self, message: Warm) -> None:
         """Be ready for a Deploy; what goes wrong here goes wrong there again, and is reported then."""
@@ -315,7 +385,7 @@ class Worker:
             raise
         except Exception as error:
             failure = failure_of(deployment.attempt, "start", error, region=deployment.region)
-            self._link.send(failure)
+            self._send(failure)
 
     async def _settle(self, deployments: Sequence[Deployment]) -> None:
         """All subtasks of the attempt have their state: copies that none of them has are not needed."""
@@ -330,7 +400,7 @@ class Worker:
         for deployment in self._regions:
             if deployment.region == region:
                 failure = failure_of(deployment.attempt, "exchange", wrapped, region=region)
-                self._link.send(failure)
+                self._send(failure)
 
     async def _store_for(self, message: Deploy | Warm) -> CheckpointStore | None:
         if not message.storage:

@@ -83,6 +83,34 @@ def test_kills_on_s3(ring: Any, kills: Any, s3_server: Any) -> None:
     assert found(f"{s3_server.bucket}/out", store).equals(reference())
 
 
+def test_workers_go_on_without_their_coordinator(ring: Any, tmp_path: Any) -> None:
+    """kill -9 of the coordinator alone: the next one adopts what runs, attempt and processes included."""
+    seen: dict[str, Any] = {}
+
+    async def kill(chaos: Any) -> None:
+        seen.update(await chaos.status())
+        chaos.kill_coordinator()
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        if event.kind == "checkpoint" and not chaos.state:
+            chaos.state["armed"] = True
+            chaos.later(0.1, kill)
+        elif event.kind == "adopted":
+            chaos.state.update(body)
+
+    job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=2000)
+    ran = ring.run(job, plan, seed=4)
+    assert len(ran.chaos.kills) == 1
+    after = ran.chaos.state
+    assert after["adopted"], after
+    assert (seen["generation"], after["generation"]) == (1, 2)
+    assert seen["attempt"] == after["attempt"]
+    assert seen["workers"] == after["workers"]
+    assert ran.outcome.checkpoint > seen["last_checkpoint"]
+    assert not ran.chaos.texts("restored") + ran.chaos.texts("failure")
+    assert found(str(tmp_path / "out")).equals(reference())
+
+
 def test_a_frozen_worker(ring: Any, tmp_path: Any) -> None:
     """Stopped for longer than the heartbeat timeout: it is lost, and what wakes up harms nobody."""
 

@@ -107,7 +107,7 @@ class DrivenJob:
             wake_at=lambda _: None,
         )
         self.driver.announce = lambda kind, text, **_: self.announced.append((kind, text))
-        self.driver.start(1, self.plan, restored=0, base=0)
+        self.driver.start(1, self.plan, used=0, base=0)
         return self.driver
 
     @property

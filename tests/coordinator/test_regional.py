@@ -59,13 +59,19 @@ class Regional:
         self._objects: dict[str, bytes] = {}
         self._news = asyncio.Event()
         self.cluster = SimCluster(self.loop, rng, self.clock, self._open)
-        self.coordinator = JobCoordinator(
-            replace(job.spec(), slots_per_worker=1),
+        self._spec = replace(job.spec(), slots_per_worker=1)
+        self.coordinator = self._coordinator()
+
+    def _coordinator(self) -> JobCoordinator:
+        coordinator = JobCoordinator(
+            self._spec,
             cluster=self.cluster,
             clock=self.clock,
             open_store=self._open,
+            token="token",
         )
-        self.coordinator.on_event = self._on_event
+        coordinator.on_event = self._on_event
+        return coordinator
 
     def _open(self, uri: str, name: str, options: Mapping[str, str]) -> MemoryStore:
         return MemoryStore(uri, self._objects)
@@ -97,6 +103,23 @@ class Regional:
     def kill(self, worker_id: str) -> None:
         """A process dies."""
         next(each for each in self.cluster.workers if each.worker_id == worker_id).crash()
+
+    async def take_over(self) -> str:
+        """The coordinator dies as a process does; returns what the next one says of what runs."""
+        before = len(self.events)
+        self.coordinator._pool.abandon()
+        self.ended.cancel()
+        await asyncio.gather(self.ended, return_exceptions=True)
+        self.coordinator = self._coordinator()
+        self.ended = asyncio.ensure_future(self.coordinator.run())
+        await self.until(lambda: any(e.kind == "adopted" for e in self.events[before:]))
+        (text,) = [event.text for event in self.events[before:] if event.kind == "adopted"]
+        await self.running()
+        return text
+
+    def patience(self) -> set[int]:
+        """For how many ms the workers go on without a coordinator."""
+        return {each.worker._orphaned_ms() for each in self.cluster.live if each.worker is not None}
 
     def restarts(self) -> list[dict[str, Any]]:
         return [json.loads(e.body) for e in self.events if e.kind == "restart"]
@@ -259,6 +282,52 @@ def test_a_worker_takes_its_regions_along_and_a_second_one_joins_the_same_restar
     assert first["number"] == second["number"] == 1
     assert 2 * first["tasks"] == second["tasks"] < second["tasks_total"]
     assert first["delay_ms"] - second["delay_ms"] >= 1_000, "the pause goes on"
+
+
+def test_only_a_whole_deployment_is_adopted(drive: Any) -> None:
+    async def script(run: Regional) -> None:
+        await run.running()
+        before = run.attempts()
+        await run.checkpoints(1)
+        assert "goes on with attempt" in await run.take_over()
+        assert run.attempts() == before
+        assert run.patience() == {60_000}
+        FAILS.add(MARKED)
+        await run.until(run.restarts)
+        await run.until(lambda: run.context.status == "RESTARTING")
+        await run.running()
+        after = run.attempts()
+        again = {name for name in before if after[name] != before[name]}
+        assert again == {name for name in before if "left" in name}
+        assert run.patience() == {0}, "whatever becomes of the entry in the log"
+        await run.checkpoints(1)
+        assert "restarts the job: some of its regions were restarted" in await run.take_over()
+        after = run.attempts()
+        assert len(set(after.values())) == 1
+        await run.checkpoints(1)
+        assert "goes on with attempt" in await run.take_over()
+        assert run.attempts() == after
+        await run.run_to_the_end()
+
+    drive(make_job(keyed=True), script)
+
+
+@pytest.mark.parametrize("later_s", [0, 1, DOWN_S + 0.01])
+def test_a_coordinator_that_dies_while_regions_restart_has_all_of_it_restarted(
+    drive: Any, later_s: float
+) -> None:
+    async def script(run: Regional) -> None:
+        await run.running()
+        await run.checkpoints(2)
+        FAILS.add(MARKED)
+        await run.until(run.restarts)
+        await asyncio.sleep(later_s)  # by the clock of the simulation
+        assert run.context.restarting
+        assert "restarts the job" in await run.take_over()
+        assert len(set(run.attempts().values())) == 1
+        await run.run_to_the_end()
+
+    drive(make_job(keyed=True), script)
 
 
 def plan_of(build: Callable[[hg.Job], Any], parallelism: int = 2) -> Any:

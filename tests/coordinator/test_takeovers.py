@@ -30,6 +30,9 @@ class NoCluster:
         self.asked += 1
         raise JobError("no workers here")
 
+    async def find_worker(self, worker_id: str, control: ControlEndpoint) -> None:
+        """There are none."""
+
     async def close(self) -> None:
         """Nothing was started."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Coroutine
 
 from headgate.errors import JobError
 from headgate.operators.clock import Clock
@@ -22,10 +23,18 @@ from .process import Process, current, is_dead
 class SimWorker:
     """A worker, and the handle its coordinator has on it."""
 
-    def __init__(self, loop: SimLoop, process: Process, task: asyncio.Task[None]) -> None:
+    def __init__(self, loop: SimLoop, process: Process) -> None:
         self._loop = loop
         self.process = process
-        self._task = task
+        self.worker: Worker | None = None
+        """Once it has a server for its peers."""
+        self._task: asyncio.Task[None]
+
+    def begin(self, running: Coroutine[None, None, None]) -> None:
+        """Run it."""
+        self._task = self.process.context.run(
+            self._loop.create_task, running, name=f"worker {self.worker_id}"
+        )
 
     @property
     def worker_id(self) -> str:
@@ -82,17 +91,25 @@ class SimCluster:
             raise JobError("the cluster has no room")
         process = Process(worker_id)
         near, far = SimLink.pair(self._loop, process, current())
-        task = process.context.run(
-            self._loop.create_task,
-            self._run(worker_id, control.token, near),
-            name=f"worker {worker_id}",
-        )
+        worker = SimWorker(self._loop, process)
+        worker.begin(self._run(worker, control.token, near))
         control.accept(far)
-        worker = SimWorker(self._loop, process, task)
         self.workers.append(worker)
         return worker
 
-    async def _run(self, worker_id: str, token: str, link: SimLink) -> None:
+    async def find_worker(self, worker_id: str, control: ControlEndpoint) -> SimWorker | None:
+        """A worker that lives gets another link; one that is stopped looks at it later."""
+        await asyncio.sleep(self._rng.expovariate(1 / 0.05))
+        found = [worker for worker in self.live if worker.worker_id == worker_id]
+        if not found or found[0].worker is None or is_dead():
+            return None
+        near, far = SimLink.pair(self._loop, found[0].process, current())
+        found[0].process.context.run(found[0].worker.reconnect, near)
+        control.accept(far)
+        return found[0]
+
+    async def _run(self, handle: SimWorker, token: str, link: SimLink) -> None:
+        worker_id = handle.worker_id
         hub = ExchangeHub(worker_id, token)
         worker = Worker(
             worker_id,
@@ -108,6 +125,7 @@ class SimCluster:
         process.on_death.append(worker.backups.unlock)
         hub.on_failure = worker.exchange_failed
         address = await hub.start(None)
+        handle.worker = worker
         await worker.run(address.encode())
 
     async def close(self) -> None:

@@ -26,9 +26,16 @@ class Plan:
     storm_s: float
     """How long trouble lasts; behind it nothing fails any more."""
 
+    @property
+    def gentle(self) -> bool:
+        """Only coordinators go: whatever runs must go on."""
+        return self.kinds <= GENTLE
+
 
 LASTING = ("latency", "before", "after", "late", "map", "prepare", "commit", "refusals", "narrow")
 """Kinds of trouble that lie in wait all the time."""
+GENTLE = frozenset({"kill_coordinator", "make_zombie", "ask_checkpoint"})
+"""Kinds that do no harm to the workers."""
 
 
 def draw_plan(rng: random.Random) -> Plan:
@@ -36,7 +43,8 @@ def draw_plan(rng: random.Random) -> Plan:
     share = rng.choice((0.15, 0.35, 0.65))
     every = (*LASTING, *(act.__name__ for act in ACTS))
     kinds = frozenset(kind for kind in every if rng.random() < share)
-    return Plan(kinds, rng.choice((0.3, 1.0, 3.0)), rng.uniform(2, 12))
+    mean_s, storm_s = rng.choice((0.3, 1.0, 3.0)), rng.uniform(2, 12)
+    return Plan(GENTLE if storm_s > 10.5 else kinds, mean_s, storm_s)
 
 
 async def storm(sim: Simulation, plan: Plan) -> None:

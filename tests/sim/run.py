@@ -101,6 +101,7 @@ class Leader:
             clock=sim.clock,
             open_store=sim.storage.open,
             open_at=sim.storage.open_at,
+            token="token",
         )
         self.coordinator.on_event = sim.on_event
         self.task: asyncio.Task[JobOutcome] = sim.loop.create_task(
@@ -156,6 +157,8 @@ class Simulation:
         self.spec: JobSpec
         self._zombies_at_end = False
         """Their workers may still write what nobody needs."""
+        self._ran = False
+        """All subtasks of the last attempt were told to begin."""
         self._requests: set[asyncio.Task[None]] = set()
         WORLDS["sim"] = self.world
         self.loop.set_exception_handler(self._on_problem)
@@ -348,10 +351,28 @@ class Simulation:
             body = json.loads(event.body)
             part = body["tasks"] < body["tasks_total"]
             self.watch.seen["restart of a part" if part else "restart of all"] += 1
+        if event.kind == "status" and json.loads(event.body).get("status") == "RUNNING":
+            self._ran = True
+        if event.kind == "adopted":
+            self._taken_over(json.loads(event.body))
+        # `_ran` is over when a takeover has said why it restarts the job.
+        if self.plan.gentle and (
+            event.kind == "failure" or (event.kind == "restored" and self._ran)
+        ):
+            self.world.violated(f"nothing had happened to the workers: {event.text}")
         if event.kind == "failure":
             body = json.loads(event.body)
             if body.get("failure") in ("internal", "stalled", "recovery_stalled"):
                 self.world.violated(f"a promise of the runtime was broken: {event.text}")
+
+    def _taken_over(self, body: dict[str, Any]) -> None:
+        """Whoever takes over from a mere coordinator goes on with what runs, unless nothing did."""
+        self.watch.seen["went on" if body["adopted"] else "restarted"] += 1
+        may_restart = ("had not begun", "runs another attempt", "runs nothing", "last checkpoint")
+        reason = str(body.get("reason", ""))
+        ran, self._ran = self._ran, self._ran and bool(body["adopted"])
+        if self.plan.gentle and ran and reason and not any(text in reason for text in may_restart):
+            self.world.violated(f"the attempt could have gone on: {reason}")
 
     def _on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -7,7 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from headgate.runtime.protocol import joblog
-from headgate.runtime.protocol.joblog import CheckpointCompleted, GenerationStarted, JobEnded
+from headgate.runtime.protocol.joblog import (
+    AttemptDeployed,
+    CheckpointCompleted,
+    GenerationStarted,
+    JobEnded,
+)
 
 from .invariants import check_conserved
 from .process import current
@@ -72,6 +77,8 @@ class Watch:
         if isinstance(entry, GenerationStarted):
             if self._ended is not None and self._ended.run != entry.run:
                 self._ended = None  # one of the same run only tidies up
+        elif isinstance(entry, AttemptDeployed):
+            self.seen["deployment"] += 1
         elif isinstance(entry, JobEnded):
             self._ended = entry
             self._failures_before = self.storage.failures

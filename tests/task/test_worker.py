@@ -71,6 +71,7 @@ def deploy(storage=""):
     return Deploy(
         attempt=1,
         generation=1,
+        plan="",
         job=b"",
         subtasks=(),
         peers={},

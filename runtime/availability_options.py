@@ -1,0 +1,19 @@
+"""The options of coordinators that come and go; `options.py` has the others."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .option_types import Duration, Option
+
+ORPHANED_MAX = Option[int](
+    "headgate.worker.orphaned-max",
+    Duration(),
+    60_000,
+    "ms",
+    "How long workers go on with records while they have no coordinator, before they give up; 0: they stop "
+    "at once, and every new coordinator restores the newest checkpoint.",
+)
+AVAILABILITY_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Option)
+)

@@ -1,0 +1,89 @@
+"""Does this coordinator still lead? One that does not must harm nothing that its successor has.
+
+The job log refuses what it appends, and workers that obey a newer one hang up with Superseded. What neither
+sees is the killing of processes: before that it looks into the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from ...errors import FencedError, StorageError
+from ..storage.joblog_store import JobLog
+
+T = TypeVar("T")
+RETRY_S = 1.0
+"""A log that cannot be read is asked again after this pause."""
+
+
+class Leadership:
+    """Of one coordinator. Without a job log there is nobody who could take over."""
+
+    def __init__(self) -> None:
+        self.log: JobLog | None = None
+        self._lost: FencedError | None = None
+        self._told = asyncio.Event()
+
+    @property
+    def lost(self) -> bool:
+        """True once a newer coordinator is known to lead."""
+        return self._lost is not None
+
+    def lose(self, error: FencedError) -> None:
+        """A newer coordinator leads."""
+        self._lost = self._lost or error
+        self._told.set()
+
+    def superseded(self, worker_id: str, generation: int) -> None:
+        """A worker obeys a newer coordinator."""
+        self.lose(
+            FencedError(
+                f"a newer coordinator owns the job generation=`{generation}` worker=`{worker_id}`",
+                fix="this one stops; nothing of its unfinished checkpoints becomes visible",
+            )
+        )
+
+    async def confirmed(self) -> bool:
+        """Look into the log, until it can be read; False if another leads."""
+        while self.log is not None and not self.lost:
+            try:
+                await self.log.confirm()
+            except FencedError as error:
+                self.lose(error)
+            except StorageError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return True
+        return not self.lost
+
+    async def not_lost(self) -> bool:
+        """Look into the log once; only False says for sure who leads."""
+        if self.log is not None and not self.lost:
+            try:
+                await self.log.confirm()
+            except FencedError as error:
+                self.lose(error)
+            except StorageError:
+                pass  # whoever leads: our workers obey us, or have hung up
+        return not self.lost
+
+    async def while_leading(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`, but not beyond the end of this leadership.
+
+        Raises:
+            FencedError: a newer coordinator leads.
+        """
+        loop = asyncio.get_running_loop()
+        working = loop.create_task(work, name="state")
+        told = loop.create_task(self._told.wait(), name="leadership")
+        try:
+            await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
+            if self._lost is not None and not working.done():
+                raise self._lost
+            return await working
+        finally:
+            working.cancel()
+            told.cancel()
+            await asyncio.gather(working, told, return_exceptions=True)

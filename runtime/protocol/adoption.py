@@ -1,0 +1,168 @@
+"""May a new coordinator go on with what runs? Facts of the job log and the workers in, a verdict out.
+
+A coordinator that takes over asks the workers of the deployment in the log what they run. Only if all of
+them run exactly that, and nothing of it has failed or was about to end, is the attempt *adopted*: nothing
+is restored, no source is rewound. In doubt the job is restarted, which is never wrong.
+
+Whatever the old coordinator had under way is settled by the log alone, which has a start entry of the new
+one: a checkpoint in front of that is complete, and every other will never be. So the workers are told again
+that the newest is complete (they may not have heard; commits are idempotent), and that those behind it are
+aborted: some subtasks may wait for barriers of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import msgspec
+
+from .joblog import Deployment, LogView
+
+NOTICES_MAX = 64
+"""So many checkpoints are said to be aborted: no more can be under way."""
+IN_PARTS = "some of its regions were restarted, and run in attempts of their own"
+"""Why what runs is not the deployment in the log any more."""
+Subtask: TypeAlias = tuple[int, int]
+"""Vertex and index."""
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker runs."""
+
+    attempt: int = 0
+    """0: nothing."""
+    plan: str = ""
+    """Fingerprint of the plan of that attempt."""
+    restored_checkpoint: int = 0
+    running: bool = False
+    """The attempt was started."""
+    subtasks: tuple[Subtask, ...] = ()
+    """All that are here."""
+    finished: tuple[Subtask, ...] = ()
+    """Those that have reached the end of their data."""
+    failure: str = ""
+    """What has failed here; empty: nothing."""
+    ending: str = ""
+    """What the last coordinator had begun that no other goes on with; empty: nothing."""
+    last_checkpoint: int = 0
+    """The highest id of which this worker has heard."""
+    completed_checkpoint: int = 0
+    """The highest id that it was told is complete."""
+    uncommitted_checkpoints: tuple[int, ...] = ()
+    """Ids that subtasks here acknowledged and were not told are complete: their sinks wait."""
+    orphaned_ms: int = 0
+    """How long it has been without a coordinator."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Go on with the attempt.
+
+    Attributes:
+        finished: subtasks that have reached the end of their data.
+        last_checkpoint: no id up to this one may be used again.
+        completed: the checkpoint to say again is complete; 0: there is none of this attempt.
+        aborted: ids to say are aborted, in order.
+        base: the checkpoint that the next one may build on; 0: none.
+        orphaned_ms: how long the workers were without a coordinator.
+    """
+
+    finished: frozenset[Subtask]
+    last_checkpoint: int
+    completed: int
+    aborted: tuple[int, ...]
+    base: int
+    orphaned_ms: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Restart the job; `reason` says why, for a person."""
+
+    reason: str
+
+
+def refusal_by_log(view: LogView, run: str, plan: str) -> str:
+    """Why the log alone rules out that anything goes on; empty if it does not.
+
+    Args:
+        view: in front of the new coordinator's start entry.
+        run: of the new coordinator.
+        plan: fingerprint of what it would run at the parallelism of the deployment.
+    """
+    deployment, newest = view.deployment, view.newest
+    if deployment is None:
+        return "the log has no deployment"
+    if view.deployed_run != run:
+        return "what runs belongs to another run"
+    if view.parallelism != deployment.parallelism:
+        return "the job was being rescaled"
+    if deployment.in_parts:
+        return IN_PARTS
+    if newest is not None and newest.is_final:
+        return "the job had taken its last checkpoint"
+    if deployment.plan != plan:
+        return "another plan runs"
+    return ""
+
+
+def decide(
+    view: LogView, subtasks: Collection[Subtask], reports: Mapping[str, WorkerReport]
+) -> Adopted | Refused:
+    """Adopt what the workers run, or restart.
+
+    Args:
+        view: `refusal_by_log` has found nothing in it.
+        subtasks: all of the plan.
+        reports: of the workers that could be reached, by their ids.
+    """
+    deployment = view.deployment
+    if deployment is None:
+        return Refused("the log has no deployment")
+    missing = sorted(set(deployment.workers) - reports.keys())
+    if missing:
+        return Refused(
+            f"{len(missing)} of {len(deployment.workers)} workers are gone: {missing[0]}"
+        )
+    for worker, report in sorted(reports.items()):
+        wrong = _wrong_with(report, deployment.attempt, deployment.plan)
+        if wrong:
+            return Refused(f"{wrong} worker=`{worker}`")
+    found = Counter(subtask for report in reports.values() for subtask in report.subtasks)
+    if found != Counter(subtasks):
+        return Refused("the subtasks that run are not those of the plan")
+    return _settled(view, deployment, list(reports.values()))
+
+
+def _wrong_with(report: WorkerReport, attempt: int, plan: str) -> str:
+    if not report.attempt:
+        return "a worker runs nothing"
+    if report.attempt != attempt or report.plan != plan:
+        return f"a worker runs another attempt attempt=`{report.attempt}`"
+    if report.failure:
+        return f"a subtask failed meanwhile: {report.failure}"
+    if report.ending:
+        return f"nobody else can go on with it: {report.ending}"
+    return "" if report.running else "a worker had not begun"
+
+
+def _settled(view: LogView, deployment: Deployment, reports: list[WorkerReport]) -> Adopted:
+    completed, restored = view.deployment_completed, deployment.restored_checkpoint
+    newest = view.newest.checkpoint_id if view.newest is not None else 0
+    last = max(view.last_checkpoint_id, restored, *(report.last_checkpoint for report in reports))
+    # Also those that some were told are aborted: others may not have heard, and wait for barriers.
+    oldest = max(completed, restored, last - NOTICES_MAX)
+    return Adopted(
+        finished=frozenset(subtask for report in reports for subtask in report.finished),
+        last_checkpoint=last,
+        completed=completed,
+        aborted=tuple(range(oldest + 1, last + 1)),
+        # What it restored instead of the newest, as the user may allow, is not built on.
+        base=completed or (restored if restored == newest else 0),
+        orphaned_ms=max(report.orphaned_ms for report in reports),
+    )

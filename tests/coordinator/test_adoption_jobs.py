@@ -1,0 +1,209 @@
+"""A new coordinator goes on with what runs, and the old one, should it live, can harm nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.connectors import collect, numbers
+from headgate.errors import FencedError
+from headgate.operators.clock import SystemClock
+from headgate.runtime.control.messages import (
+    Cancel,
+    CheckpointCompleted,
+    FinishSources,
+    Shutdown,
+    Terminate,
+)
+from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.protocol.joblog import JobStatus
+from headgate.runtime.protocol.manifest import Manifest
+
+
+def make_job(lab: Any, sink: Any, **options: str) -> hg.Job:
+    job = hg.Job("job", parallelism=2, max_parallelism=12)
+    job.checkpoint(every="50ms", storage=lab.storage)
+    job.restart(attempts=0, delay="10ms")
+    job.override(options)
+    (
+        job.read(numbers(None, rate=1500, batch_rows=10, splits=4), name="numbers")
+        .key_with(lambda n: n % 12)
+        .process(Counted(), name="count")
+        .write(sink, name="out")
+    )
+    return job
+
+
+class Counted(hg.KeyedProcess[int, int, tuple[int, int]]):
+    """Which of its key's numbers it is."""
+
+    count = hg.ValueState[int](default=0)
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> Any:
+        self.count.set(self.count.get() + 1)
+        yield record, self.count.get()
+
+
+def check_exact(sink: Any) -> None:
+    """Every number is there once, and was counted once."""
+    numbers_seen = [number for number, _ in sink.rows]
+    assert len(numbers_seen) == len(set(numbers_seen)) > 0
+    for key in range(12):
+        counts = sorted(count for number, count in sink.rows if number % 12 == key)
+        assert counts == list(range(1, len(counts) + 1))
+
+
+class Succession:
+    """One coordinator after the other, with the same secret, as the processes of a cluster have."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+        self.old: JobCoordinator
+
+    def follow(self) -> None:
+        """Another coordinator begins, whatever the one before does."""
+        job = self._job
+        self.old = job.coordinator
+        job.coordinator = JobCoordinator(
+            job.spec,
+            cluster=job.cluster,
+            clock=SystemClock(),
+            open_store=job._open_store,
+            token=self.old.server.token,
+        )
+        job.coordinator.on_event = job._on_event
+        job.task = asyncio.get_running_loop().create_task(job.coordinator.run())
+
+    async def crash(self) -> None:
+        """The coordinator dies as a process does: its links break, and it says nothing."""
+        job = self._job
+        job.coordinator._pool.abandon()
+        job.task.cancel()
+        await asyncio.gather(job.task, return_exceptions=True)
+        self.follow()
+
+    async def taken_over(self) -> dict[str, Any]:
+        event = await self._job.until("adopted")
+        return dict(json.loads(event.body))
+
+
+def test_a_coordinator_that_dies_leaves_the_job_at_work(lab: Any) -> None:
+    sink = collect(guarantee="exactly_once")
+    before: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        for _ in range(2):
+            await job.checkpoint()
+            before.update(await job.status())
+            await succession.crash()
+            found.append(await succession.taken_over())
+        await job.checkpoint()
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink), script)
+    assert [each["adopted"] for each in found] == [True, True]
+    assert {each["attempt"] for each in found} == {before["attempt"]}
+    assert [each["workers"] for each in found] == [before["workers"]] * 2
+    assert ran.restores == ran.failures == []
+    assert len(ran.job.cluster.workers) == 2
+    ids = [json.loads(e.body)["id"] for e in ran.job.events if e.kind == "checkpoint"]
+    assert ids == sorted(set(ids))
+    check_exact(sink)
+
+
+def test_an_old_coordinator_that_lives_can_do_nothing(lab: Any) -> None:
+    """Each thing it could do is tried after its successor has adopted the attempt."""
+    sink = collect(guarantee="exactly_once")
+    errors: list[BaseException | None] = []
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        zombie, task = job.coordinator, job.task
+        pool, context = zombie._pool, zombie._context
+        workers = list(pool.live.values())
+        succession.follow()
+        assert (await succession.taken_over())["adopted"]
+        await asyncio.wait({task})
+        errors.append(task.exception())
+        # It commands, on the links it had.
+        for message in (
+            Cancel(attempt=context.attempt),
+            CheckpointCompleted(attempt=context.attempt, checkpoint_id=10_000, generation=1),
+            FinishSources(attempt=context.attempt),
+            Terminate(attempt=context.attempt),
+            Shutdown(),
+        ):
+            for worker in workers:
+                worker.send(message)
+        # It completes a checkpoint, ends the job, and takes a worker for lost.
+        manifest = Manifest(
+            checkpoint_id=10_000, trigger_ms=1, completed_ms=1, duration_ms=0, max_parallelism=12
+        )
+        for forbidden in (
+            context.log.complete_checkpoint(manifest),
+            context.log.end_job(JobStatus.FAILED),
+            context.log.trim(1),
+            context.log.confirm(),
+        ):
+            with pytest.raises(FencedError):
+                await forbidden
+        for worker in workers:
+            pool.live[worker.worker_id] = worker
+            pool.lose(worker.worker_id, "the test says so")
+        await pool.close()
+        assert len(job.live()) == 2
+        # It asks for the workers again.
+        assert await pool.find([worker.worker_id for worker in workers]) == []
+        await job.checkpoint()
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink), script)
+    assert isinstance(errors[0], FencedError)
+    assert ran.outcome.status == "SUSPENDED"
+    assert ran.restores == ran.failures == []
+    check_exact(sink)
+
+
+def test_a_lost_worker_has_the_job_restarted(lab: Any) -> None:
+    sink = collect(guarantee="exactly_once")
+    found: list[dict[str, Any]] = []
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        job.live()[0].kill()
+        await succession.crash()
+        found.append(await succession.taken_over())
+        await job.checkpoint()
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink), script)
+    assert not found[0]["adopted"]
+    assert "of 2 workers are gone" in found[0]["reason"]
+    assert len(ran.restores) == 1
+    check_exact(sink)
+
+
+def test_workers_that_may_not_wait_stop_at_once(lab: Any) -> None:
+    sink = collect(guarantee="exactly_once")
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        workers = job.live()
+        await succession.crash()
+        await asyncio.gather(*(worker.died() for worker in workers))
+        await job.checkpoint()
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink, **{"headgate.worker.orphaned-max": "0 ms"}), script)
+    assert not ran.job.texts("adopted")
+    assert len(ran.restores) == 1
+    check_exact(sink)
