@@ -47,6 +47,7 @@ class Adopting(State):
         if wish is not None:
             return ended_by_wish(wish)
         if isinstance(verdict, Refused):
+            await _confirm(job)  # a worker that obeys another coordinator is not gone
             job.publish(
                 "adopted",
                 f"generation {job.generation} takes over and restarts the job: {verdict.reason}",
@@ -150,6 +151,22 @@ class Adopting(State):
 
     def _all_reported(self, workers: list[Worker]) -> bool:
         return all(w.worker_id in self._reports or w.worker_id in self._lost for w in workers)
+
+
+async def _confirm(job: JobContext) -> None:
+    """Look into the log, if it can be read, who leads.
+
+    Raises:
+        FencedError: another coordinator does.
+    """
+    if job.log is None:
+        return
+    try:
+        await job.log.confirm()
+    except FencedError:
+        raise
+    except StorageError:
+        pass  # who does not lead cannot deploy either
 
 
 def plan_of(job: JobContext, deployment: Deployment) -> PhysicalPlan:

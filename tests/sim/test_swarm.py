@@ -13,10 +13,12 @@ DRAWS = 2000
 
 def test_each_trouble_is_on_in_about_half_the_seeds() -> None:
     """One that is always on hides what only shows without it."""
-    plans = [draw_plan(random.Random(seed)) for seed in range(DRAWS)]
+    drawn = [draw_plan(random.Random(seed)) for seed in range(DRAWS)]
+    plans = [plan for plan in drawn if not plan.gentle]
+    assert 0.8 < len(plans) / DRAWS < 0.9
     counts = Counter(kind for plan in plans for kind in plan.kinds)
     assert counts.keys() == {*LASTING, *(act.__name__ for act in ACTS)}
-    assert all(0.3 < count / DRAWS < 0.7 for count in counts.values()), counts
+    assert all(0.3 < count / len(plans) < 0.7 for count in counts.values()), counts
     sizes = {len(plan.kinds) for plan in plans}
     assert min(sizes) <= 5
     assert max(sizes) >= 15
