@@ -65,7 +65,7 @@ def heal(sim: Simulation) -> None:
     sim.storage.faults.heal()
     sim.world.faults.heal()
     sim.cluster.refusal_rate = 0.0
-    sim.loop.network.bytes_per_s = 100e6
+    sim.loop.network.bytes_per_s, sim.loop.network.far = 100e6, 1
     for worker in sim.cluster.workers:
         sim.loop.continue_process(worker.process)
     for leader in sim.leaders:
@@ -90,7 +90,7 @@ def _begin_lasting(sim: Simulation, plan: Plan) -> None:
     sim.cluster.refusal_rate = 3 * chosen.get("refusals", 0.0)
     if "narrow" in chosen:
         sim.loop.network.bytes_per_s = rng.choice((3e4, 3e5))
-        sim.loop.network.latency_s *= rng.choice((1, 5))
+        sim.loop.network.far = rng.choice((1, 5))
 
 
 # -- acts -------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ class Network:
         self._ports = 1
         self.latency_s = 0.0005
         """Of a message, at the mean."""
+        self.far = 1
+        """How many times as long messages take for now."""
         self.bytes_per_s = 100e6
         self.pairs: list[tuple[MemoryTransport, MemoryTransport]] = []
         """All connections between workers there ever were, for whoever breaks some."""
@@ -33,7 +35,9 @@ class Network:
 
     def delay_s(self, size_bytes: int = 0) -> float:
         """How long something is under way."""
-        return self._rng.expovariate(1 / self.latency_s) + size_bytes / self.bytes_per_s
+        return (
+            self._rng.expovariate(1 / (self.latency_s * self.far)) + size_bytes / self.bytes_per_s
+        )
 
     def cut(self, one: Process | None, other: Process | None, seconds: float) -> None:
         """For a while nothing gets from one of two processes to the other; others reach both."""
