@@ -30,6 +30,15 @@ class Chaining(Enum):
     NEVER = "never"
 
 
+class ByClock(Enum):
+    """What of a step may go by the machine's clock."""
+
+    WINDOWS = "windows by the machine's clock"
+    EARLY = "results every so often before the end (emit_every)"
+    TRIGGER = "triggers by the machine's clock"
+    TIMERS = "timers by the machine's clock (ctx.processing_time)"
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The user's line that made a node: `file:line` and its source text."""
@@ -81,8 +90,8 @@ class Node:
     """Input columns this node needs beyond passing them on; None: all of them."""
     watermarks: WatermarkSettings | None = None
     """How this node makes watermarks, if it does."""
-    by_clock: bool = False
-    """What it emits depends on the machine's clock: windows in processing time."""
+    by_clock: ByClock | None = None
+    """What of it goes by the machine's clock, so that its output depends on when records come."""
     feeds: int | None = None
     """Id of the head of the loop that this node closes: what it emits goes back there."""
 

@@ -24,7 +24,7 @@ from .durations import Duration
 from .expression_steps import SelectStep
 from .expressions import Column
 from .functions import check_plain, check_returns
-from .graph import Node, Origin
+from .graph import ByClock, Node, Origin
 from .joins.keyed import KeyedJoins, WindowedJoins
 from .origin import capture_origin
 from .panes.plan import needs_event_time, window_aggregate, window_fields
@@ -376,9 +376,16 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
             detail=f"{self._window.describe()}: {plan.describe()}",
             columns=columns,
             sides={LATE: self._stream.schema} if needs_event_time(self._window) else None,
-            by_clock=bool(getattr(self._window, "processing", False)),
+            by_clock=_by_clock(self._window),
         )
         return _fitted(result, into, origin)
+
+
+def _by_clock(window: Window | SessionWindow) -> ByClock | None:
+    if getattr(window, "processing", False):
+        return ByClock.WINDOWS
+    early = getattr(window, "early", None)
+    return ByClock.EARLY if early is not None and early.every_ms else None
 
 
 def _plan(
@@ -412,7 +419,7 @@ def _add_stateful(
     detail: str = "",
     columns: frozenset[str] | None = None,
     sides: dict[str, pa.Schema | None] | None = None,
-    by_clock: bool = False,
+    by_clock: ByClock | None = None,
 ) -> Stream[Any]:
     node = Node(
         id=-1,

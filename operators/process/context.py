@@ -48,7 +48,7 @@ class Timer:
 class _Timers:
     """One clock of a context: one timer per key and tag. Without a table, `refusal` says why."""
 
-    def __init__(self, context: Context[Any], table: Timers | None, refusal: str) -> None:
+    def __init__(self, context: Context[Any], table: Timers | None, refusal: StateError) -> None:
         self._context = context
         self._table = table
         self._refusal = refusal
@@ -75,14 +75,14 @@ class _Timers:
 
     def _table_for_key(self) -> Timers:
         if self._table is None:
-            raise StateError(self._refusal)
+            raise self._refusal
         return self._table
 
 
 class EventTimers(_Timers):
     """`ctx.event_time`: timers that are due when the watermark reaches them, in the order of time."""
 
-    def __init__(self, context: Context[Any], table: Timers | None, refusal: str) -> None:
+    def __init__(self, context: Context[Any], table: Timers | None, refusal: StateError) -> None:
         super().__init__(context, table, refusal)
         self._after_end: dict[tuple[Any, str], int] = {}
 
@@ -110,7 +110,7 @@ class ProcessingTimers(_Timers):
         self,
         context: Context[Any],
         table: Timers | None,
-        refusal: str,
+        refusal: StateError,
         clock: Clock,
         arm: Callable[[], None],
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from ...errors import HeadgateError
+from ...errors import HeadgateError, StateError
 from ...state.keyed.base import KeyedBackend
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.undo import UndoLog, UndoTimers
@@ -37,6 +37,8 @@ from .timers import FunctionTimers, timer_infos
 Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
 """Key columns of a column stream, or a function of a record."""
 _NO_TIMERS: Final = "a timer was set, and the function has no on_timer"
+_MODE: Final = "execution.runtime-mode"
+_BATCH: Final = "BATCH"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class ProcessOperator(Operator):
         if declared.timers:
             self._timers = FunctionTimers(declared.keys, context, self._on_clock)
             self._firing = TimerFiring(self._timers, context, self, self.output)
-        self._give_timers(self._context, self._timers, _NO_TIMERS)
+        self._give_timers(self._context, self._timers, StateError(_NO_TIMERS))
         self._states = FunctionStates(
             declared,
             self._function,
@@ -128,7 +130,7 @@ class ProcessOperator(Operator):
         return Context(self._emitter)
 
     def _give_timers(
-        self, context: Context[Any], timers: FunctionTimers | None, refusal: str
+        self, context: Context[Any], timers: FunctionTimers | None, refusal: StateError
     ) -> None:
         event: Timers | None = None
         processing: Timers | None = None
@@ -140,6 +142,8 @@ class ProcessOperator(Operator):
                 event = UndoTimers(timers.event, undo)
                 processing = UndoTimers(timers.processing, undo)
         context.event_time = EventTimers(context, event, refusal)
+        if timers is not None and self.context.options.get(_MODE) == _BATCH:
+            processing, refusal = None, _no_clock(self._user)
         context.processing_time = ProcessingTimers(
             context, processing, refusal, self.context.clock, arm
         )
@@ -386,6 +390,14 @@ class ProcessOperator(Operator):
         finally:
             if self._states is not None:
                 self._states.close()
+
+
+def _no_clock(function: UserFunction) -> StateError:
+    return StateError(
+        f"step `{function.step}` sets a timer by the machine's clock, and in a batch there is no such time",
+        where=str(function.origin),
+        fix=f"use ctx.event_time, or run the job as a stream: {_MODE}=STREAMING",
+    )
 
 
 def whole_record(batch: Batch, place: int) -> Any:

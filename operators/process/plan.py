@@ -13,13 +13,14 @@ from ...errors import PlanError
 from ...state.evolution import keeps_hash
 from ..dead_letters import FAILED, OnErrorLike, checked_on_error, failed_sides
 from ..functions import is_async
-from ..graph import Node, Origin
+from ..graph import ByClock, Node, Origin
 from ..partitioning import HashColumns, HashFunction
 from ..per_record import UserFunction
 from ..rows import RowReader
 from ..schema import SchemaLike, record_class
 from ..stream_base import into_schema
 from .batches import EVENT_TIME_COLUMN, KeyedBatchProcess, KeyedBatchProcessOperator
+from .clock_use import sets_clock_timers
 from .declared import declared_states
 from .functions import BroadcastProcess, CoProcess, KeyedProcess, ProcessFunction
 from .operator import Input, KeyedProcessOperator, ProcessOperator, ProcessStep
@@ -187,6 +188,7 @@ def _add(
                 stateful=True,
                 sides={**dict.fromkeys(sides), **failed},
                 detail=type(function).__name__,
+                by_clock=ByClock.TIMERS if sets_clock_timers(function) else None,
             )
         )
     )

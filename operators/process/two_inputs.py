@@ -34,7 +34,7 @@ class BroadcastProcessOperator(ProcessOperator):
         self._broadcast_context: BroadcastContext[Any] = BroadcastContext(
             self._emitter, self._for_each_key
         )
-        self._give_timers(self._broadcast_context, None, _NO_KEY)
+        self._give_timers(self._broadcast_context, None, StateError(_NO_KEY))
 
     def process(self, batch: Batch, input_index: int) -> None:
         if input_index == 0:

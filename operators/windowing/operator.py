@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import HeadgateError, PlanError
+from ...errors import HeadgateError, PlanError, StateError
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
 from ..per_record import pieces
@@ -99,7 +99,7 @@ class WindowOperator(ProcessOperator):
         super().open(context)
         assert self._timers is not None
         self._store = WindowStore(self._backend, self._timers, self._context, context.clock)
-        refusal = "a WindowProcess has no timers: its trigger has"
+        refusal = StateError("a WindowProcess has no timers: its trigger has")
         self._give_timers(self._context, None, refusal)
         self._at_trigger = TriggerContext(self._store, not self._event)
         self._contents: Contents | Accumulators

@@ -12,7 +12,7 @@ import polars as pl
 from ...errors import PlanError
 from ..expressions import show
 from ..functions import check_plain, check_returns, is_async
-from ..graph import Node, Origin
+from ..graph import ByClock, Node, Origin
 from ..per_record import UserFunction
 from ..process.declared import declared_states
 from ..process.functions import ProcessFunction
@@ -325,10 +325,11 @@ class Windows:
         return text
 
 
-def _by_clock(assigner: WindowAssigner[Any], trigger: Trigger[Any] | None) -> bool:
-    """When results come depends on the machine's clock."""
-    asked = isinstance(trigger, triggers.ProcessingTime | triggers.ContinuousProcessingTime)
-    return asked or (assigner.time == "processing" and not isinstance(assigner, Global))
+def _by_clock(assigner: WindowAssigner[Any], trigger: Trigger[Any]) -> ByClock | None:
+    """What of the windows goes by the machine's clock."""
+    if assigner.time == "processing" and not isinstance(assigner, Global):
+        return ByClock.WINDOWS
+    return ByClock.TRIGGER if triggers.goes_by_clock(trigger) else None
 
 
 def assigner_of(window: object, step: str, where: str) -> WindowAssigner[Any]:

@@ -272,6 +272,13 @@ class Purging(Trigger[T]):
         self._trigger.clear(window, ctx)
 
 
+def goes_by_clock(trigger: Trigger[Any]) -> bool:
+    """Whether a trigger, or the one in it, does something when the machine's clock says so."""
+    while isinstance(trigger, Purging):
+        trigger = trigger._trigger
+    return type(trigger).on_processing_time is not Trigger.on_processing_time
+
+
 def _purged(result: TriggerResult) -> TriggerResult:
     return TriggerResult.FIRE_AND_PURGE if result.fires else result
 

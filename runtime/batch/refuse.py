@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from ...errors import PlanError
-from ...operators.graph import Graph, Node
+from ...operators.graph import ByClock, Graph, Node
 from ..batch_options import RUNTIME_MODE
 from ..options import Options
+
+_INSTEAD: Final = {
+    ByClock.WINDOWS: "take windows of event time, or ",
+    ByClock.EARLY: "leave emit_every out (the results at the end are the same), or ",
+    ByClock.TRIGGER: "take a trigger of event time or of counts, or ",
+    ByClock.TIMERS: "set timers with ctx.event_time, or ",
+}
 
 
 def runs_as_batch(graph: Graph, options: Options) -> bool:
@@ -31,16 +39,14 @@ def batch_problems(graph: Graph) -> Iterator[PlanError]:
             yield _refused(
                 node, "a loop has no order in which its steps could run one after another"
             )
-        elif node.by_clock:
-            yield _refused(
-                node,
-                "windows by the machine's clock depend on when records come, and here all are there",
-            )
+        elif node.by_clock is not None:
+            why = f"{node.by_clock.value} depend on when records come, and here all are there"
+            yield _refused(node, why, _INSTEAD[node.by_clock])
 
 
-def _refused(node: Node, why: str) -> PlanError:
+def _refused(node: Node, why: str, instead: str = "") -> PlanError:
     return PlanError(
         f"step `{node.name}` cannot run as a batch: {why}",
         where=str(node.origin),
-        fix=f"run the job as a stream: {RUNTIME_MODE.key}=STREAMING",
+        fix=f"{instead}run the job as a stream: {RUNTIME_MODE.key}=STREAMING",
     )

@@ -24,6 +24,7 @@ from ...operators.graph import Graph, Node
 from ...operators.sink import Guarantee, Sink
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
+from ..batch_options import RUNTIME_MODE
 from ..checkpoint_options import LOCAL_DIRS
 from ..coordinator.job import JobOutcome
 from ..job_spec import JobSpec
@@ -123,9 +124,9 @@ def _frames(
     options: Options,
     count: Any,
 ) -> Frames:
-    return make_frames(
-        plan, session, splits, options.effective(), _attempt(), _scratch(options), count
-    )
+    # Also where AUTOMATIC came to it.
+    effective = options.effective() | {RUNTIME_MODE.key: "BATCH"}
+    return make_frames(plan, session, splits, effective, _attempt(), _scratch(options), count)
 
 
 def _scratch(options: Options) -> str | None:

@@ -12,7 +12,7 @@ import xxhash
 import headgate as hg
 from headgate.connectors import blackhole, from_list, generator, parquet_sink
 from headgate.connectors.files.sink import PartName
-from headgate.errors import ManifestErrors, PlanError, UsageError
+from headgate.errors import ManifestErrors, PlanError, StateError, UsageError
 from headgate.runtime.cli import run as cli
 from headgate.runtime.cli.console import CANCELLED
 from headgate.runtime.manifest import load_job
@@ -52,6 +52,92 @@ def test_windows_by_the_clock_and_loops_are_refused() -> None:
     )
     counted.write(blackhole(guarantee="none"), name="windows")
     assert "step `w` cannot run as a batch" in refusal(made)
+
+
+class Waits(hg.KeyedProcess[int, Any, Any]):
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> None:
+        self.wait_for(ctx)
+
+    def wait_for(self, ctx: hg.Context[int]) -> None:
+        ctx.processing_time.after("1h")
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> list[Any]:
+        return [timer.timestamp]
+
+
+class WaitsUnseen(Waits):
+    """No look at the class says what it does."""
+
+    def wait_for(self, ctx: hg.Context[int]) -> None:
+        getattr(ctx, "processing" + "_time").at(0)
+
+
+class LooksAtTheClock(Waits):
+    def wait_for(self, ctx: hg.Context[int]) -> None:
+        assert ctx.processing_time.now > 0
+
+
+class ByTheClock(hg.Trigger[Any]):
+    def on_element(self, record: Any, timestamp: int, window: Any, ctx: Any) -> hg.TriggerResult:
+        ctx.processing_time.at(timestamp + 1_000)
+        return hg.TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: Any) -> hg.TriggerResult:
+        return hg.TriggerResult.FIRE
+
+
+def early(keyed: Any) -> Any:
+    return keyed.window(hg.global_window(emit_every="1s")).agg(n=hg.count(), name="w")
+
+
+def triggered(trigger: Any) -> Any:
+    def step(keyed: Any) -> Any:
+        windows = keyed.window(hg.global_window(), trigger=trigger)
+        return windows.reduce(lambda one, other: other, name="w")
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "why", "fix"),
+    [
+        (early, "emit_every", "leave emit_every out"),
+        (triggered(hg.triggers.ProcessingTime()), "trigger", "event time"),
+        (triggered(hg.triggers.Purging(hg.triggers.ProcessingTime())), "trigger", "event time"),
+        (
+            triggered(hg.triggers.Purging(hg.triggers.ContinuousProcessingTime("1s"))),
+            "trigger",
+            "event time",
+        ),
+        (triggered(hg.triggers.Purging(ByTheClock())), "trigger", "event time"),
+        (lambda keyed: keyed.process(Waits(), name="w"), "ctx.processing_time", "ctx.event_time"),
+    ],
+)
+def test_what_goes_by_the_clock_is_refused(step: Any, why: str, fix: str) -> None:
+    made, read = job("BATCH")
+    step(read.key_by("k")).write(blackhole(guarantee="none"), name="w-out")
+    with pytest.raises(PlanError, match="step `w` cannot run as a batch") as refused:
+        made.spec()
+    assert why in refused.value.message
+    assert fix in refused.value.fix
+    assert "test_batch_plan.py" in refused.value.where
+
+
+def test_a_timer_that_nobody_saw_coming_fails_the_batch(run_batch_here: Any) -> None:
+    made, read = job("BATCH")
+    read.key_by("k").process(WaitsUnseen(), name="w").write(blackhole(guarantee="none"), name="o")
+    with pytest.raises(StateError, match="step `w` sets a timer by the machine's clock") as failed:
+        run_batch_here(made)
+    assert "test_batch_plan.py" in failed.value.where
+
+
+def test_to_look_at_the_clock_is_no_reason_and_count_triggers_are_none(run_batch_here: Any) -> None:
+    made, read = job("BATCH")
+    keyed = read.key_by("k")
+    keyed.process(LooksAtTheClock(), name="looks").write(blackhole(guarantee="none"), name="o")
+    counted = triggered(hg.triggers.Purging(hg.triggers.Count(2)))(keyed)
+    counted.write(blackhole(guarantee="none"), name="o2")
+    assert run_batch_here(made)["looks.numRecordsIn"] == 1
 
 
 def test_automatic_is_batch_if_all_sources_end() -> None:
