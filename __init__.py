@@ -74,6 +74,7 @@ _HOMES = {
     "min_by": "operators.aggregates",
     "per_window": "operators.windowing.functions",
     "session": "operators.sessions.window",
+    "hybrid_source": "connectors.hybrid",
     "spark_source": "connectors.spark.source",
     "static_table": "operators.joins.static_table",
     "stddev": "operators.aggregates",
@@ -93,6 +94,7 @@ _MODULES = ("cep", "connectors", "errors", "evictors", "triggers")
 
 if TYPE_CHECKING:
     from . import connectors, errors
+    from .connectors.hybrid import hybrid_source
     from .connectors.spark.source import spark_source
     from .operators.aggregates import (
         approx_count_distinct,
@@ -207,6 +209,7 @@ __all__ = [
     "fixed_delay",
     "no_restart",
     "global_window",
+    "hybrid_source",
     "last",
     "max",
     "max_by",

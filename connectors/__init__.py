@@ -19,6 +19,7 @@ from .generator import (
     random_int,
     sequence,
 )
+from .hybrid import hybrid_source
 from .nexmark import nexmark
 from .print import print_sink
 from .spark.source import spark_source
@@ -39,6 +40,7 @@ __all__ = [
     "from_list",
     "function_sink",
     "generator",
+    "hybrid_source",
     "json_sink",
     "json_source",
     "nexmark",

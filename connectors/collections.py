@@ -13,6 +13,7 @@ import pyarrow as pa
 from ..errors import UsageError
 from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
+from ..operators.event_time import latest_of
 from ..operators.rows import to_columns
 from ..operators.schema import SchemaLike, record_class, to_schema
 from ..operators.source import Source, SourceReader
@@ -73,6 +74,11 @@ class ListSource(Source):
             msgspec.msgpack.encode(_Split(index, self.split_count))
             for index in range(self.split_count)
         ]
+
+    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
+        records = [item for item in self.items if not isinstance(item, Crash | Pause)]
+        batch = self.batch(records)
+        return latest_of(batch.data.column(column)) if isinstance(batch, ColumnBatch) else None
 
     def reader(self) -> SourceReader:
         return _ListReader(self)

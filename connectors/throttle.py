@@ -36,6 +36,7 @@ class _Throttled(Source):
         self.bounded = source.bounded
         self.rejected_schema = source.rejected_schema
         self.needs_storage = source.needs_storage
+        self.has_history = source.has_history
 
     def configure(self, options: Mapping[str, str]) -> Source:
         return _Throttled(self._source.configure(options), self._rate)
@@ -48,6 +49,9 @@ class _Throttled(Source):
 
     def splits(self, parallelism: int) -> list[bytes]:
         return self._source.splits(parallelism)
+
+    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
+        return self._source.latest(splits, column)
 
     def reader(self) -> SourceReader:
         return _ThrottledReader(self._source.reader(), self._rate)

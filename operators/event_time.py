@@ -64,6 +64,14 @@ class ColumnTimes:
         )
 
 
+def latest_of(values: pa.Array) -> int | None:
+    """The highest of a timestamp, date or int64 column in ms since 1970 UTC, rounded down."""
+    latest = pc.max(values)
+    if not latest.is_valid:
+        return None
+    return int(milliseconds(pa.array([latest], values.type))[0])
+
+
 def milliseconds(values: pa.Array) -> Timestamps:
     """A timestamp, date or int64 column as milliseconds since 1970 UTC, rounded down; without nulls."""
     kind = values.type

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from ..errors import UsageError
 from .base import OperatorContext
 from .elements import Batch
 
@@ -139,6 +140,7 @@ class Source:
         bounded: True if the source ends.
         rejected_schema: Arrow schema of the side output `rejected`, None for Python objects.
         needs_storage: True if it keeps data in the job's storage, so that the job must have one.
+        has_history: True if it reads a history before it goes live; see `SourceSplits.history`.
     """
 
     schema: pa.Schema | None = None
@@ -146,6 +148,7 @@ class Source:
     bounded: bool = False
     rejected_schema: pa.Schema | None = None
     needs_storage: bool = False
+    has_history: bool = False
 
     def configure(self, options: Mapping[str, str]) -> Source:
         """The same source with what it takes from the job's options; called before `splits`.
@@ -173,6 +176,23 @@ class Source:
         the records then do not either. May do blocking I/O.
         """
         raise NotImplementedError
+
+    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
+        """The highest event time of all records of `splits`, in ms since 1970; None: there are none.
+
+        It may read the column for that, in full: blocking I/O. Nulls do not count.
+
+        Args:
+            splits: as this source has just made them.
+            column: a timestamp, a date, or int64 milliseconds.
+
+        Raises:
+            UsageError: a source of this kind cannot say.
+        """
+        raise UsageError(
+            f"{self.describe()} cannot say which event time its records end at",
+            fix="give the live source itself, with a position of its own, instead of a function",
+        )
 
     def reader(self) -> SourceReader:
         """A new reader for one subtask."""

@@ -7,10 +7,21 @@ and the chain runs by direct calls: so `current` holds for a batch all the way t
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from enum import Enum
 from typing import Final, Protocol, final
 
 WHOLE: Final = ""
 """Stands for all splits of a reader that does not tell of any, and for input that is not a source's."""
+
+
+class History(Enum):
+    """Where a reader stands that reads a history before it goes live."""
+
+    NONE = ""
+    """It is live, or has no history at all."""
+    BEING_READ = "being read"
+    OVER = "over"
+    """Its own part is read; it waits until that of all subtasks is."""
 
 
 class SplitListener(Protocol):
@@ -41,6 +52,10 @@ def _nobody_listens(step: str, group: str, watermark: int | None) -> None:
     """Outside of a cluster there is no group."""
 
 
+def _nobody_asks() -> None:
+    """Outside of a cluster there is nobody who waits."""
+
+
 @final
 class SourceSplits:
     """What the reader of one subtask says of its splits. A reader that says nothing has one, `WHOLE`."""
@@ -53,6 +68,12 @@ class SourceSplits:
         self.can_pause = False
         """The reader can leave out single splits."""
         self.report: WatermarkReport = _nobody_listens
+        self.history = History.NONE
+        """Set by the reader."""
+        self.may_go_live = True
+        """False until the history is over in all subtasks of the source."""
+        self.on_history: Callable[[], None] = _nobody_asks
+        """Called when `history` has changed."""
         self._open: dict[str, bool] = {}
         self._ended: list[str] = []
         self._listeners: list[SplitListener] = []

@@ -15,6 +15,14 @@ CHECKPOINT_INTERVAL = Option[int | None](
     "ms",
     "Time between the starts of periodic checkpoints; unset: no periodic checkpoints.",
 )
+CHECKPOINT_INTERVAL_BACKLOG = Option[int | None](
+    "execution.checkpointing.interval-during-backlog",
+    Duration(),
+    None,
+    "ms",
+    "The interval while a source reads a backlog, such as the history of a hybrid source; at least "
+    "`execution.checkpointing.interval`, or `0s`: no periodic checkpoints meanwhile. Unset: the same.",
+)
 CHECKPOINT_TIMEOUT = Option[int](
     "execution.checkpointing.timeout",
     Duration(at_least_ms=10),

@@ -9,6 +9,7 @@ from ..operators.settings import CheckpointSettings, RestartSettings
 from .checkpoint_options import (
     ALIGNED_TIMEOUT,
     CHECKPOINT_INCREMENTAL,
+    CHECKPOINT_INTERVAL_BACKLOG,
     CHECKPOINT_MODE,
     CHECKPOINT_TIMEOUT,
     UNALIGNED,
@@ -80,4 +81,5 @@ def checkpoint_rules(settings: CheckpointSettings | None, options: Options) -> C
         exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
         unaligned=options.get(UNALIGNED),
         aligned_timeout_ms=options.get(ALIGNED_TIMEOUT),
+        interval_during_backlog_ms=options.get(CHECKPOINT_INTERVAL_BACKLOG),
     )

@@ -39,6 +39,7 @@ from .blocks import (
     storage_error,
 )
 from .decode import BadRecord, CsvDecoder, JsonDecoder, excerpt, parse_header
+from .latest import latest_in_files
 from .whole import read_whole
 
 FORMATS = ("csv", "json", "parquet")
@@ -126,6 +127,9 @@ class FileSource(Source):
         with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-splits") as threads:
             parts = threads.map(lambda file: cut(store, file), files)
             return [msgspec.msgpack.encode(split) for splits in parts for split in splits]
+
+    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
+        return latest_in_files(self, splits, column, self.storage_options)
 
     def reader(self) -> SourceReader:
         return FileReader(self)

@@ -17,6 +17,7 @@ from ...errors import UsageError
 from ...operators.origin import capture_origin
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.source import Source, SourceReader, SourceRun
+from ..files.latest import latest_in_files
 from ..files.source import FileSource, parse_policy
 from ..rows import check_count
 from .messages import Task
@@ -38,6 +39,7 @@ class SparkSource(Source):
         """The columns of the result, of which `schema` may be a part."""
         self.keep_result = keep_result
         self._result: tuple[Result, str] | None = None
+        self._options: Mapping[str, str] = {}
         self._read_by(files)
 
     def _read_by(self, files: FileSource) -> None:
@@ -54,6 +56,7 @@ class SparkSource(Source):
             await delete_results(run.storage, keep=f"{name}/")
         prepared = copy.copy(self)
         prepared._result = result, f"{run.storage.address}/{name}"
+        prepared._options = run.options
         return prepared
 
     async def discard(self, run: SourceRun) -> None:
@@ -69,6 +72,9 @@ class SparkSource(Source):
             )
         result, address = self._result
         return result.splits(address)
+
+    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
+        return latest_in_files(self._files, splits, column, self._options)
 
     def reader(self) -> SourceReader:
         return self._files.reader()

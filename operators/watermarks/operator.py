@@ -14,7 +14,7 @@ from ..base import Operator, OperatorContext
 from ..durations import parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
 from ..graph import Origin
-from ..splits import WHOLE
+from ..splits import WHOLE, History
 from . import reached
 from .clock_state import STATE as CLOCK_STATE
 from .clock_state import ClockState, declared, restored
@@ -192,10 +192,11 @@ class EventTimeOperator(Operator):
     def _tick(self) -> None:
         self._send_watermark()
         splits, now_s = self.context.splits, self._awake_s()
-        if splits.paused:
-            self._active_at = now_s  # what must wait is not silent
+        in_backlog = splits.history is History.BEING_READ
+        if splits.paused or in_backlog:
+            self._active_at = now_s  # what must wait, or takes long to read, is not silent
         silent_s = now_s - self._active_at
-        if self._idle_after_s is not None:
+        if self._idle_after_s is not None and not in_backlog:
             self._lanes.silence(now_s, self._idle_after_s, splits.paused)
             self._send_reached()
             if silent_s >= self._idle_after_s:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ...operators.elements import CheckpointOptions
+from ...operators.splits import History
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol.adoption import WorkerReport
 from ..protocol.backpressure import HotGroup, WaitsFor
@@ -209,6 +210,13 @@ class LoopRoundOver(Message, frozen=True):
     records: int
 
 
+class HistoryOver(Message, frozen=True):
+    """Subtasks of a source with a history: all of you have read it, so go live."""
+
+    attempt: int
+    vertex: int
+
+
 class FinishSources(Message, frozen=True):
     """Sources: end as if the data had ended (stop with drain)."""
 
@@ -398,6 +406,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Buffers that wait in front of it."""
     hot_groups: tuple[HotGroup, ...] = ()
     """Where most of what it sends goes, by exchange; only while it is backpressured."""
+    history: History = History.NONE
+    """Where its reader stands."""
 
 
 class Statistics(Message, frozen=True):
@@ -454,6 +464,7 @@ Messages: TypeAlias = (
     | Terminate
     | WatermarkLimit
     | LoopRoundOver
+    | HistoryOver
     | FinishSources
     | Shutdown
     | Deployed

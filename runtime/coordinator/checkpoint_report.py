@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
+from ..control.messages import CheckpointAcked
 from ..protocol.checkpoint_statistics import (
     CheckpointHistory,
     CheckpointRecord,
@@ -86,3 +87,23 @@ def _spread(values: Iterable[int]) -> dict[str, float]:
         return {}
     at = {name: found[math.ceil(q * len(found)) - 1] for name, q in QUANTILES.items()}
     return {"min": found[0], "avg": sum(found) / len(found), "max": found[-1], **at}
+
+
+def part_of(message: CheckpointAcked, task: str, ack_ms: float) -> SubtaskPart:
+    """An acknowledgement as a line of statistics."""
+    handles = [handle for snapshot in message.snapshots for handle in snapshot.handles]
+    return SubtaskPart(
+        task=task,
+        index=message.index,
+        ack_ms=max(0.0, ack_ms),
+        start_delay_ms=message.start_delay_ms,
+        alignment_ms=message.alignment_ms,
+        sync_ms=message.sync_ms,
+        async_ms=message.async_ms,
+        written_bytes=message.written_bytes,
+        state_bytes=sum(handle.size_bytes for handle in handles),
+        processed_bytes=message.processed_bytes,
+        persisted_bytes=message.in_flight_bytes,
+        unaligned=message.unaligned,
+        finished=message.finished,
+    )

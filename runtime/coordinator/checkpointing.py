@@ -39,7 +39,6 @@ from ..protocol.checkpoint_decisions import (
 from ..protocol.checkpoint_statistics import (
     CheckpointHistory,
     CheckpointRecord,
-    SubtaskPart,
     explain,
 )
 from ..protocol.checkpoints import CheckpointCoordinator
@@ -51,6 +50,7 @@ from ..savepoint.metadata import savepoint_of
 from ..savepoint.store import AddressOpener
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
+from .checkpoint_report import part_of
 from .manifests import make_manifest, size_of
 from .trimmer import Trimmer
 
@@ -183,6 +183,10 @@ class CheckpointDriver:
     def tick(self) -> Outcome:
         """Time has passed."""
         return self._carry_out(self.protocol.tick(self._clock.now_ms()))
+
+    def backlog(self, reads: bool) -> Outcome:
+        """Sources read a backlog, or none does; said as often as you like."""
+        return self._carry_out(self.protocol.backlog(self._clock.now_ms(), reads))
 
     def request(
         self,
@@ -467,26 +471,6 @@ class CheckpointDriver:
         elif self._store is not None:
             written = files_written_by(snapshots, self._generation, discard.checkpoint_id)
             await self._store.delete_files(written)
-
-
-def part_of(message: CheckpointAcked, task: str, ack_ms: float) -> SubtaskPart:
-    """An acknowledgement as a line of statistics."""
-    handles = [handle for snapshot in message.snapshots for handle in snapshot.handles]
-    return SubtaskPart(
-        task=task,
-        index=message.index,
-        ack_ms=max(0.0, ack_ms),
-        start_delay_ms=message.start_delay_ms,
-        alignment_ms=message.alignment_ms,
-        sync_ms=message.sync_ms,
-        async_ms=message.async_ms,
-        written_bytes=message.written_bytes,
-        state_bytes=sum(handle.size_bytes for handle in handles),
-        processed_bytes=message.processed_bytes,
-        persisted_bytes=message.in_flight_bytes,
-        unaligned=message.unaligned,
-        finished=message.finished,
-    )
 
 
 def _no_announcement(kind: str, text: str, **details: Any) -> None:

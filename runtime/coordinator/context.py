@@ -14,6 +14,7 @@ import msgspec
 from ...errors import HeadgateError
 from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
+from ...operators.splits import History
 from ..control.messages import Event, SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
@@ -411,4 +412,5 @@ class JobContext:
             "backpressured": pressure,
             "backpressure_level": level_of(pressure).value,
             "watermark": min((subtask.watermark for subtask in known), default=None),
+            "backlog": any(subtask.history is History.BEING_READ for subtask in known),
         }

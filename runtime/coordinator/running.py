@@ -49,6 +49,7 @@ from .context import (
     Tick,
 )
 from .deploying import failure_from, failure_of_subtask, failure_of_worker, moves
+from .histories import look_at_histories
 from .manifests import size_of
 from .placement import workers_needed
 from .recovered import publish_recovered
@@ -88,13 +89,9 @@ class Running(State):
         self._alignment = WatermarkAlignment({})
 
     async def run(self, job: JobContext) -> State:
-        everyone = {
-            (vertex.id, index)
-            for vertex in job.plan.vertices
-            for index in range(vertex.parallelism)
-        }
         self._first_attempt = job.attempt
-        self._unfinished, self._unterminated = set(everyone), set(everyone)
+        self._unfinished = {(v.id, i) for v in job.plan.vertices for i in range(v.parallelism)}
+        self._unterminated = set(self._unfinished)
         self._loops = {
             loop.name: LoopRounds(job.plan.vertices[loop.head].parallelism)
             for loop in job.plan.loops
@@ -136,6 +133,7 @@ class Running(State):
         self._adopted = None  # after a restart of regions all goes on from what they restored
         started = job.checkpoints.start(job.attempt, job.plan, used=used, base=base)
         state = self._settle(job, started)
+        self._settle(job, look_at_histories(job))
         return self._all_finished(job) if state is None and not self._unfinished else state
 
     def _handle(self, job: JobContext, event: Any) -> State | None:
@@ -179,6 +177,7 @@ class Running(State):
                 job.restoring[worker_id, region] = (message.done_bytes, message.total_bytes)
             case Statistics(attempt=attempt, subtasks=subtasks):
                 job.report(attempt, subtasks)
+                return self._settle(job, look_at_histories(job))
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)
                 now_ms = _monotonic_ms(job)

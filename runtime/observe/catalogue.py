@@ -172,6 +172,11 @@ CATALOGUE: tuple[MetricDoc, ...] = (
     ),
     _task("isBackPressured", "", "1 if it waits for room downstream at this moment, else 0."),
     _task(
+        "isProcessingBacklog",
+        "",
+        "1 while it reads the history of a hybrid source, else 0; sources only.",
+    ),
+    _task(
         "currentCallTimeMs",
         "ms",
         "How long it has been in one call, of a step or of ours; 0 between calls.",

@@ -41,6 +41,8 @@ class CheckpointSettings:
         unaligned: barriers overtake records, except those of savepoints and of a job's last checkpoint.
         aligned_timeout_ms: of unaligned ones: barriers stay in line until a checkpoint is this old; 0:
             they overtake at once.
+        interval_during_backlog_ms: instead of `interval_ms` while sources read a backlog; 0: none are
+            taken meanwhile but on request; None: it makes no difference.
     """
 
     interval_ms: int | None
@@ -52,6 +54,7 @@ class CheckpointSettings:
     exactly_once: bool = True
     unaligned: bool = False
     aligned_timeout_ms: int = 0
+    interval_during_backlog_ms: int | None = None
 
     def __post_init__(self) -> None:
         at_least = {
@@ -72,6 +75,20 @@ class CheckpointSettings:
 
         if self.unaligned:
             self._check_unaligned()
+        self._check_backlog()
+
+    def _check_backlog(self) -> None:
+        if not self.interval_during_backlog_ms:
+            return
+        if self.interval_ms is None or self.interval_during_backlog_ms < self.interval_ms:
+            raise OptionError(
+                "checkpoints would be more frequent in a backlog than without one "
+                f"execution.checkpointing.interval=`{self.interval_ms} ms` "
+                "execution.checkpointing.interval-during-backlog="
+                f"`{self.interval_during_backlog_ms} ms`",
+                fix="raise the second to the first or above, or set it to 0s for no checkpoints; "
+                "job.checkpoint(every=...) is the first, too",
+            )
 
     def _check_unaligned(self) -> None:
         if not self.exactly_once:
@@ -98,10 +115,12 @@ class CheckpointSettings:
             return CheckpointOptions(unaligned=True)
         return CheckpointOptions(aligned_timeout_ms=self.aligned_timeout_ms)
 
-    @property
-    def effective_interval_ms(self) -> int | None:
-        """The interval, raised to the minimum pause."""
-        return None if self.interval_ms is None else max(self.interval_ms, self.min_pause_ms)
+    def interval_in(self, backlog: bool) -> int | None:
+        """The interval, in a backlog or not, raised to the minimum pause; None: none."""
+        interval_ms = self.interval_ms
+        if backlog and self.interval_during_backlog_ms is not None:
+            interval_ms = self.interval_during_backlog_ms or None
+        return None if interval_ms is None else max(interval_ms, self.min_pause_ms)
 
     @property
     def effective_max_concurrent(self) -> int:

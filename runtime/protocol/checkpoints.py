@@ -39,6 +39,7 @@ from .checkpoint_decisions import (
 )
 from .checkpoint_phase import Phase
 from .checkpoint_requests import CheckpointRequests
+from .checkpoint_schedule import CheckpointSchedule
 from .checkpoint_settings import CheckpointSettings
 from .failures import CheckpointFailure
 from .ids import NO_CHECKPOINT, CheckpointId, SubtaskId
@@ -68,9 +69,8 @@ class CheckpointCoordinator(Generic[Payload]):
         self._base = NO_CHECKPOINT
         self._last_completed = NO_CHECKPOINT
         self._last_failed = NO_CHECKPOINT
-        self._last_completion_ms: int | None = None
         self._failures_in_a_row = 0
-        self._next_periodic_ms: int | None = None
+        self._schedule = CheckpointSchedule(settings)
         self._wake_ms: int | None = None
         self._out: list[CheckpointDecision[Payload]] = []
         self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
@@ -117,10 +117,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._subtasks = frozenset(subtasks)
         self._next_id = next_checkpoint_id
         self._base = base
-        self._last_completion_ms = None
-        interval_ms = self._settings.effective_interval_ms
-        if interval_ms is not None:
-            self._next_periodic_ms = self._now_ms + interval_ms
+        self._schedule.begin(self._now_ms)
         return self._decisions()
 
     def job_failed(self, now_ms: int) -> list[CheckpointDecision[Payload]]:
@@ -140,6 +137,14 @@ class CheckpointCoordinator(Generic[Payload]):
             # Failing one can end the attempt, and with it the others.
             if pending.missing and expires_ms <= self._now_ms and self._is_pending(pending):
                 self._fail(pending, CheckpointFailure.EXPIRED)
+        return self._decisions()
+
+    def backlog(self, now_ms: int, reads: bool) -> list[CheckpointDecision[Payload]]:
+        """Sources read a backlog, or none does; said as often as you like."""
+        if reads == self._schedule.backlog:
+            return []
+        self._event("backlog", now_ms, reads)
+        self._schedule.backlog = reads
         return self._decisions()
 
     def request(
@@ -239,7 +244,7 @@ class CheckpointCoordinator(Generic[Payload]):
         if self._phase not in (Phase.RUNNING, Phase.ENDING):
             return
         self._base = checkpoint_id
-        self._last_completion_ms = self._now_ms
+        self._schedule.completed(self._now_ms)
         self._out.append(NotifyComplete(checkpoint_id))
         if pending.token is not None:
             self._out.append(RequestDone(pending.token, checkpoint_id))
@@ -333,7 +338,7 @@ class CheckpointCoordinator(Generic[Payload]):
             else:
                 self._refuse(pending, reason)
         self._refuse_requests(reason)
-        self._next_periodic_ms = None
+        self._schedule.end()
         self._phase = Phase.IDLE
 
     def _subsume_older_than(self, checkpoint_id: CheckpointId) -> None:
@@ -394,9 +399,8 @@ class CheckpointCoordinator(Generic[Payload]):
         while self._may_trigger() and (token := self._requests.next_checkpoint()) is not None:
             self._trigger(token, plain)
         due_ms = self._periodic_due_ms()
-        interval_ms = self._settings.effective_interval_ms
-        if interval_ms is not None and due_ms is not None and due_ms <= self._now_ms:
-            self._next_periodic_ms = self._now_ms + interval_ms
+        if due_ms is not None and due_ms <= self._now_ms:
+            self._schedule.triggered(self._now_ms)
             self._trigger(None, plain)
 
     def _may_trigger_savepoint(self) -> bool:
@@ -413,12 +417,7 @@ class CheckpointCoordinator(Generic[Payload]):
 
     def _periodic_due_ms(self) -> int | None:
         """When the next periodic trigger may happen; None while another event must come first."""
-        if self._next_periodic_ms is None or not self._may_trigger():
-            return None
-        if self._last_completion_ms is None:
-            return self._next_periodic_ms
-        rested_ms = self._last_completion_ms + self._settings.min_pause_ms
-        return max(self._next_periodic_ms, rested_ms)
+        return self._schedule.due_ms if self._may_trigger() else None
 
     def _next_wake_ms(self) -> int | None:
         deadlines = [

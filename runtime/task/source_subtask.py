@@ -11,6 +11,7 @@ import msgspec
 from ...errors import UserCodeError, check
 from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions
 from ...operators.source import REJECTED, SourceReader
+from ...operators.splits import History
 from ...operators.user_code import describe_record
 from ...state.snapshot import OperatorSnapshot, RestoredState
 from .accounting import Activity
@@ -42,6 +43,9 @@ class SourceSubtask(Subtask):
         self._splits.behind_source = True
         self._splits.can_pause = self._reader.can_pause_splits
         self._splits.on_pause = self._pause
+        self._splits.may_go_live = False
+        self._history = None if source.has_history else History.NONE
+        """What the coordinator was told of; None: nothing yet."""
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
         self._hurries = False
@@ -83,12 +87,32 @@ class SourceSubtask(Subtask):
                 error.position = self._read_up_to()
                 raise
         with_context(self.chain.head, self._splits.batch_done)
-        if batch is not None:
+        if self._tell_history() or batch is not None:
             return True
         if self._reader.finished:
             await self.finish()
             return True
         return False
+
+    def _tell_history(self) -> bool:
+        """Tell the world where the reader stands; True if that is news."""
+        before, self._history = self._history, self._splits.history
+        if before is self._history:
+            return False
+        if History.OVER in (before, self._history):
+            # Event time goes on with those who still read, and with this one when it is live.
+            self.chain.head.output.emit_idle(self._history is History.OVER)
+        self._splits.on_history()
+        return True
+
+    def history_over(self) -> None:
+        """Mail: all subtasks have read their part of the history."""
+
+        def go_live() -> None:
+            self._splits.may_go_live = True
+            self._wait_anew()
+
+        self.put_mail(go_live)
 
     def _read_up_to(self) -> str:
         """The positions of the splits, for people."""
@@ -112,8 +136,12 @@ class SourceSubtask(Subtask):
         """Other splits are paused than before. Barriers are injected all the same: they come by mail."""
         if self._reader.can_pause_splits:
             with_context(self.chain.head, self._reader.pause_splits, self._splits.paused)
+        self._wait_anew()
+
+    def _wait_anew(self) -> None:
+        """What the reader waits for may have changed."""
         if self._waiting is not None:
-            self._waiting.cancel()  # it may wait for a split that is paused now
+            self._waiting.cancel()
         self.signal.set()
 
     def announce(self, group: str, limit: int) -> None:

@@ -13,10 +13,7 @@ from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
-from ..checkpoint_options import (
-    UNALIGNED,
-    UNALIGNED_FORCED,
-)
+from ..checkpoint_options import UNALIGNED, UNALIGNED_FORCED
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
@@ -25,6 +22,7 @@ from ..control.messages import (
     LoopRoundBack,
     Messages,
     RestoreProgress,
+    Statistics,
     SubtaskAssignment,
     SubtaskFinished,
     SubtaskStatistics,
@@ -34,9 +32,7 @@ from ..control.messages import (
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.key_group_sampler import KeyGroupSampler
 from ..observe.metrics import MetricsRegistry
-from ..options import (
-    Options,
-)
+from ..options import Options
 from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
 from ..task.accounting import Activity
@@ -174,6 +170,7 @@ class Deployment:
         reports = _Reports(self.attempt, assignment, vertex.name, self._send, self._copies)
         splits = SourceSplits()
         splits.report = reports.reached
+        splits.on_history = self._tell
         return TaskEnvironment(
             plan=self._plan,
             vertex=vertex,
@@ -317,25 +314,26 @@ class Deployment:
         """Those made so far; also for other threads."""
         return self._subtasks
 
+    @property
+    def _sources(self) -> Iterator[SourceSubtask]:
+        return (each for each in self._subtasks if isinstance(each, SourceSubtask))
+
     # -- coordinator's wishes -----------------------------------------------------------------------
 
     def trigger(self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions) -> None:
         """Have the sources inject a barrier."""
-        for subtask in self._subtasks:
-            if isinstance(subtask, SourceSubtask):
-                subtask.trigger_checkpoint(checkpoint_id, trigger_ms, options)
+        for source in self._sources:
+            source.trigger_checkpoint(checkpoint_id, trigger_ms, options)
 
     def limit(self, group: str, limit: int) -> None:
         """Have the splits of an alignment group wait that are above `limit`."""
-        for subtask in self._subtasks:
-            if isinstance(subtask, SourceSubtask):
-                subtask.announce(group, limit)
+        for source in self._sources:
+            source.announce(group, limit)
 
     def finish_sources(self) -> None:
         """Have the sources end as if their data had ended."""
-        for subtask in self._subtasks:
-            if isinstance(subtask, SourceSubtask):
-                subtask.end_early()
+        for source in self._sources:
+            source.end_early()
 
     def loop_round_over(self, loop: str, number: int, records: int) -> None:
         """Tell the heads of a loop what came back at all of them."""
@@ -370,6 +368,16 @@ class Deployment:
         """Stop all subtasks at once."""
         self._metrics.close()
         await asyncio.gather(*(subtask.cancel() for subtask in self._subtasks))
+
+    def history_over(self, vertex: int) -> None:
+        """Have a source go live."""
+        for source in self._sources:
+            if source.env.vertex.id == vertex:
+                source.history_over()
+
+    def _tell(self) -> None:
+        """Something that the coordinator waits for has changed."""
+        self._send(Statistics(attempt=self.attempt, subtasks=self.statistics()))
 
     def statistics(self) -> tuple[SubtaskStatistics, ...]:
         """What the subtasks did so far."""

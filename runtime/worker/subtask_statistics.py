@@ -36,6 +36,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         waits_for=_waits_for(subtask),
         queued=subtask.gate.queued_buffers if isinstance(subtask, InputSubtask) else 0,
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
+        history=subtask.env.splits.history,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...operators.splits import History
 from ..observe.catalogue import TASK
 from ..observe.metrics import MetricsGroup
 from ..task.accounting import Activity
@@ -41,6 +42,8 @@ def register_task(group: MetricsGroup, subtask: Subtask) -> None:
             sizes = debloater.sizes
             scope.gauge("debloatedBufferSize", lambda: sizes.announced)
             scope.gauge("estimatedTimeToConsumeBuffersMs", lambda: sizes.time_to_consume_ms)
+    if env.vertex.head.source is not None:
+        scope.gauge("isProcessingBacklog", lambda: env.splits.history is History.BEING_READ)
     sinks = {node.id for node in env.vertex.nodes if node.sink is not None}
     for chained in subtask.chain.operators:
         _register_operator(group, subtask, chained, chained.node_id in sinks)

@@ -33,6 +33,7 @@ from ..control.messages import (
     FinishSources,
     Heartbeat,
     Hello,
+    HistoryOver,
     Inventory,
     LoopRoundOver,
     Messages,
@@ -322,6 +323,8 @@ class Worker:
                 deployment.limit(group, limit)
             case LoopRoundOver(loop=loop, number=number, records=records):
                 deployment.loop_round_over(loop, number, records)
+            case HistoryOver(vertex=vertex):
+                deployment.history_over(vertex)
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():

@@ -483,3 +483,68 @@ def test_a_job_that_fails_after_its_last_checkpoint_can_start_again() -> None:
 def test_settings_that_make_no_sense_are_refused(name: str, value: int) -> None:
     with pytest.raises(OptionError, match=f"setting=`{name}` value=`{value}`"):
         CheckpointSettings(**({"interval_ms": 100} | {name: value}))
+
+
+# -- backlogs -------------------------------------------------------------------------------------
+
+
+def test_a_backlog_has_an_interval_of_its_own() -> None:
+    job = Harness(interval_during_backlog_ms=500)
+    assert job.backlog(10, True) == [WakeAt(500)]
+    assert job.tick(499) == [WakeAt(500)]
+    assert job.tick(500)[0] == Trigger(1, 500, PLAIN)
+    assert job.complete(1, 510) == [NotifyComplete(1), WakeAt(1000)]
+    assert job.backlog(520, False) == [WakeAt(600)]
+    assert job.tick(600)[0] == Trigger(2, 600, PLAIN)
+
+
+def test_without_checkpoints_in_a_backlog_one_follows_at_its_end() -> None:
+    job = Harness(interval_during_backlog_ms=0)
+    assert job.backlog(10, True) == []
+    assert job.tick(100) == []
+    assert job.tick(5_000) == []
+    assert job.backlog(5_001, False)[0] == Trigger(1, 5_001, PLAIN)
+    assert job.complete(1, 5_010) == [NotifyComplete(1), WakeAt(5_101)]
+
+
+def test_a_short_backlog_delays_nothing() -> None:
+    job = Harness(interval_during_backlog_ms=0)
+    job.backlog(10, True)
+    assert job.backlog(50, False) == [WakeAt(100)]
+
+
+def test_a_backlog_stops_no_request_and_no_timeout() -> None:
+    job = Harness(interval_during_backlog_ms=0)
+    job.backlog(10, True)
+    assert job.request(20, token="t") == [Trigger(1, 20, PLAIN), WakeAt(1020)]
+    assert NotifyAborted(1, F.EXPIRED) in job.tick(1020)
+
+
+def test_the_end_of_a_backlog_keeps_to_the_pause_and_to_the_number_at_once() -> None:
+    job = Harness(interval_during_backlog_ms=0, min_pause_ms=300)
+    job.backlog(0, True)
+    job.request(1_000, token="t")
+    assert job.backlog(1_100, False) == []  # one is under way
+    assert job.complete(1, 1_200)[-1] == WakeAt(1_500)
+    assert job.tick(1_500)[0] == Trigger(2, 1_500, PLAIN)
+
+
+def test_a_backlog_lasts_beyond_a_failure_until_it_is_said_to_be_over() -> None:
+    job = Harness(interval_during_backlog_ms=0)
+    job.backlog(10, True)
+    job.job_failed(20)
+    assert job.start([A, B], 1, 30) == []
+    assert job.backlog(40, False) == [WakeAt(130)]
+
+
+def test_without_an_interval_of_its_own_a_backlog_changes_nothing() -> None:
+    job = Harness()
+    assert job.backlog(10, True) == []
+    assert job.tick(100)[0] == Trigger(1, 100, PLAIN)
+
+
+@pytest.mark.parametrize("interval_ms", [None, 501])
+def test_checkpoints_are_not_more_frequent_in_a_backlog(interval_ms: int | None) -> None:
+    with pytest.raises(OptionError, match="more frequent in a backlog"):
+        CheckpointSettings(interval_ms, interval_during_backlog_ms=500)
+    CheckpointSettings(interval_ms, interval_during_backlog_ms=0)

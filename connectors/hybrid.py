@@ -1,0 +1,348 @@
+"""A history, and what is live from its end on, as one source (features.md SRC-05).
+
+The splits of both are made before the job starts, those of the live source at a position that follows from
+the splits of the history, if the user says how. So nothing has to be decided while the job runs: where each
+subtask stands is in the positions of its splits, and the order of the two is kept by the reader. A live
+split is not begun before the history is over in all subtasks; that is no state, and found out again after
+a restore (`runtime/coordinator/histories.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from ..errors import UsageError
+from ..operators.base import OperatorContext
+from ..operators.elements import Batch, ColumnBatch
+from ..operators.event_time import check_time_column
+from ..operators.functions import check_plain, function_name
+from ..operators.origin import capture_origin
+from ..operators.source import Source, SourceReader, SourceRun
+from ..operators.splits import History
+from ..operators.suggestions import suggest
+
+LiveFrom: TypeAlias = Callable[[int | None], Source]
+"""Makes the live source, given the highest event time of the history in ms; None: it has no records."""
+
+
+class _Split(msgspec.Struct):
+    """A split of one of the two sources. `since`: what a function makes its live source from."""
+
+    split: bytes
+    live: bool = False
+    since: int | None = None
+
+
+class HybridSource(Source):
+    """Reads all of one source, then another."""
+
+    has_history = True
+
+    def __init__(self, history: Source, live: Source | LiveFrom, time_column: str | None) -> None:
+        self._history = history
+        self._live = live
+        self._time_column = time_column
+        self._options: Mapping[str, str] = {}
+        self._run: SourceRun | None = None
+        self._columns: list[str] | None = None
+        """What is read of both; None: all."""
+        self.needs_storage = history.needs_storage
+        self.whole = history.schema
+        """The columns of both sources, of which `schema` may be a part."""
+        self.schema = history.schema
+        self.row_type = history.row_type
+        self.rejected_schema = history.rejected_schema
+        if isinstance(live, Source):
+            self.bounded = live.bounded
+            self.whole = self.schema = _check_alike(history, live)
+            self.row_type = history.row_type if history.row_type is live.row_type else None
+            self.rejected_schema = history.rejected_schema or live.rejected_schema
+
+    def configure(self, options: Mapping[str, str]) -> HybridSource:
+        configured = self._with_history(self._history.configure(options))
+        configured._options = options
+        if isinstance(self._live, Source):
+            configured._live = self._live.configure(options)
+        return configured
+
+    async def prepare(self, run: SourceRun) -> HybridSource:
+        prepared = self._with_history(await self._history.prepare(run))
+        prepared._run = run
+        if isinstance(self._live, Source):
+            prepared._live = await self._live.prepare(run)
+        return prepared
+
+    async def discard(self, run: SourceRun) -> None:
+        await self._history.discard(run)
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """Those of the history, then those of the live source."""
+        history = self._history.splits(parallelism)
+        since = None
+        if isinstance(self._live, Source):
+            live = self._live
+        else:
+            assert self._time_column is not None  # as `hybrid_source` has seen
+            since = self._history.latest(history, self._time_column)
+            live = _prepared(self.live_from(since).configure(self._options), self._run)
+        return [
+            *(msgspec.msgpack.encode(_Split(split)) for split in history),
+            *(
+                msgspec.msgpack.encode(_Split(split, live=True, since=since))
+                for split in live.splits(parallelism)
+            ),
+        ]
+
+    def live_from(self, since: int | None) -> Source:
+        """The live source, with all its columns; the user's function is asked again each time."""
+        if isinstance(self._live, Source):
+            return self._live
+        live = self._live(since)
+        if not isinstance(live, Source):
+            raise UsageError(
+                f"the function of a live source returned no source "
+                f"function=`{function_name(self._live)}` returned=`{type(live).__name__}`"
+            )
+        _check_live(live)
+        if _check_alike(self._history, live) != self.whole:
+            raise UsageError(
+                "the live source allows nulls in columns in which the history has none: it is made by a "
+                "function, so the history alone says what the columns are",
+                fix="give both sources the same schema",
+            )
+        return live
+
+    def narrow(self, source: Source) -> Source:
+        """One of the two, reading only what is wanted of it."""
+        return source if self._columns is None else source.with_columns(self._columns)
+
+    def reader(self) -> SourceReader:
+        return HybridReader(self, self.narrow(self._history))
+
+    def with_columns(self, columns: Sequence[str]) -> HybridSource:
+        """Reads only these columns of both."""
+        if self.whole is None:
+            return self
+        wanted = set(columns)
+        # One column stays in any case, the same of both.
+        kept = [field for field in self.whole if field.name in wanted] or [self.whole.field(0)]
+        narrow = copy.copy(self)
+        narrow._columns = [field.name for field in kept]
+        narrow.schema = pa.schema(kept)
+        narrow.row_type = self.row_type if len(kept) == len(self.whole) else None
+        return narrow
+
+    def describe(self) -> str:
+        live = self._live
+        then = (
+            live.describe()
+            if isinstance(live, Source)
+            else f"{function_name(live)}(highest {self._time_column})"
+        )
+        return f"{self._history.describe()}, then {then}"
+
+    def _with_history(self, history: Source) -> HybridSource:
+        changed = copy.copy(self)
+        changed._history = history
+        return changed
+
+
+class HybridReader(SourceReader):
+    """The reader of the history, until it has ended; then, when it may, that of the live source."""
+
+    def __init__(self, source: HybridSource, history: Source) -> None:
+        self._source = source
+        self._reader = history.reader()
+        """Of the source that is being read: at first the history."""
+        self._live: _Split | None = None
+        """One of the splits that are being read; None: they are of the history."""
+        self._waiting: list[_Split] = []
+        """Live splits that have not been begun."""
+        self.can_pause_splits = self._reader.can_pause_splits
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+        self._reader.open(context, reject)
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        added = [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+        self._waiting = [each for each in added if each.live]
+        self._reader.add_splits([each.split for each in added if not each.live])
+        self.context.splits.history = History.BEING_READ
+        self._look()
+
+    def _look(self) -> None:
+        """Note the end of the history. What `poll` did is seen by event time before a live split opens."""
+        splits = self.context.splits
+        if splits.history is History.BEING_READ and self._reader.finished:
+            splits.history = History.OVER if self._waiting else History.NONE
+
+    def poll(self) -> Batch | None:
+        splits = self.context.splits
+        if splits.history is History.OVER:
+            if splits.may_go_live:
+                self._go_live()
+            return None
+        self._reader.rows_wanted = self.rows_wanted
+        batch = self._reader.poll()
+        self._look()
+        schema = self._source.schema
+        if isinstance(batch, ColumnBatch) and batch.data.schema != schema:
+            columns = batch.data.columns  # the same, but for what the schema says of nulls
+            return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return batch
+
+    def _go_live(self) -> None:
+        begun = self._waiting
+        source = self._source.narrow(self._source.live_from(begun[0].since))
+        self._reader.close()
+        self._reader = source.reader()
+        self.can_pause_splits = self.context.splits.can_pause = self._reader.can_pause_splits
+        self._reader.open(self.context, self.reject)
+        self._reader.add_splits([each.split for each in begun])
+        self._live, self._waiting = begun[0], []
+        self.context.splits.history = History.NONE
+
+    async def wait(self) -> None:
+        splits = self.context.splits
+        if splits.history is not History.OVER:
+            await self._reader.wait()
+        elif not splits.may_go_live:
+            await asyncio.get_running_loop().create_future()  # the subtask cancels it when it may
+
+    @property
+    def finished(self) -> bool:
+        return not self._waiting and self._reader.finished
+
+    def pause_splits(self, splits: frozenset[str]) -> None:
+        self._reader.pause_splits(splits)
+
+    def snapshot(self) -> list[bytes]:
+        kind = self._live or _Split(b"")
+        being_read = [
+            _Split(position, live=kind.live, since=kind.since)
+            for position in self._reader.snapshot()
+        ]
+        return [msgspec.msgpack.encode(each) for each in [*being_read, *self._waiting]]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def hybrid_source(
+    history: Source, live: Source | LiveFrom, *, time_column: str | None = None
+) -> HybridSource:
+    """Reads a history to its end, and then goes on with what is live.
+
+    No subtask begins with the live source before all have read their part of the history. Until then the
+    source is in a backlog: see `execution.checkpointing.interval-during-backlog`.
+
+    Args:
+        history: a bounded source, such as `spark_source` or `parquet_source`.
+        live: what comes behind it, with the same columns: a source; or a function that is given the highest
+            event time of the history, in ms since 1970 (None: it has no records), and returns the source.
+            It is asked when the splits are made, before the job starts, and by each subtask that goes
+            live: of the same time it must make the same source.
+        time_column: the column of the history that a function is given the highest of: a timestamp, a
+            date, or int64 milliseconds.
+
+    Raises:
+        UsageError: the two do not fit together.
+    """
+    if not isinstance(history, Source):
+        raise UsageError(f"the history is not a source history=`{type(history).__name__}`")
+    if history.has_history:
+        raise UsageError("a hybrid source cannot be the history of another one")
+    if not history.bounded:
+        raise UsageError(
+            f"the history has no end, so the live source would never begin "
+            f"history=`{history.describe()}`",
+            fix="give it an end, such as a number of rows; or read both as sources of their own, and "
+            "merge them with union",
+        )
+    if not isinstance(live, Source):
+        check_plain(live, "the live source", capture_origin())
+        _check_time_column(history, time_column)
+    elif time_column is None:
+        _check_live(live)
+    else:
+        raise UsageError(
+            f"nobody asks for the end of the history time_column=`{time_column}`",
+            fix="leave time_column out, or give a function that makes the live source",
+        )
+    return HybridSource(history, live, time_column)
+
+
+def _check_live(live: Source) -> None:
+    if live.has_history:
+        raise UsageError("a hybrid source cannot be the live source of another one")
+    if live.needs_storage:
+        raise UsageError(
+            f"a source that keeps data in the job's storage cannot be the live one "
+            f"live=`{live.describe()}`",
+            fix="make it a part of the history",
+        )
+
+
+def _check_time_column(history: Source, column: str | None) -> None:
+    if history.schema is None:
+        raise UsageError(
+            "the end of a history of Python objects is not known",
+            fix="give the history a schema; or give the live source itself instead of a function",
+        )
+    if column is None or column not in history.schema.names:
+        raise UsageError(
+            f"the live source is to begin where the history ends, but by which column? "
+            f"time_column=`{column}`",
+            fix=suggest(column or "", history.schema.names, "columns"),
+        )
+    check_time_column(column, history.schema.field(column).type, str(capture_origin()))
+
+
+def _check_alike(history: Source, live: Source) -> pa.Schema | None:
+    """The columns of both; where one allows nulls, so does the whole."""
+    ours, theirs = history.rejected_schema, live.rejected_schema
+    if ours is not None and theirs is not None and ours != theirs:
+        raise UsageError("history and live source reject records in different forms")
+    ours, theirs = history.schema, live.schema
+    if ours is None and theirs is None:
+        return None
+    if ours is None or theirs is None:
+        raise UsageError(
+            "one of history and live source has columns, the other Python objects",
+            fix="give both the same schema",
+        )
+    if ours.names != theirs.names or ours.types != theirs.types:
+        columns = [{f"{field.name}: {field.type}" for field in each} for each in (ours, theirs)]
+        odd = sorted(columns[0] ^ columns[1]) or ours.names
+        raise UsageError(
+            f"history and live source have other columns, or in another order "
+            f"columns=`{', '.join(odd)}`",
+            fix="give both the same schema",
+        )
+    nullable = [a.nullable or b.nullable for a, b in zip(ours, theirs, strict=True)]
+    return pa.schema([a.with_nullable(n) for a, n in zip(ours, nullable, strict=True)])
+
+
+def _prepared(source: Source, run: SourceRun | None) -> Source:
+    """A live source that a function made, ready for `splits`: one that has nothing to make first."""
+    if run is None:
+        return source
+    preparing = source.prepare(run)
+    try:
+        preparing.send(None)
+    except StopIteration as done:
+        prepared: Source = done.value
+        return prepared
+    preparing.close()
+    raise UsageError(
+        f"a live source that has to be prepared cannot be made by a function "
+        f"live=`{source.describe()}`",
+        fix="give the source itself",
+    )
