@@ -15,7 +15,8 @@ from ...errors import HeadgateError
 from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
 from ...operators.splits import History
-from ..control.messages import Event, SubtaskStatistics
+from ..control.messages import Event
+from ..control.statistics import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex

@@ -25,10 +25,10 @@ from ..control.messages import (
     Statistics,
     SubtaskAssignment,
     SubtaskFinished,
-    SubtaskStatistics,
     SubtaskTerminated,
     WatermarkReached,
 )
+from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.key_group_sampler import KeyGroupSampler
 from ..observe.metrics import MetricsRegistry

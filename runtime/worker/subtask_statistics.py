@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...operators.async_io.in_flight import InFlight
 from ...operators.watermarks.operator import EventTimeOperator
-from ..control.messages import StepTime, SubtaskStatistics
+from ..control.statistics import StepTime, SubtaskStatistics
 from ..exchange.key_group_sampler import KeyGroupSampler
 from ..protocol.backpressure import HotGroup, Level, WaitsFor, level_of
 from ..task.input_subtask import InputSubtask

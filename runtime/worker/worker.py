@@ -42,13 +42,13 @@ from ..control.messages import (
     Statistics,
     SubtaskAssignment,
     SubtaskFailed,
-    SubtaskStatistics,
     Terminate,
     TriggerCheckpoint,
     Warm,
     WatermarkLimit,
     Welcome,
 )
+from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsRegistry
 from ..options import Options

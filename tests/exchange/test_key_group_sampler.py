@@ -12,7 +12,8 @@ import pytest
 
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.partitioning import HashColumns, HashFunction, Partitioning
-from headgate.runtime.control.messages import Statistics, SubtaskStatistics, decode, encode
+from headgate.runtime.control.messages import Statistics, decode, encode
+from headgate.runtime.control.statistics import SubtaskStatistics
 from headgate.runtime.exchange import key_group_sampler
 from headgate.runtime.exchange.key_group_sampler import BATCHES_MAX, KEPT, KeyGroupSampler
 from headgate.runtime.exchange.partitioners import make_partitioner
