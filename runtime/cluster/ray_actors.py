@@ -37,6 +37,7 @@ from ..worker.worker import Worker
 from .console import attach
 from .host import host_coordinator
 from .own_directory import own_directory
+from .sigterm import die_of_sigterm
 
 _log = logging.getLogger("headgate.cluster")
 READY_TIMEOUT_S = 60.0
@@ -267,6 +268,7 @@ class CoordinatorActor:
     """
 
     def __init__(self, job: bytes, token: str, setup: ProcessSetup) -> None:
+        die_of_sigterm()  # whatever is under way, a successor settles as after a crash
         setup.enter()
         configure_logging(setup.log_level)
         self._setup = setup

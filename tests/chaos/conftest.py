@@ -76,12 +76,12 @@ class Chaos:
             self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
             os.kill(victim["pid"], how)
 
-    def kill_coordinator(self) -> None:
-        """kill -9 of the coordinator's process."""
+    def kill_coordinator(self, how: int = signal.SIGKILL) -> None:
+        """Signal the coordinator's process."""
         for child in psutil.Process().children(recursive=True):
             if any("CoordinatorActor" in part for part in child.cmdline()):
-                self.kills.append(f"SIGKILL coordinator {child.pid}")
-                child.kill()
+                self.kills.append(f"{signal.Signals(how).name} coordinator {child.pid}")
+                child.send_signal(how)
 
     def texts(self, kind: str) -> list[str]:
         return [event.text for event in self.events if event.kind == kind]

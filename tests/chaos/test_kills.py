@@ -83,13 +83,14 @@ def test_kills_on_s3(ring: Any, kills: Any, s3_server: Any) -> None:
     assert found(f"{s3_server.bucket}/out", store).equals(reference())
 
 
-def test_workers_go_on_without_their_coordinator(ring: Any, tmp_path: Any) -> None:
-    """kill -9 of the coordinator alone: the next one adopts what runs, attempt and processes included."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_workers_go_on_without_their_coordinator(ring: Any, tmp_path: Any, how: int) -> None:
+    """The coordinator alone is killed, or told to end: the next one adopts what runs, processes and all."""
     seen: dict[str, Any] = {}
 
     async def kill(chaos: Any) -> None:
         seen.update(await chaos.status())
-        chaos.kill_coordinator()
+        chaos.kill_coordinator(how)
 
     def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
         if event.kind == "checkpoint" and not chaos.state:
