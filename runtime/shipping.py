@@ -138,6 +138,9 @@ def _members(struct: type) -> dict[str, Any]:
         "__qualname__",
         "__slots__",
         "__match_args__",
+        # Those of the fields are made of resolved types; the user's may be texts, which only the module
+        # that they are written in gives a meaning.
+        "__annotations__",
     }
     names = set(getattr(struct, "__struct_fields__", ()))
     return {

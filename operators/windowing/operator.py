@@ -35,7 +35,7 @@ from .store import (
     parsed_tag,
 )
 from .trigger_context import TriggerContext
-from .triggers import Trigger, TriggerResult
+from .triggers import EventTime, Trigger, TriggerResult
 from .window import Window
 
 
@@ -84,6 +84,12 @@ class WindowOperator(ProcessOperator):
         self._evictor, self._combined = windowing.evictor, windowing.combined
         self._lateness_ms = windowing.lateness_ms
         self._event = self._assigner.time == "event"
+
+    @property
+    def minds_order(self) -> bool:
+        """What comes out depends on when timers fire between the records: windows fire before their end, or
+        share state with others."""
+        return type(self._trigger) is not EventTime or bool(self._step.declared.keyed)
 
     @property
     def _states_of_windows(self) -> WindowStates:

@@ -20,6 +20,7 @@ from ...operators.clock import SystemClock
 from ...operators.elements import WATERMARK_MAX, Batch
 from ...operators.sink import SinkOperator
 from ...operators.source import REJECTED, SourceReader
+from ...operators.windowing.operator import WindowOperator
 from ...state.snapshot import OperatorSnapshot
 from ..exchange.partitioners import connections, make_partitioner
 from ..observe.metrics import MetricsGroup, MetricsRegistry
@@ -253,7 +254,7 @@ class Subtask:
     async def _receive(self, blocks: Iterator[Block]) -> AsyncGenerator[None, None]:
         """Of other vertices: the records in the order of event time, and the watermarks in between."""
         mine = (self._checked(block) for block in blocks)
-        order = TimeOrder(decode, exact=self.stage.vertex.head.kind == "process")
+        order = TimeOrder(decode, exact=self._minds_order)
         releases = (release for block in mine for release in order.take(block))
         for some in (releases, order.end()):
             for release in some:
@@ -262,6 +263,14 @@ class Subtask:
                 else:
                     await self._watermark(release.watermark)
                 yield None
+
+    @property
+    def _minds_order(self) -> bool:
+        """Timers of the first step have their place between the records."""
+        operator = self._chain.head.operator
+        if isinstance(operator, WindowOperator):
+            return operator.minds_order
+        return self.stage.vertex.head.kind == "process"
 
     def _checked(self, block: Block) -> Block:
         check(

@@ -47,6 +47,26 @@ def test_a_struct_of_a_module_that_is_not_here(
         assert pickle.loads(dumps([record, record])) == [record, record]
 
 
+def test_annotations_that_only_their_module_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "says_it_later.py").write_text(
+        "from __future__ import annotations\n"
+        "from datetime import datetime as moment\n"
+        "import msgspec\n"
+        "class Visit(msgspec.Struct):\n"
+        "    at: moment\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import says_it_later  # type: ignore[import-not-found]
+
+    shipped = ship(says_it_later.Visit)
+    monkeypatch.undo()
+    del sys.modules["says_it_later"]
+    visit = msgspec.convert({"at": "2026-01-01T00:00:00Z"}, unship(shipped))
+    assert visit.at.year == 2026
+
+
 def test_a_struct_made_in_a_function() -> None:
     class Local(msgspec.Struct):
         n: int = 3
