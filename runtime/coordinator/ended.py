@@ -9,10 +9,12 @@ from ..checkpoint_options import (
     CHECKPOINT_RETENTION,
 )
 from ..control.messages import CheckpointAcked
-from ..protocol.joblog import JobStatus
+from ..protocol.failures import FailureKind
+from ..protocol.job_result import JobFailure
+from ..protocol.joblog import JobEnded, JobStatus
 from ..storage.sweep import sweep_orphans
 from .checkpointing import PublishResult
-from .context import ClientWish, JobContext
+from .context import ClientWish, Failure, JobContext
 from .source_runs import discard_source_data
 from .states import End, State
 from .workers import FromWorker
@@ -36,14 +38,17 @@ class Ended(State):
             job.rescale.wish.refuse(JobError(f"the job ended: {end.reason or end.status.value}"))
         await job.pool.close()
         if job.log is not None:
-            await job.log.end_job(end.status, end.reason)
+            checkpoint = job.checkpoints.last_completed
+            await job.log.end_job(
+                end.status, end.reason, checkpoint=checkpoint, failure=_logged(end.failure)
+            )
             try:
                 await _clean_up(job, end.status)
             except HeadgateError as error:
                 _log.warning("checkpoints were not all deleted: %s", error)
         job.end = end
         job.publish("progress", "", **job.describe())  # the final counts
-        job.set_status(_SHOWN.get(end.status, end.status.value))
+        job.set_status(shown(end.status))
         if end.wish is not None:
             end.wish.done(
                 status=job.status,
@@ -52,6 +57,30 @@ class Ended(State):
                 duration_ms=job.checkpoints.last_duration_ms,
                 savepoint=end.savepoint,
             )
+
+
+def shown(status: JobStatus) -> str:
+    """What a job that has ended so is called."""
+    return _SHOWN.get(status, status.value)
+
+
+def again(job: JobContext, logged: JobEnded) -> End:
+    """The end that an earlier coordinator of this run wrote to the log: what it left is tidied up."""
+    job.checkpoints.last_completed = logged.checkpoint or job.checkpoints.last_completed
+    if logged.failure is None:
+        return End(logged.status, logged.reason)
+    found = logged.failure
+    kinds = {kind.value: kind for kind in FailureKind}
+    kind = kinds.get(found.kind, FailureKind.INTERNAL)
+    failure = Failure(found.text, found.vertex, kind, found.as_error())
+    job.record(failure)  # for those who ask this coordinator for the history
+    return End(logged.status, logged.reason, failure)
+
+
+def _logged(failure: Failure | None) -> JobFailure | None:
+    if failure is None:
+        return None
+    return JobFailure.of(failure.kind.value, failure.text, failure.where, failure.error)
 
 
 async def _settle_publications(job: JobContext) -> None:

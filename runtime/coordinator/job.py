@@ -54,6 +54,7 @@ from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
+from .ended import again, shown
 from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
 from .leadership import Leadership
@@ -77,6 +78,13 @@ class JobOutcome:
     reason: str
     error: HeadgateError | None = None
     checkpoint: int = 0
+
+
+class _OverBefore(Exception):
+    """The run of this coordinator has ended, and another has begun since: it must not be disturbed."""
+
+    def __init__(self, end: JobEnded) -> None:
+        self.end = end
 
 
 class JobCoordinator:
@@ -181,6 +189,8 @@ class JobCoordinator:
             while state is not None:
                 state = await self._leadership.while_leading(state.run(context))
             outcome = _outcome(context)
+        except _OverBefore as over:
+            outcome = _outcome_of(over.end)
         except (HeadgateError, asyncio.CancelledError) as error:
             if isinstance(error, FencedError):
                 self._leadership.lose(error)
@@ -241,6 +251,7 @@ class JobCoordinator:
         """Start our generation; returns what the log says in front of its entry."""
         spec = self.spec
         before = await log.load()
+        _check_not_over(spec, before)
         _check_begins_with_something(spec, before)
 
         def follow(view: LogView, started: GenerationStarted) -> GenerationStarted:
@@ -248,6 +259,7 @@ class JobCoordinator:
             # rescaled, or have ended the job.
             nonlocal before
             before = view
+            _check_not_over(spec, view)
             # Within a run the log knows the parallelism better than what the job once said.
             logged = view.parallelism if view.run == spec.run else 0
             return msgspec.structs.replace(
@@ -357,7 +369,7 @@ def _first_state(context: JobContext, before: LogView | None) -> State:
     """
     end = _end_of(context.spec, before)
     if end is not None:
-        return ended(End(end.status, end.reason))
+        return ended(again(context, end))
     allowed, window_ms = context.options.get(TAKEOVERS_MAX), context.options.get(TAKEOVERS_WINDOW)
     since_ms = context.clock.now_ms() - window_ms
     if context.log is None or context.log.view.takeovers_since(since_ms) <= allowed:
@@ -386,6 +398,12 @@ def _end_of(spec: JobSpec, before: LogView | None) -> JobEnded | None:
     # Also if it is not the last entry: another coordinator may have taken over there, and died too.
     end = before.last_end if before is not None else None
     return end if end is not None and end.run == spec.run else None
+
+
+def _check_not_over(spec: JobSpec, before: LogView) -> None:
+    end = _end_of(spec, before)
+    if end is not None and before.run != spec.run:
+        raise _OverBefore(end)
 
 
 def _check_begins_with_something(spec: JobSpec, before: LogView) -> None:
@@ -447,6 +465,11 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
         context.publish("start", text)
     else:
         context.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
+
+
+def _outcome_of(end: JobEnded) -> JobOutcome:
+    error = end.failure.as_error() if end.failure is not None else None
+    return JobOutcome(shown(end.status), end.reason, error, end.checkpoint)
 
 
 def _outcome(context: JobContext) -> JobOutcome:

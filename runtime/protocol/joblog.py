@@ -27,6 +27,7 @@ from typing import TypeAlias, final
 import msgspec
 
 from ...errors import StorageError, check
+from .job_result import JobFailure
 from .manifest import Manifest
 
 
@@ -112,6 +113,9 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag
     """Highest id of a completed checkpoint: ids go on from there when all checkpoints are dropped."""
     run: str = ""
     """The run that ended; in entries of before it was told: that of the newest start in view."""
+    checkpoint: int = 0
+    """The newest checkpoint that it could have gone on from; 0: none, or not told."""
+    failure: JobFailure | None = None
 
 
 LogEntry: TypeAlias = GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ...errors import FencedError, StorageError, check
 from ...operators.clock import Clock
 from ..protocol import joblog, names
+from ..protocol.job_result import JobFailure
 from ..protocol.joblog import (
     AttemptDeployed,
     CheckpointCompleted,
@@ -209,8 +210,15 @@ class JobLog:
             if entry is not None and entry.writer != self._writer:
                 raise self._fence(entry.generation, entry.writer)
 
-    async def end_job(self, status: JobStatus, reason: str = "") -> None:
-        """Record that the job is over. Repeating it is harmless.
+    async def end_job(
+        self,
+        status: JobStatus,
+        reason: str = "",
+        *,
+        checkpoint: int = 0,
+        failure: JobFailure | None = None,
+    ) -> None:
+        """Record that the job is over, and how. Repeating it is harmless.
 
         Raises:
             FencedError: a newer coordinator owns the job.
@@ -229,6 +237,8 @@ class JobLog:
                     ended_ms=self._clock.now_ms(),
                     last_checkpoint_id=self._view.last_checkpoint_id,
                     run=self._view.run,
+                    checkpoint=checkpoint,
+                    failure=failure,
                 )
             )
 

@@ -73,3 +73,36 @@ def test_a_final_checkpoint_is_asked_for_again_only_in_the_attempt_whose_data_ha
         assert asked == ["final"]
 
     asyncio.run(main())
+
+
+def broken(number: int) -> int:
+    raise ValueError("no such number")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_who_asks_after_the_end_is_told_the_same(lab: Any, fails: bool) -> None:
+    """By another coordinator of the run, which knows what is in the log, and runs nothing."""
+    job = hg.Job("job", parallelism=1, max_parallelism=4)
+    job.checkpoint(every="10ms", storage=lab.storage)
+    job.restart(attempts=0, delay="1ms")
+    source = job.read(numbers(200, rate=2000, batch_rows=10), name="numbers")
+    (source.map(broken) if fails else source).write(collect(), name="out")
+    told: list[Any] = []
+
+    async def script(job: Any) -> None:
+        told.append(await job.task)
+        job.begin()
+        told.append(await job.task)
+
+    ran = lab.run(job, script)
+    first, again = told
+    assert (first.status, first.checkpoint > 0) == (
+        ("FAILED", False) if fails else ("FINISHED", True)
+    )
+    assert (again.status, again.reason) == (first.status, first.reason)
+    assert again.checkpoint == first.checkpoint
+    assert (type(again.error), str(again.error)) == (type(first.error), str(first.error))
+    assert len(ran.job.coordinator.failures) == fails
+    assert len(ran.job.cluster.workers) == 1
+    if fails:
+        assert "in broken" in again.error.detail

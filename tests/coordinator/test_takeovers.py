@@ -13,6 +13,7 @@ from headgate.operators.clock import SystemClock
 from headgate.runtime.control.cluster import ControlEndpoint, WorkerHandle
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job_spec import JobSpec
+from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import JobStatus
 from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.base import Created, Existed
@@ -57,13 +58,22 @@ def make_spec() -> JobSpec:
     return job.spec()
 
 
-def take_over(spec: JobSpec, meanwhile: Callable[[JobLog], Awaitable[None]]) -> tuple[Any, ...]:
+async def nothing(old: JobLog) -> None:
+    """Nothing happens."""
+
+
+def take_over(
+    spec: JobSpec,
+    meanwhile: Callable[[JobLog], Awaitable[None]] = nothing,
+    before: Callable[[JobLog], Awaitable[None]] = nothing,
+) -> tuple[Any, ...]:
     """Outcome, workers asked for, and what the log says at the end."""
 
     async def main() -> tuple[Any, ...]:
         objects: dict[str, bytes] = {}
         old = JobLog(MemoryStore("taken", objects), "old", SystemClock())
         await old.start_generation(parallelism=1, max_parallelism=128, run=spec.run)
+        await before(old)
         store, cluster = MeanwhileStore("taken", objects), NoCluster()
         store.meanwhile = lambda: meanwhile(old)
         coordinator = JobCoordinator(
@@ -84,6 +94,23 @@ def test_a_job_that_ends_meanwhile_does_not_begin_anew() -> None:
     outcome, asked, _ = take_over(make_spec(), end)
     assert outcome.status == "FINISHED"
     assert asked == 0
+
+
+def test_the_coordinator_of_a_run_that_has_ended_leaves_the_next_run_alone() -> None:
+    spec = make_spec()
+
+    async def end_and_begin(old: JobLog) -> None:
+        error = JobError("it broke", where="job.py:7")
+        failure = JobFailure.of("job", "it broke", "map", error)
+        await old.end_job(JobStatus.FAILED, "no attempts", checkpoint=4, failure=failure)
+        newer = JobLog(old._store, "newer", SystemClock())
+        await newer.start_generation(parallelism=1, max_parallelism=128, run="next")
+
+    outcome, asked, view = take_over(spec, before=end_and_begin)
+    assert (outcome.status, outcome.reason, outcome.checkpoint) == ("FAILED", "no attempts", 4)
+    assert str(outcome.error) == "it broke\n  at job.py:7"
+    assert asked == 0
+    assert (view.run, view.writer) == ("next", "newer")
 
 
 def test_a_job_that_is_rescaled_meanwhile_goes_on_at_the_new_parallelism() -> None:

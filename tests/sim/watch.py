@@ -80,6 +80,9 @@ class Watch:
         elif isinstance(entry, AttemptDeployed):
             self.seen["deployment"] += 1
         elif isinstance(entry, JobEnded):
+            said = self._ended
+            if said is not None and _result(said) != _result(entry):
+                self._world.violated(f"a run ended twice: {_result(said)}, {_result(entry)}")
             self._ended = entry
             self._failures_before = self.storage.failures
         else:
@@ -108,3 +111,7 @@ class Watch:
         left = [name for name in self.storage.roots[JOB_ROOT] if name.startswith("chk/")]
         if left:
             self._world.violated(f"orphans: {sorted(left)[:5]} and {max(0, len(left) - 5)} more")
+
+
+def _result(end: JobEnded) -> tuple[object, ...]:
+    return end.status, end.reason, end.checkpoint, end.failure

@@ -133,6 +133,15 @@ def test_fields_of_a_newer_version_are_ignored():
     assert joblog.decode_entry(data, "x") == start(1, "a")
 
 
+def test_ends_of_before_failures_were_kept_are_read():
+    data = (
+        b'{"entry":"JobEnded","generation":2,"writer":"a","status":"FAILED","reason":"out of attempts",'
+        b'"ended_ms":1,"last_checkpoint_id":4,"run":"r"}'
+    )
+    ended = joblog.decode_entry(data, "x")
+    assert (ended.reason, ended.checkpoint, ended.failure) == ("out of attempts", 0, None)
+
+
 def test_takeovers_of_a_run_count_until_its_next_checkpoint():
     def started(generation, run, at_ms):
         return msgspec.structs.replace(start(generation, "w"), run=run, started_ms=at_ms)

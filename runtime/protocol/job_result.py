@@ -1,0 +1,59 @@
+"""How a job ended, as the job log keeps it: whoever asks later is told the same, the error included."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from ...errors import HeadgateError, JobError, ManifestErrors
+
+TEXT_MAX = 20_000
+"""Characters of each text that are kept."""
+_TYPES: dict[str, type[HeadgateError]] = {
+    name: value
+    for name, value in vars(sys.modules[HeadgateError.__module__]).items()
+    if isinstance(value, type)
+    and issubclass(value, HeadgateError)
+    and value is not ManifestErrors  # it is made of errors, not of words
+}
+
+
+class JobFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job failed of. Only text: who reads a log must not make objects of a user's own types."""
+
+    kind: str
+    """See `protocol/failures.py`."""
+    text: str
+    vertex: str
+    """The part of the job."""
+    error: str
+    """The nearest of our types that the error is of."""
+    message: str
+    where: str = ""
+    fix: str = ""
+    detail: str = ""
+    """The end of the traceback, with the user's line."""
+
+    @staticmethod
+    def of(kind: str, text: str, vertex: str, error: HeadgateError) -> JobFailure:
+        """What is to be kept of a failure."""
+        names = (type_.__name__ for type_ in type(error).__mro__ if type_ in _TYPES.values())
+        return JobFailure(
+            kind=kind,
+            text=text[:TEXT_MAX],
+            vertex=vertex,
+            error=next(names),
+            message=error.message[:TEXT_MAX],
+            where=error.where[:TEXT_MAX],
+            fix=error.fix[:TEXT_MAX],
+            detail=str(getattr(error, "detail", ""))[-TEXT_MAX:],
+        )
+
+    def as_error(self) -> HeadgateError:
+        """The error again; one of a newer version's types is a JobError."""
+        type_ = _TYPES.get(self.error, JobError)
+        error = type_(self.message, where=self.where, fix=self.fix)
+        if hasattr(error, "detail"):
+            error.detail = self.detail
+        return error
