@@ -32,6 +32,7 @@ from .blackhole import BlackholeSink, blackhole
 from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
 from .files.source import csv_source, json_source, parquet_source
 from .generator import generator
+from .hybrid_fields import hybrid_connector
 from .nexmark import SCHEMAS, nexmark
 from .print import PrintSink, print_sink
 from .spark.source import spark_source
@@ -177,6 +178,7 @@ SOURCES: dict[str, SourceConnector] = {
         bad_records=True,
     ),
 }
+SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
 
 def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None], Sink]:

@@ -74,6 +74,8 @@ def kind(field: Mapping[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kinds))
     match field.get("type"):
         case "object" | ["object", "null"]:
+            if field.get("properties") and len(connectors(field)) == len(field["properties"]):
+                return "mapping: one of the other sources"
             return "mapping, see its table" if "properties" in field else "mapping"
         case "array":
             return f"list of {kind(field['items'])}"

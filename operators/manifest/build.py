@@ -195,7 +195,7 @@ class Builder:
         complete = self._check_source(table, name, what, chosen, connector)
         schema = self.schema_of(table) if table.tried("schema") else None
         fields = table.get(chosen)
-        if fields is None or fields.bad or not complete or (table.tried("schema") and not schema):
+        if fields is None or fields.wrong or not complete or (table.tried("schema") and not schema):
             return None
         spec = SourceSpec(schema, table.get("onBadRecord"))
         return self.attempt(table.line_of(chosen), lambda: connector.make(fields.values, spec))

@@ -329,6 +329,12 @@ class Table:
     meant: set[str] = field(default_factory=set)
     strange: bool = False
 
+    @property
+    def wrong(self) -> bool:
+        """Something is bad in it, or bad or unknown in a mapping below it."""
+        below = (value for value in self.values.values() if isinstance(value, Table))
+        return bool(self.bad) or any(table.strange or table.wrong for table in below)
+
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a field; `default` if it is absent or bad."""
         return self.values.get(name, default)

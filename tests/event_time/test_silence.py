@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.operators.elements import WATERMARK_MAX
-from headgate.operators.splits import WHOLE
+from headgate.operators.splits import WHOLE, History
 from headgate.operators.watermarks.operator import BEHIND_CLOCK
 from headgate.operators.watermarks.strategy import bounded_by
 from headgate.runtime.task.valve import WatermarkValve
@@ -206,3 +206,13 @@ def test_a_window_of_a_quiet_job_closes_also_after_a_crash():
         h.advance_time("31s")
         h.checkpoint()
         assert [row["n"] for row in h.drain("out")] == [1]
+
+
+def test_a_history_that_is_slow_to_read_is_not_silent(step):
+    run = step(idle_after_ms=1_000, close_after_ms=1_000)
+    run.splits.history = History.BEING_READ
+    run.read(WHOLE, 5_000).wait(60_000)
+    assert run.signals == [("watermark", 5_000 - 1)]
+    run.splits.history = History.NONE
+    run.wait(1_000 + TICK_MS)
+    assert ("idle", True) in run.signals

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import headgate as hg
-from headgate.connectors import blackhole, from_list, numbers
+from headgate.connectors import blackhole, from_list, hybrid_source, numbers
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.source import Source, SourceReader
+from headgate.operators.splits import History
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.local_directory import SubtaskDirectory
@@ -138,3 +139,25 @@ def test_who_waits_and_has_nothing_left_to_read_ends(tmp_path):
         assert ended == [True]
 
     with_subtask(Mute(), story, tmp_path)
+
+
+def test_who_waits_for_the_history_of_others_is_idle_until_it_is_live(tmp_path):
+    async def story(subtask, ended):
+        splits, times = subtask.env.splits, subtask.chain.operators[1].operator
+        told = []
+        splits.on_history = lambda: told.append(splits.history)
+        assert [await subtask.step() for _ in range(3)] == [True, True, False]
+        assert told == [History.BEING_READ, History.OVER]
+        assert times.status().idle
+        before = subtask.extra_items()
+        subtask.history_over()
+        subtask._mails.popleft()()
+        assert await subtask.step()
+        assert told[2:] == [History.NONE]
+        assert not times.status().idle
+        assert subtask.extra_items() == before
+        assert [await subtask.step() for _ in range(3)] == [True, True, True]
+        assert (read(subtask), ended) == (4, [True])
+
+    source = hybrid_source(from_list([1, 2], batch_rows=1), from_list([3, 4], batch_rows=1))
+    with_subtask(source, story, tmp_path)

@@ -171,6 +171,17 @@ def union(job: hg.Job, token: str) -> Any:
     return both.key_with(key_of).process(Counted(), name="count")
 
 
+def hybrid(job: hg.Job, token: str) -> Any:
+    """A source and then another one; in some worlds without checkpoints of the first."""
+    history = Numbers(token)
+    history.bounded = True
+    if WORLDS[token].rng.random() < 0.5:
+        job.options["execution.checkpointing.interval-during-backlog"] = "0s"
+    both = job.read(hg.hybrid_source(history, Numbers(token, part=1)), name="numbers")
+    both = both.map(Trouble(token), name="trouble")
+    return both.key_with(key_of).process(Counted(), name="count")
+
+
 def check_union(world: World, record: tuple[int, ...]) -> None:
     """The count is dense; of each source the numbers come in order."""
     key, count, number = record

@@ -34,7 +34,7 @@ from .outside import WORLDS, World
 from .process import Process
 from .store import Storage
 from .watch import Watch
-from .workloads import COMMON, KINDS, draw_job, make_job
+from .workloads import COMMON, KINDS, draw_job, make_job, workload
 
 LIVENESS_S = 300.0
 """Virtual time that a job gets to finish once nothing fails any more."""
@@ -131,7 +131,7 @@ class Simulation:
         self.loop = SimLoop(self.rng)
         self.clock = SimClock(self.loop)
         self._kind = kind or self.rng.choice(COMMON if self.rng.random() < 0.4 else sorted(KINDS))
-        self._workload = KINDS[self._kind]
+        self._workload = workload(self._kind)
         self.plan = nemesis.draw_plan(self.rng)
         self._settings, self._options = draw_job(self.rng, self._kind)
         self._options["io.tmp.dirs"] = self.folder = folder

@@ -13,6 +13,7 @@ import pytest
 from headgate.tests.sim.__main__ import explain
 from headgate.tests.sim.nemesis import ACTS
 from headgate.tests.sim.run import simulate
+from headgate.tests.sim.workloads import MORE_KINDS
 
 SEEDS = 200
 PORTION = 20
@@ -30,6 +31,13 @@ def test_seeds(first: int) -> None:
     for result in results:
         _seen.update(result.seen)
     failed = [explain(result) for result in results if result.violations]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("kind", MORE_KINDS)
+def test_kinds_that_no_seed_draws(kind: str) -> None:
+    results = [simulate(seed, kind=kind) for seed in range(PORTION)]
+    failed = [f"{kind}: {explain(result)}" for result in results if result.violations]
     assert not failed, "\n".join(failed)
 
 

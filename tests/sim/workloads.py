@@ -55,10 +55,20 @@ KINDS = {
     "windows": Workload(timed.windows, timed.check_windows, timed.missing_windows, flushes=True),
 }
 
+MORE_KINDS = {
+    "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
+}
+"""Only run by name: what a seed draws from KINDS stays as it is."""
+
 COMMON = ["count", "regions", "regions", "shuffles", "union"]
 """Those in which a broken cut shows soonest."""
 UNCHAINED_RATE = 0.3
 """How often each step has subtasks of its own, so that more is on its way."""
+
+
+def workload(kind: str) -> Workload:
+    """The one of this name."""
+    return (KINDS | MORE_KINDS)[kind]
 
 
 def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str, str]) -> hg.Job:
@@ -66,7 +76,7 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
 
     Args:
         token: of its world.
-        kind: one of KINDS.
+        kind: one of KINDS, or of MORE_KINDS.
         settings: `parallelism` and the arguments of `job.checkpoint`.
         options: of the job.
     """
@@ -75,7 +85,7 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
     job = hg.Job("sim", parallelism=parallelism, max_parallelism=KEYS, options=options)
     job.checkpoint(storage=STORAGE, **settings)
     job.restart(attempts=1_000_000, delay="100ms")
-    KINDS[kind].build(job, token).write(Ledger(token), name="out")
+    workload(kind).build(job, token).write(Ledger(token), name="out")
     return job
 
 
