@@ -57,7 +57,7 @@ def _part(
     what: str, table: Table, spec: SourceSpec, others: Mapping[str, SourceConnector]
 ) -> Source:
     """The source that stands in `history` or `live`; what is beside `hybrid` holds for both."""
-    chosen = table.present(others)
+    chosen = table.present(list(others))
     if len(chosen) != 1:
         raise UsageError(
             f"{what} needs exactly one source found=`{', '.join(chosen)}`",
