@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import OptionError
+from ..operators.durations import format_duration
 from .option_types import Boolean, Choice, Duration, Integer, Option, Size, Text
 
 CHECKPOINT_INTERVAL = Option[int | None](
@@ -229,5 +230,20 @@ def unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, O
                 f"unaligned checkpoints are taken one at a time "
                 f"{CHECKPOINT_MAX_CONCURRENT.key}=`{concurrent}`",
                 fix=f"set it to 1, or {UNALIGNED.key} to false",
+            ),
+        )
+
+
+def backlog_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
+    """Checkpoints that are more frequent in a backlog, with the key to blame."""
+    normal = values.get(CHECKPOINT_INTERVAL.key)
+    in_backlog = values.get(CHECKPOINT_INTERVAL_BACKLOG.key)
+    if normal is not None and in_backlog and in_backlog < normal:
+        yield (
+            CHECKPOINT_INTERVAL_BACKLOG.key,
+            OptionError(
+                f"checkpoints would be more frequent in a backlog than without one "
+                f"{CHECKPOINT_INTERVAL.key}=`{format_duration(normal)}`",
+                fix="raise it to that or above, or set it to 0s for no checkpoints",
             ),
         )

@@ -15,7 +15,11 @@ from ..operators.durations import format_duration
 from ..operators.sizes import format_size
 from .availability_options import AVAILABILITY_OPTIONS
 from .batch_options import BATCH_OPTIONS
-from .checkpoint_options import CHECKPOINT_OPTIONS, unaligned_contradictions
+from .checkpoint_options import (
+    CHECKPOINT_OPTIONS,
+    backlog_contradictions,
+    unaligned_contradictions,
+)
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 from .recovery_options import RECOVERY_OPTIONS
@@ -422,6 +426,7 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionErro
             ),
         )
     yield from unaligned_contradictions(values)
+    yield from backlog_contradictions(values)
 
 
 def markdown() -> str:

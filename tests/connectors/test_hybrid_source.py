@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from headgate.connectors.conformance import (
 from headgate.errors import PlanError, UsageError
 from headgate.operators.source import Source, SourceRun
 from headgate.operators.splits import History
+from headgate.runtime.protocol.redistribution import spread_splits
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,6 +70,28 @@ async def _stop_at_each_batch() -> None:
         found = [record["n"] for batch in [*before, *after] for record in records_of(batch)]
         assert sorted(found[:6]) == [0, 1, 2, 3, 4, 5]
         assert sorted(found[6:]) == [6, 7, 8, 9, 10]
+
+
+def test_another_parallelism_at_any_moment_of_the_switch() -> None:
+    asyncio.run(_rescale_anywhere())
+
+
+async def _rescale_anywhere() -> None:
+    history = from_list(rows(0, 6), schema=SCHEMA, batch_rows=1, splits=3)
+    source = hybrid_source(history, from_end, time_column="ts")
+    splits = source.splits(2)
+    for stops in itertools.product(range(7), repeat=2):
+        found: list[int] = []
+        positions: list[bytes] = []
+        for index, stop in enumerate(stops):
+            reader = open_reader(source, splits[index::2])
+            batches = await read_batches(reader, stop)
+            found += [record["n"] for batch in batches for record in records_of(batch)]
+            positions += reader.snapshot()
+        for share in spread_splits({"splits": positions}, 3)["splits"]:
+            batches = await read_batches(open_reader(source, share))
+            found += [record["n"] for batch in batches for record in records_of(batch)]
+        assert sorted(found) == list(range(11)), stops
 
 
 def test_nothing_is_live_before_the_history_is_over_everywhere() -> None:

@@ -181,6 +181,14 @@ def test_the_module_prints_the_docs() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == markdown()
 
 
+@pytest.mark.parametrize("in_backlog", ["9s", "10s", "0s"])
+def test_checkpoints_in_a_backlog_are_not_more_frequent(in_backlog: str) -> None:
+    key = "execution.checkpointing.interval-during-backlog"
+    texts = {"execution.checkpointing.interval": "10s", key: in_backlog}
+    problems = Options.problems(texts)
+    assert list(problems) == [key] * (in_backlog == "9s")
+
+
 def test_unaligned_checkpoints_and_a_limit_set_by_the_program_do_not_go_together(
     tmp_path: Path,
 ) -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headgate as hg
-from headgate.connectors import collect
+from headgate.connectors import collect, from_list
 from headgate.connectors.conformance import check_source, open_reader, read_all, read_batches
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.spark.messages import Task
@@ -368,6 +368,31 @@ def test_a_restart_reads_again_and_never_asks_again(
     assert failed.exists()
     assert [bool(task.target) for task in asked] == [True]
     assert files_in(storage) == [], "the job has finished: nobody needs the result any more"
+
+
+def test_a_live_source_begins_where_the_result_ends(
+    asked: list[Task], storage: str, tmp_path: Path
+) -> None:
+    failed = tmp_path / "failed"
+
+    def fail_once(row: Any) -> Any:
+        if row.id == 21 and not failed.exists():
+            failed.touch()
+            raise ValueError("once")
+        return {"id": row.id}
+
+    def live(end: int | None) -> Any:
+        assert end is not None
+        return from_list([{"id": end + 1 + n} for n in range(3)], schema=SCHEMA)
+
+    history = hg.spark_source(sql=IDS, schema=SCHEMA)
+    source: Any = hg.hybrid_source(history, live, time_column="id")
+    job, sink = job_of(source, storage, fail_once)
+    assert job.run().status == "FINISHED"
+    assert sorted(row["id"] for row in sink.rows) == list(range(23))
+    assert failed.exists()
+    assert len(asked) == 1
+    assert files_in(storage) == []
 
 
 def test_a_manifest_reads_the_same(asked: list[Task], storage: str, tmp_path: Path) -> None:
