@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 import pyarrow as pa
 
-from ..errors import UsageError
+from ..errors import StateError, UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.event_time import check_time_column
@@ -171,7 +171,7 @@ class HybridReader(SourceReader):
         self._reader.open(context, reject)
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        added = [msgspec.msgpack.decode(split, type=_Split) for split in splits]
+        added = [_decoded(split) for split in splits]
         self._waiting = [each for each in added if each.live]
         self._reader.add_splits([each.split for each in added if not each.live])
         self.context.splits.history = History.BEING_READ
@@ -233,6 +233,16 @@ class HybridReader(SourceReader):
 
     def close(self) -> None:
         self._reader.close()
+
+
+def _decoded(split: bytes) -> _Split:
+    try:
+        return msgspec.msgpack.decode(split, type=_Split)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            "the restored positions are not those of a hybrid source: it was another source before",
+            fix="give it another name, so that it begins anew; or start the job fresh",
+        ) from error
 
 
 def hybrid_source(

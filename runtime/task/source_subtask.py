@@ -43,7 +43,7 @@ class SourceSubtask(Subtask):
         self._splits.behind_source = True
         self._splits.can_pause = self._reader.can_pause_splits
         self._splits.on_pause = self._pause
-        self._splits.may_go_live = False
+        self._splits.may_go_live = not source.has_history  # else the coordinator says when
         self._history = None if source.has_history else History.NONE
         """What the coordinator was told of; None: nothing yet."""
         self._waiting: asyncio.Task[None] | None = None

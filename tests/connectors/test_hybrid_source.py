@@ -28,7 +28,7 @@ from headgate.connectors.conformance import (
     read_batches,
     records_of,
 )
-from headgate.errors import PlanError, UsageError
+from headgate.errors import PlanError, StateError, UsageError
 from headgate.operators.source import Source, SourceRun
 from headgate.operators.splits import History
 from headgate.runtime.protocol.redistribution import spread_splits
@@ -155,6 +155,12 @@ def test_the_end_of_a_text_history_is_read(tmp_path: Path) -> None:
     source = csv_source(str(path), schema={"day": "date", "n": "int64"})
     day = datetime.combine(date(2026, 1, 3), datetime.min.time(), UTC)
     assert source.latest(source.splits(1), "day") == day.timestamp() * 1000
+
+
+def test_positions_of_the_history_alone_are_refused() -> None:
+    history = from_list([1])
+    with pytest.raises(StateError, match="was another source before"):
+        open_reader(hybrid_source(history, from_list([2])), history.splits(1))
 
 
 def test_an_empty_history_has_no_end() -> None:

@@ -102,7 +102,7 @@ def check_asked(world: World, record: tuple[int, ...]) -> None:
     seen = world.by_key.get(key, [])
     if key != key_of(number) or count != len(seen) + 1:
         raise world.violated(f"out of place: {record}, {len(seen)} of the key are visible")
-    _check_once(world, record)
+    check_once(world, record)
 
 
 def check_count(world: World, record: tuple[int, ...]) -> None:
@@ -152,10 +152,11 @@ def check_shuffles(world: World, record: tuple[int, ...]) -> None:
         raise world.violated(f"the first step counted wrong: {record}")
     if second != len(seen) + 1:
         raise world.violated(f"out of place: {record}, {len(seen)} of the key are visible")
-    _check_once(world, record)
+    check_once(world, record)
 
 
-def _check_once(world: World, record: tuple[int, ...]) -> None:
+def check_once(world: World, record: tuple[int, ...]) -> None:
+    """Each number comes once."""
     if any(record[2] == other[2] for other in world.by_key.get(record[0], ())):
         raise world.violated(f"visible twice: {record}")
 
@@ -172,14 +173,23 @@ def union(job: hg.Job, token: str) -> Any:
 
 
 def hybrid(job: hg.Job, token: str) -> Any:
-    """A source and then another one; in some worlds without checkpoints of the first."""
+    """A source and then another one, in front of the count."""
+    return _past_and_live(job, token).key_with(key_of).process(Counted(), name="count")
+
+
+def hybrid_regions(job: hg.Job, token: str) -> Any:
+    """The same without an exchange: subtasks restart on their own, and still wait for each other."""
+    return _past_and_live(job, token).map(alone, name="alone")
+
+
+def _past_and_live(job: hg.Job, token: str) -> Any:
+    """In some worlds there are no checkpoints in the backlog."""
     history = Numbers(token)
     history.bounded = True
     if WORLDS[token].rng.random() < 0.5:
         job.options["execution.checkpointing.interval-during-backlog"] = "0s"
     both = job.read(hg.hybrid_source(history, Numbers(token, part=1)), name="numbers")
-    both = both.map(Trouble(token), name="trouble")
-    return both.key_with(key_of).process(Counted(), name="count")
+    return both.map(Trouble(token), name="trouble")
 
 
 def check_union(world: World, record: tuple[int, ...]) -> None:
@@ -225,7 +235,7 @@ def check_pairs(world: World, record: tuple[int, ...]) -> None:
     """Of both sides one each, and each number once."""
     if record[1] != 3 or record[0] != key_of(record[2]):
         raise world.violated(f"a number met itself: {record}")
-    _check_once(world, record)
+    check_once(world, record)
 
 
 class Ruled(hg.BroadcastProcess[int, int, int, tuple[int, int, int, int]]):

@@ -57,6 +57,7 @@ KINDS = {
 
 MORE_KINDS = {
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
+    "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
 }
 """Only run by name: what a seed draws from KINDS stays as it is."""
 
