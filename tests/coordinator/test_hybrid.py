@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import headgate as hg
+from headgate.connectors import from_list
 from headgate.operators.splits import History
+from headgate.runtime.control.messages import HistoryOver
+from headgate.runtime.coordinator.histories import look_at_histories
 from headgate.tests.coordinator.pipelines import TOKEN, Seen
 from headgate.tests.coordinator.test_regional import Regional, drive
 from headgate.tests.sim.counting import alone
@@ -18,6 +22,8 @@ from headgate.tests.sim.outside import SPLITS, WORLDS, Ledger, Numbers, World
 
 __all__ = ["drive"]
 ROWS = 120
+PLAIN = from_list([1])
+HYBRID = hg.hybrid_source(PLAIN, PLAIN)
 PAST = [n for n in range(ROWS) if n % SPLITS != SPLITS - 1]
 """In three splits: of two subtasks one has read its part long before the other."""
 
@@ -132,3 +138,40 @@ def test_checkpoints_pause_in_the_backlog_and_one_follows_it_at_once(drive: Any)
         await run.ended
 
     drive(make_job(2, "0s"), script)
+
+
+@pytest.mark.parametrize(
+    ("stages", "backlog", "told"),
+    [
+        ([None, History.OVER], True, False),
+        ([History.BEING_READ, History.OVER], True, False),
+        ([History.BEING_READ, History.NONE], True, False),
+        ([History.OVER, History.OVER], False, True),
+        ([History.NONE, History.OVER], False, True),
+        ([History.NONE, History.NONE], False, False),
+    ],
+)
+def test_all_go_live_together_and_who_has_not_reported_may_still_read(
+    stages: list[History | None], backlog: bool, told: bool
+) -> None:
+    with_history, without = (SimpleNamespace(source=source) for source in (HYBRID, PLAIN))
+    sent: list[Any] = []
+    job: Any = SimpleNamespace(
+        attempt=7,
+        plan=SimpleNamespace(
+            vertices=[
+                SimpleNamespace(id=0, parallelism=2, head=without),
+                SimpleNamespace(id=1, parallelism=2, head=with_history),
+                SimpleNamespace(id=2, parallelism=2, head=SimpleNamespace(source=None)),
+            ]
+        ),
+        statistics={
+            (1, index): SimpleNamespace(history=stage)
+            for index, stage in enumerate(stages)
+            if stage is not None
+        },
+        tell=sent.append,
+        checkpoints=SimpleNamespace(backlog=lambda reads: reads),
+    )
+    assert look_at_histories(job) is backlog  # type: ignore[comparison-overlap]
+    assert sent == [HistoryOver(attempt=7, vertex=1)] * told

@@ -548,3 +548,11 @@ def test_checkpoints_are_not_more_frequent_in_a_backlog(interval_ms: int | None)
     with pytest.raises(OptionError, match="more frequent in a backlog"):
         CheckpointSettings(interval_ms, interval_during_backlog_ms=500)
     CheckpointSettings(interval_ms, interval_during_backlog_ms=0)
+
+
+def test_a_backlog_may_end_while_the_job_is_down() -> None:
+    job = Harness(interval_during_backlog_ms=0)
+    job.backlog(10, True)
+    job.job_failed(20)
+    assert job.backlog(500, False) == []
+    assert job.start([A, B], 1, 1_000) == [WakeAt(1_100)]
