@@ -9,7 +9,7 @@ SEEDS ?= 2000
 MINUTES ?= 5
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo demo-spark test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery bench-regions lint types docs check clean
+.PHONY: help demo demo-spark test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
 	@echo "make bench-recovery   from kill -9 of a worker to output again (eight minutes; ARGS='--keys 100000 --kills 3': two)"
 	@echo "make bench-regions   restart of one region out of four, beside that of the whole job (two minutes)"
+	@echo "make bench-spark   what a Spark query made, streamed; state read into Spark (ten minutes)"
 	@echo "make check   lint and types"
 
 $(STAMP): pyproject.toml
@@ -68,6 +69,10 @@ bench-recovery: $(STAMP)
 
 bench-regions: $(STAMP)
 	@$(BIN)/python benchmarks/region_restart.py $(ARGS)
+
+bench-spark: $(STAMP)
+	@$(BIN)/python benchmarks/spark/stream_result.py $(ARGS)
+	@$(BIN)/python benchmarks/spark/state_read.py
 
 lint: $(STAMP)
 	@echo "==> lint"

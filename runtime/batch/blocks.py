@@ -60,7 +60,8 @@ SORTED_ROWS: Final = 131_072
 SORTED_BYTES: Final = 16 << 20
 BLOCK_ROWS: Final = 8_192
 BLOCKS_PER_BATCH: Final = 16
-"""Spark and its Python workers exchange so many at a time: a block may have `SORTED_BYTES`."""
+"""Spark and its Python workers exchange so many at a time at most: a block may have `SORTED_BYTES`, and one
+with a single record more."""
 
 
 class Block(NamedTuple):
@@ -81,6 +82,20 @@ def to_rows(blocks: Iterable[Block]) -> pa.RecordBatch:
     columns = zip(*blocks, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
+
+
+def in_batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Blocks as they go to Spark together: a few, and not many bytes, since a column has at most 2 GiB."""
+    some: list[Block] = []
+    size = 0
+    for block in blocks:
+        if some and (len(some) == BLOCKS_PER_BATCH or size + len(block.payload) > SORTED_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(block)
+        size += len(block.payload)
+    if some:
+        yield some
 
 
 def from_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Block]:
@@ -175,18 +190,26 @@ class BlockWriter:
         if batch.timestamps is not None:
             batch = batch.take(np.argsort(batch.timestamps, kind="stable"))
         for offset in range(0, len(batch), BLOCK_ROWS):
-            part = batch.slice(offset, min(BLOCK_ROWS, len(batch) - offset))
-            first = WATERMARK_MIN if part.timestamps is None else int(part.timestamps[0])
-            self._give(
-                Block(
-                    self._edge,
-                    self._targets[channel],
-                    self._phase,
-                    first,
-                    self._input_index,
-                    self._sender,
-                    self._seq,
-                    encode(part, self._sender_name),
-                )
+            self._give_block(channel, batch.slice(offset, min(BLOCK_ROWS, len(batch) - offset)))
+
+    def _give_block(self, channel: int, part: Batch) -> None:
+        payload = encode(part, self._sender_name)
+        if len(payload) > SORTED_BYTES and len(part) > 1:  # objects, whose size is known only now
+            half = len(part) // 2
+            self._give_block(channel, part.slice(0, half))
+            self._give_block(channel, part.slice(half, len(part) - half))
+            return
+        first = WATERMARK_MIN if part.timestamps is None else int(part.timestamps[0])
+        self._give(
+            Block(
+                self._edge,
+                self._targets[channel],
+                self._phase,
+                first,
+                self._input_index,
+                self._sender,
+                self._seq,
+                payload,
             )
-            self._seq += 1
+        )
+        self._seq += 1

@@ -17,7 +17,7 @@ from ...operators.partitioning import Broadcast
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..shipping import unship
 from ..worker.channels import rows_of
-from .blocks import BLOCKS_PER_BATCH, MARK, Block, from_rows, to_rows
+from .blocks import MARK, Block, from_rows, in_batches, to_rows
 from .subtask import Outgoing, Stage, Subtask
 
 _ERROR: Final = "headgate-error:"
@@ -72,8 +72,7 @@ class StageTask:
                 steps = subtask.run(splits if subtask.is_source else blocks_in)
                 try:
                     while (blocks := runner.run(_next(steps))) is not None:
-                        for at in range(0, len(blocks), BLOCKS_PER_BATCH):
-                            yield to_rows(blocks[at : at + BLOCKS_PER_BATCH])
+                        yield from map(to_rows, in_batches(blocks))
                 finally:
                     runner.run(steps.aclose())
             self._count(subtask.counters())

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.elements import WATERMARK_MIN, ColumnBatch
-from headgate.operators.partitioning import HashColumns
+from headgate.operators.elements import WATERMARK_MIN, ColumnBatch, ObjectBatch
+from headgate.operators.partitioning import HashColumns, HashFunction
 from headgate.runtime.batch import blocks as blocks_module
 from headgate.runtime.batch import order as order_module
 from headgate.runtime.batch.blocks import Block, BlockWriter, decode
@@ -74,6 +74,36 @@ def test_nothing_is_late_lost_or_out_of_order(exact: bool, seed: int) -> None:
     assert got == [(time, id_) for time, _, id_ in sorted(arrived, key=lambda row: row[0::2])]
     assert watermark > 150  # time did not only come at the end
     assert most < len(arrived) / 2
+
+
+def test_blocks_of_large_objects_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows how large an object is before it is encoded."""
+    monkeypatch.setattr(blocks_module, "SORTED_BYTES", 4_000)
+    found: list[Block] = []
+    partitioner = make_partitioner(
+        HashFunction(lambda record: 0), 1, sender=0, max_parallelism=8, rng=random.Random(1)
+    )
+    writer = BlockWriter(0, 1, 0, 0, "s", [0], partitioner, found.append)
+    records = [f"{number:03d}" * 500 for number in range(12)] + ["x" * 9_000]
+    writer.emit(ObjectBatch(records, np.arange(13, dtype=np.int64)))
+    writer.flush()
+    assert [block.seq for block in found] == list(range(len(found)))
+    decoded = [decode(block.payload) for block in found]
+    assert [record for batch in decoded for record in batch.records] == records
+    assert [block.first_ms for block in found] == [int(b.timestamps[0]) for b in decoded]
+    assert [len(batch) for batch in decoded if len(batch.records[-1]) == 9_000] == [1]
+    assert max(len(block.payload) for block in found[:-1]) <= 4_000
+
+
+def test_rows_are_handed_over_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "SORTED_BYTES", 100)
+    blocks = [
+        Block(0, 0, 1, 0, 0, 0, seq, b"x" * size) for seq, size in enumerate([90, 90, 5, 5, 400])
+    ]
+    given = list(blocks_module.in_batches(blocks))
+    assert [block for some in given for block in some] == blocks
+    assert [len(some) for some in given] == [1, 3, 1]
+    assert [len(some) for some in blocks_module.in_batches([blocks[2]] * 40)] == [16, 16, 8]
 
 
 def test_exactly_means_that_time_stands_between_any_two_records_of_any_input() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,34 @@ def test_two_inputs_of_objects_and_two_sinks_of_one_step(session: Any) -> None:
     assert {(n, n * n) for n in range(20)} <= set(right.rows)
     assert sorted(twice.rows) == sorted(2 * n for n, _ in right.rows)
     assert len(right.rows) == 40
+
+
+def test_sources_without_records_and_of_nulls_and_nan(session: Any) -> None:
+    """One has no records, and one has keys and values that are missing, and numbers that are none."""
+    values = [(None, math.nan), (None, None), ("", -0.0), ("", 1.5), ("ä", None), ("ä", 3.5)]
+    odd = [
+        {"key": key, "value": value, "exact": Decimal(f"{number}.125"), "at": START}
+        for number, (key, value) in enumerate(values)
+    ]
+    schema = {"key": "string", "value": "double", "exact": "decimal(20,3)", "at": "timestamp"}
+    found = {}
+    for mode in ("STREAMING", "BATCH"):
+        out = collect(guarantee="none")
+        job = hg.Job("odd", parallelism=2, options={"execution.runtime-mode": mode})
+        none = job.read(from_list([], schema=schema), name="none")
+        some = job.read(from_list(odd, schema=schema, splits=3), name="some")
+        (
+            none.union(some)
+            .event_time("at", max_out_of_order="0s")
+            .key_by("key")
+            .window(hg.tumbling("1h"))
+            .agg(n=hg.count(), v=hg.count("value"), s=hg.sum("exact"), m=hg.max("exact"), name="w")
+            .write(out, name="out")
+        )
+        job.run()
+        found[mode] = sorted(map(repr, out.rows))
+    assert found["BATCH"] == found["STREAMING"]
+    assert len(found["BATCH"]) == 3
 
 
 def test_a_job_that_fails_says_why_and_leaves_nothing_to_see(session: Any, tmp_path: Path) -> None:

@@ -229,6 +229,14 @@ def test_edges_of_types_and_nulls(asked: list[Task], storage: str) -> None:
     assert (nullable["first"], nullable["nothing"]) == (False, True)
 
 
+def test_a_result_without_rows(asked: list[Task], storage: str) -> None:
+    source = hg.spark_source(sql="SELECT id FROM range(20) WHERE id < 0", schema=SCHEMA)
+    job, sink = job_of(source, storage, lambda row: {"id": row.id})
+    assert job.run().status == "FINISHED"
+    assert sink.rows == []
+    assert len(asked) == 1
+
+
 def test_a_value_that_the_declared_schema_cannot_hold_is_a_bad_record(
     asked: list[Task], storage: str
 ) -> None:
