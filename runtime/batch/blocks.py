@@ -6,7 +6,7 @@
                   before everything else (a broadcast input); 1: in the order of event time
     first_ms      the earliest event time in it; the least there is if its records have none
     input_index   which input of the receiver
-    sender, seq   where it comes from, and its number there: among equals this is the order
+    sender, seq   where it comes from, and its number there: among equals this, with `edge`, is the order
     payload       the records, in the frames that workers exchange
 
 A block is sorted by event time and holds little of it, so that a receiver that reads blocks in the order of
@@ -38,7 +38,7 @@ SCHEMA: Final = (
     "payload binary"
 )
 """Of the DataFrames, as Spark writes it."""
-ORDER: Final = ("phase", "first_ms", "input_index", "sender", "seq")
+ORDER: Final = ("phase", "first_ms", "input_index", "edge", "sender", "seq")
 """The order in which a receiver wants its blocks."""
 ROWS: Final = pa.schema(
     [

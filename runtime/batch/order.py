@@ -37,7 +37,7 @@ class _Run:
 
     input_index: int
     batch: Batch
-    rank: tuple[int, int]
+    rank: tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class TimeOrder:
             # What overlaps with much is not sorted again for every block.
             self._enough = max(RELEASED_ROWS, 2 * self._rows)
         batch = self.decode(block.payload)
-        self._waiting.append(_Run(block.input_index, batch, (block.sender, block.seq)))
+        self._waiting.append(_Run(block.input_index, batch, (block.edge, block.sender, block.seq)))
         self._rows += len(batch)
 
     def end(self) -> Iterator[Release]:

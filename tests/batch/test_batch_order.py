@@ -13,7 +13,7 @@ from headgate.operators.elements import WATERMARK_MIN, ColumnBatch, ObjectBatch
 from headgate.operators.partitioning import HashColumns, HashFunction
 from headgate.runtime.batch import blocks as blocks_module
 from headgate.runtime.batch import order as order_module
-from headgate.runtime.batch.blocks import Block, BlockWriter, decode
+from headgate.runtime.batch.blocks import ORDER, Block, BlockWriter, decode
 from headgate.runtime.batch.order import TimeOrder
 from headgate.runtime.exchange.partitioners import make_partitioner
 
@@ -116,6 +116,18 @@ def test_exactly_means_that_time_stands_between_any_two_records_of_any_input() -
         for release in itertools.chain(*(order.take(block) for block in blocks), order.end())
     ]
     assert steps == [0, (0, [0]), 1, (1, [10]), 2, (0, [1, 2]), (1, [11])]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_exchanges_of_one_sender_have_an_order(turned: bool) -> None:
+    """Spark hands out rows that are equal in what it sorts by as they come."""
+    first, second = written([[batch([5, 5], 0)], [batch([5, 5], 10)]], [0, 0])
+    second = second._replace(edge=1, sender=0)
+    given = [second, first] if turned else [first, second]
+    given.sort(key=lambda block: [getattr(block, name) for name in ORDER])
+    order = TimeOrder(decode, exact=False)
+    (release,) = itertools.chain(*(order.take(block) for block in given), order.end())
+    assert release.batch.data.column("id").to_pylist() == [0, 1, 10, 11]
 
 
 def test_what_is_read_first_is_before_all_event_time() -> None:
