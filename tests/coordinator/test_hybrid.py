@@ -40,11 +40,11 @@ def world() -> Iterator[World]:
     del WORLDS[TOKEN]
 
 
-def make_job(parallelism: int, in_backlog: str | None) -> hg.Job:
+def make_job(parallelism: int, in_backlog: str | None, every: str = "300ms") -> hg.Job:
     job = hg.Job("job", parallelism=parallelism, max_parallelism=12)
     if in_backlog is not None:
         job.options["execution.checkpointing.interval-during-backlog"] = in_backlog
-    job.checkpoint(every="300ms", storage="memory://hybrid")
+    job.checkpoint(every=every, storage="memory://hybrid")
     job.restart(attempts=1_000, delay="100ms")
     source = hg.hybrid_source(
         Numbers(TOKEN, range(SPLITS - 1), rows=ROWS), Numbers(TOKEN, part=1, rows=ROWS)
@@ -126,10 +126,15 @@ def test_a_crash_around_the_switch(
         assert numbers == set(PAST)
 
 
-def test_checkpoints_pause_in_the_backlog_and_one_follows_it_at_once(drive: Any) -> None:
+@pytest.mark.parametrize("every", ["300ms", "10ms"])
+def test_checkpoints_pause_in_the_backlog_and_one_follows_it_at_once(
+    drive: Any, every: str
+) -> None:
     async def script(run: Regional) -> None:
+        run.loop.network.latency_s = 0.015  # longer than the shorter interval
         await until(run, in_the_history)
         assert run.context.describe()["vertices"][0]["backlog"]
+        assert not run.world.completed
         await run.checkpoints(1)
         assert len(seen(run, live=False)) == len(PAST)
         assert len(seen(run, live=True)) < 10
@@ -137,7 +142,7 @@ def test_checkpoints_pause_in_the_backlog_and_one_follows_it_at_once(drive: Any)
         await run.checkpoints(2)
         await run.ended
 
-    drive(make_job(2, "0s"), script)
+    drive(make_job(2, "0s", every=every), script)
 
 
 @pytest.mark.parametrize(
