@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .option_types import Duration, Option
+from .option_types import Duration, Integer, Option
 
 ORPHANED_MAX = Option[int](
     "headgate.worker.orphaned-max",
@@ -13,6 +13,14 @@ ORPHANED_MAX = Option[int](
     "ms",
     "How long workers go on with records while they have no coordinator, before they give up; 0: they stop "
     "at once, and every new coordinator restores the newest checkpoint.",
+)
+STANDBY_COORDINATORS = Option[int](
+    "headgate.coordinator.standby",
+    Integer(at_least=0, at_most=1),
+    0,
+    "processes",
+    "How many processes wait, with the job loaded, to take over from a coordinator that dies; on Ray, and "
+    "for jobs with checkpoints. 0: Ray has to make one first.",
 )
 AVAILABILITY_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)

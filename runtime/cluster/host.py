@@ -74,7 +74,9 @@ async def _serve(
     spec = coordinator.spec
     pid = os.getpid()
     before = registry.find(spec.name)
-    if before is not None and not registry.is_alive(before):
+    # One of the same run is dead, though perhaps not for the system yet, or will be fenced.
+    same_run = before is not None and before.token == coordinator.server.token
+    if before is not None and (same_run or not registry.is_alive(before)):
         registry.forget(before)
     await coordinator.server.listen(registry.socket_path(spec.name, pid), host)
     registry.register(

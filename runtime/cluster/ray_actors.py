@@ -19,16 +19,21 @@ from typing import Any
 
 import ray
 import uvloop
+from ray.exceptions import RayActorError
 
 from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..control.cluster import ControlEndpoint
 from ..control.link import Link, connect
-from ..coordinator.job import JobOutcome
+from ..coordinator.job import JobCoordinator, JobOutcome
 from ..exchange.hub import ExchangeHub
+from ..job_spec import JobSpec
+from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
 from ..observe.metrics import MetricsRegistry
+from ..options import Options
+from ..protocol.standby import Turn
 from ..shipping import unship
 from ..storage.open_store import open_store
 from ..worker.process import tune_process
@@ -38,15 +43,17 @@ from .console import attach
 from .host import host_coordinator
 from .own_directory import own_directory
 from .sigterm import die_of_sigterm
+from .standby import Answer, Standby
 
 _log = logging.getLogger("headgate.cluster")
-READY_TIMEOUT_S = 60.0
 NAMESPACE = "headgate"
 """Of all actors."""
 WORKER_CALLS = 8
 """Calls that an actor takes at once: its run, and coordinators that wait for its end or reconnect."""
 WAIT_S = 20.0
 """How long one call waits for a worker's end: those of dead coordinators hold a thread no longer."""
+ANSWER_S = 5.0
+"""How long one coordinator's process waits for an answer of the other."""
 LEAVE_S = 30.0
 """A worker's process ends so long after its worker, if nobody kills it."""
 
@@ -260,6 +267,38 @@ class RayCluster:
             worker.kill()
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two processes that take turns with one job."""
+
+    other: str
+    """Name of the other actor."""
+    first: bool
+    """This is the one that the job begins with."""
+
+    async def ask(self) -> Answer:
+        """What the other one does."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                actor = await asyncio.to_thread(ray.get_actor, self.other, NAMESPACE)
+                answer: Answer = await asyncio.wrap_future(actor.turn.remote().future())
+        except (ValueError, RayActorError):
+            return Answer(Turn.GONE)
+        except TimeoutError:
+            return Answer(Turn.SILENT)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Where a coordinator that leads is to be found."""
+
+    addresses: list[str]
+    pid: int
+    generation: int
+    """0: it has none yet."""
+
+
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4)
 class CoordinatorActor:
     """Hosts one coordinator in a thread. If the process dies Ray makes a new one, which goes on.
@@ -267,13 +306,18 @@ class CoordinatorActor:
     It holds no truth, so its constructor's arguments and the job log are all it needs.
     """
 
-    def __init__(self, job: bytes, token: str, setup: ProcessSetup) -> None:
+    def __init__(
+        self, job: bytes, token: str, setup: ProcessSetup, pair: Pair | None = None
+    ) -> None:
         die_of_sigterm()  # whatever is under way, a successor settles as after a crash
         setup.enter()
         configure_logging(setup.log_level)
         self._setup = setup
         self._token = token
+        self._pair = pair
+        self._turn = Turn.LEADS if pair is None else Turn.STANDS_BY
         self._outcome: JobOutcome | None = None
+        self._coordinator: JobCoordinator | None = None
         self._listening: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._main, args=(job,), name="coordinator", daemon=True
@@ -281,26 +325,58 @@ class CoordinatorActor:
         self._thread.start()
 
     def _main(self, job: bytes) -> None:
+        over = Turn.OVER
         try:
-            uvloop.run(self._run(job))
+            uvloop.run(self._run(unship(job)))
         except Exception as error:
+            if isinstance(error, FencedError):
+                over = Turn.GONE  # the job goes on elsewhere
             if not self._listening.done():
                 self._listening.set_exception(error)
             elif not isinstance(error, HeadgateError):
                 _log.exception("the coordinator broke")
+        finally:
+            self._turn = over
 
-    async def _run(self, job: bytes) -> None:
+    async def _run(self, spec: JobSpec) -> None:
+        if self._pair is None:
+            await self._lead(spec)
+            return
+        standby = self._standby(self._pair, Options(spec.options))
+        while await standby.wait():
+            self._turn = Turn.LEADS
+            try:
+                await self._lead(spec)
+            except FencedError:
+                if not await standby.is_fenced_by_other():
+                    raise
+                self._turn, self._listening = Turn.STANDS_BY, concurrent.futures.Future()
+            else:
+                return
+
+    def _standby(self, pair: Pair, options: Options) -> Standby:
+        return Standby(
+            pair.ask,
+            self._token,
+            SystemClock(),
+            first=pair.first,
+            restarted=ray.get_runtime_context().was_current_actor_reconstructed,
+            interval_ms=options.get(HEARTBEAT_INTERVAL),
+            silent_max_ms=options.get(HEARTBEAT_TIMEOUT),
+        )
+
+    async def _lead(self, spec: JobSpec) -> None:
         cluster = RayCluster(self._setup)
         try:
             self._outcome = await host_coordinator(
-                unship(job),
+                spec,
                 cluster,
                 clock=SystemClock(),
                 open_store=open_store,
                 cluster_name=self._setup.cluster_name,
                 host=self._setup.own_host(),
                 token=self._token,
-                on_listening=lambda c: self._listening.set_result(c.server.addresses),
+                on_listening=self._listens,
             )
         except FencedError:
             cluster.abandon()  # the workers obey another coordinator by now, or give up
@@ -308,13 +384,26 @@ class CoordinatorActor:
         finally:
             await cluster.close()
 
-    def where(self) -> tuple[list[str], int]:
-        """Addresses of the control server, and the process id.
+    def _listens(self, coordinator: JobCoordinator) -> None:
+        self._coordinator = coordinator
+        self._listening.set_result(coordinator.server.addresses)
+
+    def turn(self) -> Answer:
+        """For the other process of a pair."""
+        listens = self._turn is Turn.LEADS and self._listening.done()
+        return Answer(self._turn, tuple(self._listening.result()) if listens else ())
+
+    def lead(self) -> Lead | None:
+        """Where to find this coordinator; None: it is not its turn, or it does not listen yet.
 
         Raises:
-            HeadgateError: the coordinator could not start.
+            HeadgateError: it could not start.
         """
-        return self._listening.result(READY_TIMEOUT_S), os.getpid()
+        if not self._listening.done():
+            return None
+        addresses = self._listening.result()
+        generation = 0 if self._coordinator is None else self._coordinator.generation
+        return Lead(addresses, os.getpid(), generation)
 
     def ended(self) -> JobOutcome | None:
         """How the job ended under this coordinator; None: it did not, or the coordinator failed."""

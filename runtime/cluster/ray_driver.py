@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
-from ...errors import HeadgateError, JobError
+from ...errors import JobError
 from ...operators.clock import SystemClock
+from ..availability_options import STANDBY_COORDINATORS
 from ..control import registry
 from ..control.client import CoordinatorClient, error_of
 from ..control.messages import Event
@@ -27,12 +27,11 @@ from ..shipping import ship
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
-from .ray_actors import NAMESPACE, CoordinatorActor, ProcessSetup
+from .leaders import TAKEOVER_TIMEOUT_S, Leaders
+from .ray_actors import NAMESPACE, CoordinatorActor, Pair, ProcessSetup
 
-TAKEOVER_TIMEOUT_S = 60.0
-"""A crashed coordinator that is not back by then is given up."""
-CLOSE_TIMEOUT_S = 5.0
-"""A coordinator that has not closed its server by then, after its job has ended, is killed."""
+FENCED = "fenced"
+"""Reason of the end that a coordinator announces which another one has replaced."""
 _log = logging.getLogger("headgate.cluster")
 
 
@@ -47,14 +46,16 @@ async def run_on_ray(
     with _connected(address) as stem:
         setup = _setup(spec, address, stem)
         token = secrets.token_hex(16)
-        actor = await asyncio.to_thread(_make_coordinator, spec, token, setup, address)
-        following = _follow(spec, actor, token, on_event, on_listening)
+        actors = await asyncio.to_thread(_make_coordinators, spec, token, setup, address)
+        leaders = Leaders(actors)
+        following = _follow(spec, leaders, token, on_event, on_listening)
         try:
             outcome = await (following if address else while_ray_lives(following))
-            await _let_go(actor)
+            await leaders.leave()
             return outcome
         finally:
-            ray.kill(actor, no_restart=True)
+            for actor in actors:
+                ray.kill(actor, no_restart=True)
 
 
 @contextlib.contextmanager
@@ -96,111 +97,106 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
     )
 
 
-def _make_coordinator(spec: JobSpec, token: str, setup: ProcessSetup, address: str | None) -> Any:
-    options: dict[str, Any] = {"name": f"headgate-{spec.name}", "namespace": NAMESPACE}
+def _make_coordinators(
+    spec: JobSpec, token: str, setup: ProcessSetup, address: str | None
+) -> list[Any]:
+    """The coordinator's actor, and perhaps one that stands by."""
+    name = f"headgate-{spec.name}"
+    names = [name, f"{name}:standby"]
+    _clear_names(spec.name, names, setup.cluster_name)
+    # Without a job log nothing would keep two of them apart.
+    alone = spec.checkpoint is None or not Options(spec.options).get(STANDBY_COORDINATORS)
+    pairs: list[Pair | None] = [None] if alone else [Pair(names[1], True), Pair(names[0], False)]
+    options: dict[str, Any] = {"namespace": NAMESPACE}
     if address is not None:
         options["lifetime"] = "detached"
-    factory = CoordinatorActor.options(**options)  # type: ignore[attr-defined]
-    try:
-        return factory.remote(ship(spec), token, setup)
-    except ValueError as error:
-        _clear_name(spec.name, setup.cluster_name, error)
-    return factory.remote(ship(spec), token, setup)
+    job = ship(spec)
+    return [
+        CoordinatorActor.options(name=own, **options).remote(job, token, setup, pair)  # type: ignore[attr-defined]
+        for own, pair in zip(names, pairs, strict=False)
+    ]
 
 
-def _clear_name(name: str, cluster: str, error: ValueError) -> None:
-    """The name of the coordinator is taken: remove one whose job has ended.
+def _clear_names(job: str, names: list[str], cluster: str) -> None:
+    """Remove coordinators of a job that has ended.
 
     Raises:
-        JobError: its job still runs. `headgate stop` finds it from now on.
+        JobError: the job still runs. `headgate stop` finds it from now on.
     """
-    try:
-        holder = ray.get_actor(f"headgate-{name}", NAMESPACE)
-    except ValueError:
-        return  # gone in the meantime
-    if not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
-        ray.kill(holder, no_restart=True)
-        return
-    (addresses, pid), held_token = ray.get(
-        [holder.where.remote(), holder.credentials.remote()], timeout=TAKEOVER_TIMEOUT_S
-    )
-    registry.register(
-        registry.JobRecord(
-            name=name,
-            addresses=addresses,
-            token=held_token,
-            pid=pid,
-            started_ms=SystemClock().now_ms(),
-            cluster=cluster,
+    held = False
+    for name in names:
+        try:
+            holder = ray.get_actor(name, NAMESPACE)
+        except ValueError:
+            continue
+        if not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
+            ray.kill(holder, no_restart=True)
+            continue
+        lead, token = ray.get(
+            [holder.lead.remote(), holder.credentials.remote()], timeout=TAKEOVER_TIMEOUT_S
         )
-    )
-    raise JobError(
-        f"a job of this name runs on the cluster already name=`{name}`",
-        fix=f"stop it first: headgate stop {name}",
-    ) from error
+        held = True
+        if lead is None:
+            continue  # it stands by, or has only just begun
+        registry.register(
+            registry.JobRecord(
+                name=job,
+                addresses=lead.addresses,
+                token=token,
+                pid=lead.pid,
+                started_ms=SystemClock().now_ms(),
+                cluster=cluster,
+            )
+        )
+    if held:
+        raise JobError(
+            f"a job of this name runs on the cluster already name=`{job}`",
+            fix=f"stop it first: headgate stop {job}",
+        )
 
 
 async def _follow(
     spec: JobSpec,
-    actor: Any,
+    leaders: Leaders,
     token: str,
     on_event: Callable[[Event], None] | None,
     on_listening: Callable[[list[str], str], None] | None,
 ) -> JobOutcome:
     """Watch the job until it ends; when its coordinator dies, wait for the next one."""
-    takeovers = 0
+    lead = await leaders.find()
     while True:
-        addresses, pid = await _where(actor)
         try:
-            client = await CoordinatorClient.connect(addresses, token)
+            client = await CoordinatorClient.connect(lead.addresses, token)
         except JobError:
             # One that adopts a job which is through needs less time than we to find it.
-            ended: JobOutcome | None = await asyncio.wrap_future(actor.ended.remote().future())
-            if ended is None:
+            ended = await leaders.outcome()
+            if ended is not None:
+                return ended
+            if not await leaders.alive():
                 raise
-            return ended
+            lead = await leaders.find()  # its process died just now
+            continue
         if on_listening is not None:
-            on_listening(addresses, token)
+            on_listening(lead.addresses, token)
         try:
-            outcome = await _watch(client, on_event)
+            outcome = await leaders.while_leading(lead, _watch(client, on_event))
         finally:
             await client.close()
-        if outcome is not None:
-            return outcome
-        takeovers += 1
-        text = f"the coordinator of job {spec.name} died (pid {pid}); waiting for its successor"
-        if on_event is None:
-            _log.warning("%s", text)
+        if outcome is None:
+            text = f"the coordinator of job {spec.name} died (pid {lead.pid}); waiting for its successor"
+            _tell(on_event, text, lead.pid)
+            lead = await leaders.find()
+        elif outcome.reason == FENCED and (other := await leaders.successor(lead)) is not None:
+            lead = other
         else:
-            on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
+            return outcome
 
 
-async def _let_go(actor: Any) -> None:
-    """Give a coordinator whose job has ended the time to remove its socket."""
-    with contextlib.suppress(RayActorError, TimeoutError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            while await asyncio.wrap_future(actor.alive.remote().future()):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
-
-async def _where(actor: Any) -> tuple[list[str], int]:
-    """Addresses of the coordinator's control server, once Ray has (re)started the actor."""
-    deadline = asyncio.get_running_loop().time() + TAKEOVER_TIMEOUT_S
-    while True:
-        try:
-            found: tuple[list[str], int] = await asyncio.wrap_future(actor.where.remote().future())
-            return found
-        except RayTaskError as error:
-            raise _cause(error) from None
-        except RayActorError as error:
-            if asyncio.get_running_loop().time() > deadline:
-                raise JobError(f"the coordinator does not come back: {error}") from error
-            await asyncio.sleep(0.1)
-
-
-def _cause(error: Any) -> HeadgateError:
-    cause = error.cause
-    return cause if isinstance(cause, HeadgateError) else JobError(str(cause))
+def _tell(on_event: Callable[[Event], None] | None, text: str, pid: int) -> None:
+    if on_event is None:
+        _log.warning("%s", text)
+    else:
+        on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
 
 
 async def _watch(

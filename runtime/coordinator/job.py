@@ -162,6 +162,12 @@ class JobCoordinator:
         return report(history, checkpoint_id)
 
     @property
+    def generation(self) -> int:
+        """What it leads by; 0: it does not yet, or has no job log."""
+        log = self._leadership.log
+        return 0 if log is None else log.generation
+
+    @property
     def failures(self) -> list[dict[str, Any]]:
         """The last failures, as the status shows them."""
         stories = [] if self._context is None else self._context.failures.stories
@@ -258,8 +264,8 @@ class JobCoordinator:
             # The coordinator before us may have gone on since we read the log: it may have been
             # rescaled, or have ended the job.
             nonlocal before
-            before = view
             _check_not_over(spec, view)
+            before = view
             # Within a run the log knows the parallelism better than what the job once said.
             logged = view.parallelism if view.run == spec.run else 0
             return msgspec.structs.replace(

@@ -76,12 +76,16 @@ class Chaos:
             self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
             os.kill(victim["pid"], how)
 
+    def coordinators(self) -> list[int]:
+        """Processes that lead, or stand by."""
+        children = psutil.Process().children(recursive=True)
+        return [c.pid for c in children if any("CoordinatorActor" in part for part in c.cmdline())]
+
     def kill_coordinator(self, how: int = signal.SIGKILL) -> None:
         """Signal the coordinator's process."""
-        for child in psutil.Process().children(recursive=True):
-            if any("CoordinatorActor" in part for part in child.cmdline()):
-                self.kills.append(f"{signal.Signals(how).name} coordinator {child.pid}")
-                child.send_signal(how)
+        for pid in self.coordinators():
+            self.kills.append(f"{signal.Signals(how).name} coordinator {pid}")
+            os.kill(pid, how)
 
     def texts(self, kind: str) -> list[str]:
         return [event.text for event in self.events if event.kind == kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import generator, parquet_sink, random_int, sequence
+from headgate.runtime.control import registry
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 ROWS = 40_000
@@ -108,6 +110,41 @@ def test_workers_go_on_without_their_coordinator(ring: Any, tmp_path: Any, how: 
     assert seen["attempt"] == after["attempt"]
     assert seen["workers"] == after["workers"]
     assert ran.outcome.checkpoint > seen["last_checkpoint"]
+    assert not ran.chaos.texts("restored") + ran.chaos.texts("failure")
+    assert found(str(tmp_path / "out")).equals(reference())
+
+
+def test_a_standby_takes_over_and_who_died_stands_by(ring: Any, tmp_path: Any) -> None:
+    """kill -9 of the leader, twice: the process that takes over was there before, the first time."""
+    stood_by: list[set[int]] = []
+    adopted: list[dict[str, Any]] = []
+    leaders: list[int] = []
+
+    def kill(chaos: Any) -> None:
+        leader = leaders[-1]
+        stood_by.append(set(chaos.coordinators()) - {leader})
+        chaos.kills.append(f"leader {leader}")
+        os.kill(leader, signal.SIGKILL)
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        if event.kind == "adopted":
+            adopted.append(body)
+        if event.kind == "checkpoint" and len(leaders) == len(adopted) < 2:
+            record = registry.find("chaos")
+            assert record is not None
+            leaders.append(record.pid)
+            chaos.later(0.1, kill)
+        elif event.kind == "checkpoint" and len(leaders) == len(adopted) == 2 and not chaos.state:
+            record = registry.find("chaos")
+            assert record is not None
+            chaos.state["last"] = record.pid
+
+    options = {"headgate.coordinator.standby": "1"}
+    job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=4000, options=options)
+    ran = ring.run(job, plan, seed=5)
+    assert [(each["adopted"], each["generation"]) for each in adopted] == [(True, 2), (True, 3)]
+    assert leaders[1] in stood_by[0]
+    assert len({*leaders, ran.chaos.state["last"]}) == 3
     assert not ran.chaos.texts("restored") + ran.chaos.texts("failure")
     assert found(str(tmp_path / "out")).equals(reference())
 

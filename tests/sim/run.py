@@ -138,6 +138,8 @@ class Simulation:
         self.spoiling = self.rng.choice((0.0, 0.1, 0.5, 1.0))
         """How many of the local copies of state are damaged or gone after a kill."""
         self._slots = self.rng.randint(1, 2)
+        self._stands_by = seed % 3 == 1  # not drawn: most seeds mean what they meant
+        """A process waits to take over from a coordinator that goes, or seems to."""
         self.world = World(
             self.rng,
             rows=self.rng.choice((48, 204, 504)),
@@ -262,7 +264,8 @@ class Simulation:
             await asyncio.wait({leader.task, leader.deposed}, return_when=asyncio.FIRST_COMPLETED)
             if leader.task.done() and self._is_over(leader):
                 return
-            await asyncio.sleep(self.rng.expovariate(1 / 0.2))
+            if not self._stands_by:
+                await asyncio.sleep(self.rng.expovariate(1 / 0.2))
 
     def _is_over(self, leader: Leader) -> bool:
         """Judge how a coordinator ended."""

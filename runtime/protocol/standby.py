@@ -1,0 +1,90 @@
+"""Whose turn is it to lead, of two processes that can run a job's coordinator? Pure.
+
+None of this decides who leads: the job log does. Two that both believe it is their turn end as one that
+leads and one that is fenced, so a wrong guess costs a takeover and nothing else. No guess may leave both
+waiting for the other, though: *the first*, which the job began with, waits for none that only stands by.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Turn(enum.Enum):
+    """What a process of the two does."""
+
+    LEADS = "leads"
+    STANDS_BY = "stands by"
+    OVER = "over"
+    """The job has ended under it, or could not begin."""
+    GONE = "gone"
+    """It died, and Ray has not made it again; or it was fenced and gave up."""
+    SILENT = "silent"
+    """It does not answer."""
+
+
+class Step(enum.Enum):
+    """What to do next."""
+
+    LEAD = "lead"
+    WATCH = "watch"
+    """Keep a connection to the leader, and lead when it breaks."""
+    ASK = "ask again, in a moment"
+    LEAVE = "leave"
+
+
+class Watched(enum.Enum):
+    """How the connection to a leader ended."""
+
+    JOB_ENDED = "the job has ended"
+    DEPOSED = "it leads no more, and lives"
+    LOST = "it hung up, or did not answer in time"
+
+
+def first_step(*, first: bool, restarted: bool) -> Step:
+    """Of a process that begins; `restarted`: it is there in place of one that died."""
+    return Step.LEAD if first and not restarted else Step.ASK
+
+
+def step_by_turn(other: Turn, *, first: bool, silent_ms: int, silent_max_ms: int) -> Step:
+    """Of a process that does not lead and has asked the other one.
+
+    Args:
+        other: what the other one does.
+        first: this is the one that the job began with.
+        silent_ms: for how long the other has not answered.
+        silent_max_ms: one that is silent for longer counts as dead.
+    """
+    match other:
+        case Turn.LEADS:
+            return Step.WATCH
+        case Turn.OVER:
+            return Step.LEAVE
+        case Turn.GONE:
+            return Step.LEAD
+        case Turn.STANDS_BY:
+            return Step.LEAD if first else Step.ASK
+        case Turn.SILENT:
+            return Step.LEAD if silent_ms >= silent_max_ms else Step.ASK
+
+
+def step_behind(watched: Watched) -> Step:
+    """Of a process that has watched a leader to the end of that."""
+    match watched:
+        case Watched.JOB_ENDED:
+            return Step.LEAVE
+        case Watched.DEPOSED:
+            return Step.ASK
+        case Watched.LOST:
+            return Step.LEAD
+
+
+def step_fenced(other: Turn) -> Step:
+    """Of a leader that was fenced: by the other one, or by a run that has nothing to do with these two."""
+    match other:
+        case Turn.LEADS:
+            return Step.WATCH
+        case Turn.SILENT:
+            return Step.ASK
+        case _:
+            return Step.LEAVE
