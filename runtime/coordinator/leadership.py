@@ -24,7 +24,8 @@ class Leadership:
     def __init__(self) -> None:
         self.log: JobLog | None = None
         self._lost: FencedError | None = None
-        self._told = asyncio.Event()
+        self._term: asyncio.Timeout | None = None
+        """Of the work under way."""
 
     @property
     def lost(self) -> bool:
@@ -34,7 +35,11 @@ class Leadership:
     def lose(self, error: FencedError) -> None:
         """A newer coordinator leads."""
         self._lost = self._lost or error
-        self._told.set()
+        self._end_term()
+
+    def _end_term(self) -> None:
+        if self._lost is not None and self._term is not None and not self._term.expired():
+            self._term.reschedule(asyncio.get_running_loop().time())
 
     def superseded(self, worker_id: str, generation: int) -> None:
         """A worker obeys a newer coordinator."""
@@ -75,15 +80,14 @@ class Leadership:
         Raises:
             FencedError: a newer coordinator leads.
         """
-        loop = asyncio.get_running_loop()
-        working = loop.create_task(work, name="state")
-        told = loop.create_task(self._told.wait(), name="leadership")
         try:
-            await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
-            if self._lost is not None and not working.done():
-                raise self._lost
-            return await working
+            # In this very task: whoever cancels it wants the work to end at once.
+            async with asyncio.timeout(None) as self._term:
+                self._end_term()
+                return await work
+        except TimeoutError:
+            if self._lost is not None and self._term is not None and self._term.expired():
+                raise self._lost from None
+            raise
         finally:
-            working.cancel()
-            told.cancel()
-            await asyncio.gather(working, told, return_exceptions=True)
+            self._term = None

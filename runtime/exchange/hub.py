@@ -98,7 +98,8 @@ class ExchangeHub:
         self._regions: dict[int, _Region] = {}
         self._last_attempts: dict[int, int] = {}
         """Of each region."""
-        self._accepting: set[AcceptingEnd] = set()
+        self._accepting: dict[AcceptingEnd, None] = {}
+        """In the order in which they came: a set closes them in another one each time."""
         self.refused = 0
         """Callers of another attempt, or strangers, that were sent away."""
 
@@ -306,7 +307,7 @@ class ExchangeHub:
 
     def _accept(self) -> AcceptingEnd:
         end = AcceptingEnd(self._settings, self)
-        self._accepting.add(end)
+        self._accepting[end] = None
         return end
 
     # -- for the accepting ends ---------------------------------------------------------------------
@@ -317,7 +318,8 @@ class ExchangeHub:
         refusal = refusal_of(hello, self.worker_id, self._token, attempt)
         if not refusal and any(
             (other.peer_id, other.region) == (hello.worker_id, hello.region)
-            for other in self._accepting - {end}
+            for other in self._accepting
+            if other is not end
         ):
             refusal = f"the worker is connected already worker=`{hello.worker_id}`"
         self.refused += bool(refusal)
@@ -335,4 +337,4 @@ class ExchangeHub:
 
     def forget(self, end: AcceptingEnd) -> None:
         """The connection is gone."""
-        self._accepting.discard(end)
+        self._accepting.pop(end, None)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import check
 from ...operators.base import AsyncOperator
 from ...operators.elements import (
     Batch,
@@ -112,6 +113,7 @@ class InputSubtask(Subtask):
         self.time.switch(Activity.BUSY)
         position, element = polled
         if isinstance(element, ColumnBatch | ObjectBatch):
+            check(position in self._with_data, "records behind the end of data", channel=position)
             self._current = InputBatch(
                 self.gate.address_of(position), self.gate.input_index_of(position), element
             )

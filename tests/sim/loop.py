@@ -15,6 +15,7 @@ from .network import MemoryServer, Network
 from .process import Process, current, of_handle
 
 T = TypeVar("T")
+HANGING_S = 1.5
 
 
 class SimLoop(VirtualLoop):
@@ -28,6 +29,8 @@ class SimLoop(VirtualLoop):
         self.network = Network(self, rng)
         self.thread_s = 0.002
         """How long a call in a thread takes, at the mean."""
+        self.hanging_rate = 0.0
+        """How often one takes up to `HANGING_S` instead, say for a slow disk."""
 
     # -- processes ----------------------------------------------------------------------------------
 
@@ -101,7 +104,11 @@ class SimLoop(VirtualLoop):
         return future
 
     def _later(self, call: Callable[..., None], *args: Any) -> None:
-        self.call_later(self._rng.expovariate(1 / self.thread_s), call, *args)
+        hangs = self.hanging_rate and self._rng.random() < self.hanging_rate
+        delay_s = (
+            self._rng.uniform(0, HANGING_S) if hangs else self._rng.expovariate(1 / self.thread_s)
+        )
+        self.call_later(delay_s, call, *args)
 
     # -- sockets ------------------------------------------------------------------------------------
 

@@ -32,8 +32,21 @@ class Plan:
         return self.kinds <= GENTLE
 
 
-LASTING = ("latency", "before", "after", "late", "map", "prepare", "commit", "refusals", "narrow")
+LASTING = (
+    "latency",
+    "before",
+    "after",
+    "late",
+    "map",
+    "prepare",
+    "commit",
+    "refusals",
+    "narrow",
+    "threads",
+)
 """Kinds of trouble that lie in wait all the time."""
+CHANGES = frozenset({"ask_rescale", "ask_checkpoint", "narrow", "latency"})
+"""Kinds with which changes of parallelism succeed, with records on their way."""
 GENTLE = frozenset({"kill_coordinator", "make_zombie", "ask_checkpoint"})
 """Kinds that do no harm to the workers."""
 
@@ -44,7 +57,11 @@ def draw_plan(rng: random.Random) -> Plan:
     every = (*LASTING, *(act.__name__ for act in ACTS))
     kinds = frozenset(kind for kind in every if rng.random() < share)
     mean_s, storm_s = rng.choice((0.3, 1.0, 3.0)), rng.uniform(2, 12)
-    return Plan(GENTLE if storm_s > 10.5 else kinds, mean_s, storm_s)
+    if storm_s > 10.5:
+        kinds = GENTLE
+    elif storm_s > 9.5:
+        kinds = CHANGES
+    return Plan(kinds, mean_s, storm_s)
 
 
 async def storm(sim: Simulation, plan: Plan) -> None:
@@ -65,6 +82,7 @@ def heal(sim: Simulation) -> None:
     sim.storage.faults.heal()
     sim.world.faults.heal()
     sim.cluster.refusal_rate = 0.0
+    sim.loop.hanging_rate = 0.0
     sim.loop.network.bytes_per_s, sim.loop.network.far = 100e6, 1
     for worker in sim.cluster.workers:
         sim.loop.continue_process(worker.process)
@@ -88,6 +106,7 @@ def _begin_lasting(sim: Simulation, plan: Plan) -> None:
     sim.world.faults.prepare_rate = chosen.get("prepare", 0.0)
     sim.world.faults.commit_rate = chosen.get("commit", 0.0)
     sim.cluster.refusal_rate = 3 * chosen.get("refusals", 0.0)
+    sim.loop.hanging_rate = 5 * chosen.get("threads", 0.0)
     if "narrow" in chosen:
         sim.loop.network.bytes_per_s = rng.choice((3e4, 3e5))
         sim.loop.network.far = rng.choice((1, 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from headgate.tests.sim.nemesis import ACTS, LASTING, draw_plan
+from headgate.tests.sim.nemesis import ACTS, CHANGES, LASTING, draw_plan
 from headgate.tests.sim.workloads import KINDS, draw_job
 
 DRAWS = 2000
@@ -14,8 +14,8 @@ DRAWS = 2000
 def test_each_trouble_is_on_in_about_half_the_seeds() -> None:
     """One that is always on hides what only shows without it."""
     drawn = [draw_plan(random.Random(seed)) for seed in range(DRAWS)]
-    plans = [plan for plan in drawn if not plan.gentle]
-    assert 0.8 < len(plans) / DRAWS < 0.9
+    plans = [plan for plan in drawn if not plan.gentle and plan.kinds != CHANGES]
+    assert 0.7 < len(plans) / DRAWS < 0.8
     counts = Counter(kind for plan in plans for kind in plan.kinds)
     assert counts.keys() == {*LASTING, *(act.__name__ for act in ACTS)}
     assert all(0.3 < count / len(plans) < 0.7 for count in counts.values()), counts

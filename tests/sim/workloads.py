@@ -10,7 +10,7 @@ from typing import Any
 import headgate as hg
 
 from . import counting, timed
-from .outside import KEYS, Ledger, World
+from .outside import Ledger, World
 
 STORAGE = "memory://sim"
 
@@ -78,12 +78,12 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
     Args:
         token: of its world.
         kind: one of KINDS, or of MORE_KINDS.
-        settings: `parallelism` and the arguments of `job.checkpoint`.
+        settings: `parallelism`, `max_parallelism` and the arguments of `job.checkpoint`.
         options: of the job.
     """
     settings = dict(settings)
-    parallelism = settings.pop("parallelism")
-    job = hg.Job("sim", parallelism=parallelism, max_parallelism=KEYS, options=options)
+    parallelism, most = settings.pop("parallelism"), settings.pop("max_parallelism")
+    job = hg.Job("sim", parallelism=parallelism, max_parallelism=most, options=options)
     job.checkpoint(storage=STORAGE, **settings)
     job.restart(attempts=1_000_000, delay="100ms")
     workload(kind).build(job, token).write(Ledger(token), name="out")
@@ -93,10 +93,13 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
 def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Settings and options of a job, by chance."""
     unaligned = rng.random() < 0.5
-    overlapping = not unaligned and rng.random() < 0.3
+    overlapping = not unaligned and rng.random() < 0.5
     settings = {
         "parallelism": rng.randint(1, 3),
-        "every": f"{rng.choice((150, 400, 1000))}ms",
+        # With an odd number of key groups old and new subtasks may have a single one in common.
+        "max_parallelism": rng.choice((7, 12)),
+        # The next must begin before one is complete, for them to overlap.
+        "every": f"{rng.choice((20, 40) if overlapping else (150, 400, 1000))}ms",
         "timeout": rng.choice(("2s", "30s")),
         "max_concurrent": 3 if overlapping else 1,
         "tolerable_failures": rng.choice((0, 3, 1000)),
