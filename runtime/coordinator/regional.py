@@ -73,6 +73,7 @@ class RegionalRestart:
         """
         everything = job.executions.failover.everything
         needed = job.executions.failover.restart(regions | job.restarting)
+        whole = whole or _cut_anew(job, needed)
         all_of_it = bool(whole) or needed == everything
         if all_of_it and not job.restarting:
             return failing(failure, why=whole if len(everything) > 1 else "")
@@ -251,6 +252,23 @@ class RegionalRestart:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def _cut_anew(job: JobContext, regions: frozenset[RegionId]) -> str:
+    """Why these regions cannot restart beside others: nobody knows any more what their sources read.
+
+    That is so from a takeover until the first checkpoint. Another cut need not be the one that the
+    others go on with: some splits would be read twice, and others not at all.
+    """
+    known = set(job.splits)
+    if job.restored is not None:
+        known.update(operator.name for operator in job.restored.manifest.operators)
+    if job.log is not None and (newest := job.log.view.newest) is not None:
+        known.update(operator.name for operator in newest.manifest.operators)
+    vertices = {subtask.vertex for subtask in job.executions.failover.subtasks_of(regions)}
+    heads = (vertex.head for vertex in job.plan.vertices if vertex.id in vertices)
+    unknown = [head.name for head in heads if head.source is not None and head.name not in known]
+    return f"source `{unknown[0]}` has to be cut into splits anew" if unknown else ""
 
 
 def regions_of(job: JobContext, message: SubtaskFailed) -> frozenset[RegionId]:

@@ -12,6 +12,8 @@ TOKEN = "regional"
 MARKED = 401
 """Raises once, when the test says so; it is in split 1."""
 FAILS: set[int] = set()
+CUTS: list[Numbers] = []
+"""Each time that a `CutAnew` was cut into splits."""
 
 
 class _RaiseOnce:
@@ -39,9 +41,19 @@ class _SeenWriter(SinkWriter):
             world.on_effect(f"{record[2]}")
 
 
-def graph(job: hg.Job, splits: range, name: str, *, keyed: bool) -> None:
+class CutAnew(Numbers):
+    """Its splits come in another order each time that they are made, like those of files that change."""
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        CUTS.append(self)
+        return super().splits(parallelism)[:: 1 if len(CUTS) % 2 else -1]
+
+
+def graph(
+    job: hg.Job, splits: range, name: str, *, keyed: bool, source: type[Numbers] = Numbers
+) -> None:
     """One pipeline."""
-    numbers = job.read(Numbers(TOKEN, splits), name=f"numbers {name}")
+    numbers = job.read(source(TOKEN, splits), name=f"numbers {name}")
     numbers = numbers.map(_RaiseOnce(), name=f"raise {name}")
     out = (
         numbers.key_with(key_of).process(Counted(), name=f"count {name}")

@@ -21,7 +21,15 @@ from headgate.runtime.coordinator.regions import Executions, failover_of
 from headgate.runtime.protocol.ids import SubtaskId
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.testing.loop import VirtualClock
-from headgate.tests.coordinator.pipelines import FAILS, MARKED, TOKEN, Seen, graph
+from headgate.tests.coordinator.pipelines import (
+    CUTS,
+    FAILS,
+    MARKED,
+    TOKEN,
+    CutAnew,
+    Seen,
+    graph,
+)
 from headgate.tests.sim.cluster import SimCluster
 from headgate.tests.sim.counting import check_count
 from headgate.tests.sim.loop import SimLoop
@@ -31,17 +39,24 @@ ROWS = 800
 DOWN_S = 4
 
 
-def make_job(*, keyed: bool, parallelism: int = 2, **options: str) -> hg.Job:
+def make_job(
+    *,
+    keyed: bool,
+    parallelism: int = 2,
+    every: str = "400ms",
+    source: type[Numbers] = Numbers,
+    **options: str,
+) -> hg.Job:
     """Two pipelines with two splits each, or, if not keyed, one whose subtasks are on their own."""
     texts = {key.replace("_", "."): text for key, text in options.items()}
     job = hg.Job("job", parallelism=parallelism, max_parallelism=12, options=texts)
-    job.checkpoint(every="400ms", storage="memory://regional")
+    job.checkpoint(every=every, storage="memory://regional")
     job.restart(attempts=1_000, delay=f"{DOWN_S}s")
     if keyed:
         graph(job, range(2), "left", keyed=True)
         graph(job, range(2, 4), "right", keyed=True)
     else:
-        graph(job, range(SPLITS), "alone", keyed=False)
+        graph(job, range(SPLITS), "alone", keyed=False, source=source)
     return job
 
 
@@ -328,6 +343,27 @@ def test_a_coordinator_that_dies_while_regions_restart_has_all_of_it_restarted(
         await run.run_to_the_end()
 
     drive(make_job(keyed=True), script)
+
+
+def test_a_source_that_has_to_be_cut_anew_is_not_cut_for_a_part_of_its_subtasks(
+    drive: Any,
+) -> None:
+    """Only the first coordinator knew which subtask had which split, and no checkpoint does yet."""
+
+    async def script(run: Regional) -> None:
+        await run.running()
+        assert "goes on with attempt" in await run.take_over()
+        FAILS.add(MARKED)
+        await run.until(run.restarts)
+        await run.until(lambda: run.context.status == "RESTARTING")
+        await run.running()
+        await run.run_to_the_end()
+
+    CUTS.clear()
+    job = make_job(keyed=False, every="1h", source=CutAnew)
+    (restart,) = drive(job, script).restarts()
+    assert restart["tasks"] == restart["tasks_total"]
+    assert len(CUTS) == 2
 
 
 def plan_of(build: Callable[[hg.Job], Any], parallelism: int = 2) -> Any:
