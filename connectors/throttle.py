@@ -98,6 +98,9 @@ class _ThrottledReader(SourceReader):
             return None
         self._reader.rows_wanted = self.rows_wanted
         batch = self._reader.poll()
+        self.can_pause_splits = (
+            self._reader.can_pause_splits
+        )  # of a history, and then of what is live
         if batch is not None:
             self._let_through(len(batch))
         return batch

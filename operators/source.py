@@ -8,7 +8,7 @@ restored position yields exactly the records that followed it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -120,6 +120,8 @@ class SourceRun:
         options: the job's options.
         storage: None in a job without storage.
         announce: tells the user, in a sentence.
+        confirm: raises FencedError if a newer coordinator owns the job, and StorageError if nobody knows:
+            what was there before it was called is not of a newer run. None: there is one coordinator only.
     """
 
     job: str
@@ -129,6 +131,7 @@ class SourceRun:
     options: Mapping[str, str]
     storage: SourceStorage | None
     announce: Callable[[str], None]
+    confirm: Callable[[], Awaitable[None]] | None = None
 
 
 class Source:

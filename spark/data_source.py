@@ -70,9 +70,10 @@ class _StateReader(DataSourceReader):  # type: ignore[misc]
             yield one
 
     def _push(self, name: str, values: list[Any]) -> None:
-        """Only where equality means the same to both: no floats, and types that are Spark's own."""
+        """Only where equality means the same to both: no floats, and types that are Spark's own, or times
+        that it does not cut off."""
         kind = self._scan.type_of(name)
-        same = spark_type(kind) == kind or pa.types.is_timestamp(kind)
+        same = spark_type(kind) == kind or (pa.types.is_timestamp(kind) and kind.unit != "ns")
         if pa.types.is_nested(kind) or pa.types.is_floating(kind) or not same:
             return
         try:

@@ -155,9 +155,19 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
     return result, name
 
 
-async def delete_results(storage: SourceStorage, keep: str = "") -> None:
-    """Delete all results but that in the directory `keep`, and all that was half written."""
+async def delete_results(run: SourceRun, keep: str = "") -> None:
+    """Delete all results but that in the directory `keep`, and all that was half written.
+
+    Raises:
+        FencedError: a newer coordinator owns the job; nothing was deleted.
+        StorageError: the storage refused.
+    """
+    storage = run.storage
+    if storage is None:
+        return
     doomed = [name for name in await storage.names("") if not keep or not name.startswith(keep)]
+    if doomed and run.confirm is not None:
+        await run.confirm()  # behind the list: what a newer run of the job makes is not in it
     # The records first: what they name is there as long as they are.
     doomed.sort(key=lambda name: not name.endswith(f"/{_RECORD}"))
     await storage.delete(doomed)

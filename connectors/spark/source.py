@@ -53,15 +53,15 @@ class SparkSource(Source):
         result, name = await find_or_make(self.query, self.whole, run)
         assert run.storage is not None  # as `find_or_make` has seen
         if not self.keep_result:
-            await delete_results(run.storage, keep=f"{name}/")
+            await delete_results(run, keep=f"{name}/")
         prepared = copy.copy(self)
         prepared._result = result, f"{run.storage.address}/{name}"
         prepared._options = run.options
         return prepared
 
     async def discard(self, run: SourceRun) -> None:
-        if run.storage is not None and not self.keep_result:
-            await delete_results(run.storage)
+        if not self.keep_result:
+            await delete_results(run)
 
     def splits(self, parallelism: int) -> list[bytes]:
         """One split per row group; independent of the parallelism."""

@@ -70,6 +70,7 @@ def source_run(job: JobContext, node: Node) -> SourceRun:
         options=job.options.effective(),
         storage=storage,
         announce=lambda text: job.publish("source", f"{node.name}: {text}", source=node.name),
+        confirm=job.log.confirm if job.log is not None else None,
     )
 
 

@@ -163,9 +163,9 @@ class SavepointEditor:
             opened.run(savepoints.publish(opened.store, savepoint))
 
     def abort(self, goal: Goal) -> None:
-        """Delete what there is of it."""
+        """Delete what there is of it, also where nobody knows whether it was published."""
         with OpenStore(goal.root, goal.options) as opened:
-            opened.run(_delete_others(opened, frozenset()))
+            opened.run(_delete_all(opened))
 
     def _manifest(self, opened: OpenStore, written: Iterable[Written]) -> Manifest:
         handles: dict[tuple[str, int], list[StateHandle]] = {}
@@ -240,9 +240,17 @@ def _moved(
 
 
 async def _delete_others(opened: OpenStore, kept: frozenset[str]) -> None:
+    await opened.store.delete_files([one for one in await _files(opened) if one not in kept])
+
+
+async def _delete_all(opened: OpenStore) -> None:
+    await savepoints.delete(opened.store, await _files(opened))
+
+
+async def _files(opened: OpenStore) -> list[str]:
+    """The files of the savepoint, its metadata excepted."""
     found = [name async for name, _ in opened.store.list_files("")]
-    others = [name for name in found if name not in kept and names.is_savepoint_file(name)]
-    await opened.store.delete_files(others)
+    return [name for name in found if names.is_savepoint_file(name)]
 
 
 def write_here(

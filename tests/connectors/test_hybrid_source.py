@@ -123,6 +123,22 @@ async def _wait_for_the_others() -> None:
     assert context.splits.history is History.NONE
 
 
+@pytest.mark.parametrize("pauses", ["history", "live"])
+def test_a_throttled_one_can_pause_what_is_being_read(pauses: str) -> None:
+    endless = generator({"n": sequence()}, splits=1)
+    short = generator({"n": sequence()}, rows=1, splits=1, batch_rows=1)
+    schema = {"n": "int64"}
+    if pauses == "history":
+        source = hybrid_source(short, from_list([{"n": 1}], schema=schema))
+    else:
+        source = hybrid_source(from_list([{"n": 1}], schema=schema), endless)
+    reader = open_reader(throttle(source, 1e9), source.splits(1))
+    assert reader.can_pause_splits is (pauses == "history")
+    assert reader.poll() is not None
+    assert reader.poll() is None, "it goes live"
+    assert reader.can_pause_splits is (pauses == "live")
+
+
 def test_a_subtask_without_live_splits_has_finished_with_its_history() -> None:
     source = hybrid_source(from_list([1], batch_rows=1), from_list([2]))
     context = make_context()

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,16 +23,21 @@ from headgate.connectors import collect, from_list
 from headgate.connectors.conformance import check_source, open_reader, read_all, read_batches
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.spark.messages import Task
+from headgate.connectors.spark.result import delete_results
 from headgate.connectors.spark.source import SparkSource
 from headgate.errors import (
     BadRecordError,
+    FencedError,
     SourceError,
     StateError,
     UsageError,
 )
+from headgate.operators.clock import SystemClock
 from headgate.operators.source import SourceRun
-from headgate.runtime.coordinator.source_runs import SourceStorage
+from headgate.runtime.coordinator.source_runs import SourceStorage, source_run
 from headgate.runtime.manifest import load_job
+from headgate.runtime.options import Options
+from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.local import LocalStore
 
 SCHEMA = {"id": "long"}
@@ -310,6 +316,31 @@ async def test_a_new_run_asks_anew_and_the_old_result_goes(asked: list[Task], st
         assert len(files_in(storage)) == 4
         await second.discard(context)
     assert files_in(storage) == []
+
+
+@in_loop
+async def test_a_coordinator_that_hung_leaves_the_result_of_a_newer_run_alone(storage: str) -> None:
+    store = LocalStore(Path(storage, "j"))
+    await store.open()
+    older, newer = JobLog(store, "older", SystemClock()), JobLog(store, "newer", SystemClock())
+    await older.start_generation(parallelism=1, max_parallelism=8)
+    source = hg.spark_source(sql=IDS, schema=SCHEMA)
+    node: Any = SimpleNamespace(name="history", origin="job.py:7", source=source)
+    spec = SimpleNamespace(name="j", run="r1", checkpoint=SimpleNamespace(storage=storage))
+    job: Any = SimpleNamespace(spec=spec, store=store, log=older, options=Options({}))
+    context = source_run(job, node)
+    assert context.storage is not None
+    await context.storage.create_if_absent("r2-x/result.json", b"of the newer run")
+    await newer.start_generation(parallelism=1, max_parallelism=8, fresh=True)
+    with pytest.raises(FencedError):
+        await delete_results(context, keep="r1-x/")
+    with pytest.raises(FencedError):
+        await source.discard(context)
+    assert await context.storage.names("") == ["r2-x/result.json"]
+    job.log = newer
+    await source.discard(source_run(job, node))
+    assert await context.storage.names("") == []
+    await store.close()
 
 
 @in_loop

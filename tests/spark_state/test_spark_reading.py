@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headgate.runtime.offline.snapshot import open_snapshot
@@ -63,6 +65,21 @@ def test_filters_and_columns_reduce_what_is_read(spark: Any) -> None:
     assert [tuple(row) for row in one.collect()] == [tuple(expected)]
     assert frame.where("id = 100 and id = 2").collect() == []
     assert load(spark, "total", keyGroups="0-1").where("key_group > 1").collect() == []
+
+
+@pytest.mark.parametrize(("unit", "pushed"), [("us", True), ("ns", False)])
+def test_times_that_spark_cuts_off_are_not_looked_for(unit: Any, pushed: bool) -> None:
+    """Of nanoseconds more than one is equal to what Spark asks for."""
+    pytest.importorskip("pyspark", reason="needs headgate[spark]")
+    from headgate.spark.data_source import _StateReader
+
+    asked: list[str] = []
+    scan = SimpleNamespace(
+        type_of=lambda name: pa.timestamp(unit, "UTC"),
+        where=lambda name, values: asked.append(name),
+    )
+    _StateReader(scan)._push("at", [datetime(2026, 1, 1, tzinfo=UTC)])  # type: ignore[arg-type]
+    assert asked == ["at"] * pushed
 
 
 def test_the_table_of_all_states(spark: Any) -> None:

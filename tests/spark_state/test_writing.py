@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import StateError
+from headgate.errors import StateError, StorageError
 from headgate.runtime.offline.editor import Declared, SavepointEditor, write_here
 from headgate.runtime.offline.scan import Query, StateScan
 from headgate.runtime.offline.snapshot import open_snapshot
+from headgate.runtime.savepoint import store as savepoints
 from headgate.state.codecs import codec_of
 from headgate.state.keyed.canonical import Layout, Rows
 from headgate.state.keyed.key_shape import OPAQUE_KEYS, entry_codec, keys_of_type
@@ -227,6 +228,22 @@ def test_windows_and_everything_else_go_along(tmp_path: Path) -> None:
         for row in [*before, *after]:
             row.pop("key_group", None)
         assert sorted(map(repr, after)) == sorted(map(repr, before)), state.text
+
+
+def test_a_savepoint_whose_publication_is_in_doubt_is_not_left_without_its_files(
+    taken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = taken
+    publish = savepoints.publish
+
+    async def in_doubt(store: Any, savepoint: Any) -> None:
+        await publish(store, savepoint)
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(savepoints, "publish", in_doubt)
+    with pytest.raises(StorageError):
+        write_here(editor(path), str(tmp_path), token(), {})
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
 def test_what_does_not_fit_is_refused(taken: Any, tmp_path: Path) -> None:
