@@ -19,7 +19,7 @@ class RunningRegions:
         self._watch = watch
         self._deployments: dict[int, Deployment] = {}
         self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], frozenset[int]] = {}
 
     def __iter__(self) -> Iterator[Deployment]:
         return iter(list(self._deployments.values()))
@@ -49,8 +49,11 @@ class RunningRegions:
         wanted = frozenset(regions)
         tasks = [task for task, own in self._tasks.items() if own & wanted]
         dropped = [own for r in wanted if (own := self._deployments.pop(r, None)) is not None]
+        # Cancelled once more, it is not gone before the first time is over: that resets the hub, too.
+        before = [leaving for leaving, own in self._leaving.items() if own & wanted]
 
         async def leave() -> None:
+            await asyncio.gather(*before, return_exceptions=True)
             await _cancelled(tasks)
             await asyncio.gather(*(deployment.cancel() for deployment in dropped))
             self._watch.end(wanted)
@@ -58,8 +61,8 @@ class RunningRegions:
             done()
 
         leaving = asyncio.get_running_loop().create_task(leave(), name="drop regions")
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        self._leaving[leaving] = wanted
+        leaving.add_done_callback(lambda gone: self._leaving.pop(gone, None))
 
     async def drop_all(self) -> None:
         """Cancel whatever runs here."""
