@@ -31,6 +31,9 @@ from .restore import continues
 from .states import State, deploying, ended_by_wish, ends_at_once, running
 from .workers import FromWorker, Worker, WorkerLost
 
+REPORT_TIMEOUT_S = 10.0
+"""A worker that has greeted and not said by then what it runs is lost: it may hang in a cancellation."""
+
 
 class Adopting(State):
     """From the start of a generation until it is clear whether the attempt goes on."""
@@ -85,11 +88,15 @@ class Adopting(State):
         found = asyncio.get_running_loop().create_task(
             job.pool.find(deployment.workers), name="find workers"
         )
+        silent = asyncio.get_running_loop().create_task(
+            self._lose_silent(job, found), name="lose silent workers"
+        )
         try:
             wish = await self._hear(job, found)
         finally:
             found.cancel()
-            await asyncio.gather(found, return_exceptions=True)
+            silent.cancel()
+            await asyncio.gather(found, silent, return_exceptions=True)
         if wish is not None:
             return wish, Refused("a client wants it to end")
         plan = job.plan
@@ -134,6 +141,13 @@ class Adopting(State):
                         HeadgateError("the job has a new coordinator", fix="try again in a moment")
                     )
         return end
+
+    async def _lose_silent(self, job: JobContext, found: asyncio.Task[list[Worker]]) -> None:
+        workers = await found
+        await asyncio.sleep(REPORT_TIMEOUT_S)
+        for worker in workers:
+            if worker.worker_id not in self._reports:
+                job.pool.lose(worker.worker_id, "it did not say what it runs")
 
     def _is_in_place(
         self, job: JobContext, deployment: Deployment, reports: Mapping[str, WorkerReport]

@@ -345,6 +345,27 @@ def test_a_coordinator_that_dies_while_regions_restart_has_all_of_it_restarted(
     drive(make_job(keyed=True), script)
 
 
+def test_a_worker_that_does_not_say_what_it_runs_is_replaced(drive: Any) -> None:
+    """It lives, and was still busy with the last word of the coordinator that died."""
+
+    async def script(run: Regional) -> None:
+        await run.running()
+        await run.checkpoints(1)
+        stuck = run.cluster.live[0]
+        assert stuck.worker is not None
+        may_end = asyncio.Event()
+        stuck.worker._regions.drop_all = may_end.wait  # type: ignore[assignment]
+        FAILS.add(MARKED)
+        await run.until(lambda: run.context.status == "FAILING")
+        await asyncio.sleep(1)  # by the clock of the simulation
+        assert "restarts the job" in await run.take_over()
+        assert stuck not in run.cluster.live
+        may_end.set()
+        await run.run_to_the_end()
+
+    drive(make_job(keyed=True, **FULL), script)
+
+
 def test_a_source_that_has_to_be_cut_anew_is_not_cut_for_a_part_of_its_subtasks(
     drive: Any,
 ) -> None:
