@@ -1,9 +1,10 @@
-"""The Spark session that a batch job runs in: the one that is active, else one of its own."""
+"""The Spark session that a batch job runs in: the one that there is, else one of its own."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,23 +30,29 @@ _OWN: Final = {
 }
 _OWN_LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
+_JAVA_ENDS_S: Final = 30.0
+
 
 @contextmanager
 def spark_session(options: Options, job: str) -> Iterator[Any]:
-    """A session with our settings. One that was active stays as it is; one of our own is stopped.
+    """A session with our settings. One that was there stays as it is; one of our own goes, with its Java.
 
     Raises:
         UsageError: there is no Spark, no Java for it, or a session that is of no use.
     """
     check_pyspark("batch execution")
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     if not hasattr(DataFrame, "repartitionById"):
         raise UsageError("batch execution needs pyspark 4.1 or newer", fix="pip install -U pyspark")
     active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        active = SparkSession.builder.getOrCreate()  # that of another thread
     if active is not None:
         yield _settled(active)
         return
+    java_was_there = SparkContext._gateway is not None
     scratch = tempfile.mkdtemp(prefix="headgate-batch-")
     before = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_PYTHON")}
     os.environ["JAVA_HOME"] = find_java().home_for_spark(Path(scratch))
@@ -63,12 +70,30 @@ def spark_session(options: Options, job: str) -> Iterator[Any]:
         finally:
             own.stop()
     finally:
+        if not java_was_there:
+            _end_java(SparkContext)
         for name, old in before.items():
             if old is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _end_java(context: Any) -> None:
+    """Spark leaves its Java running, for the next session, until Python ends."""
+    gateway = context._gateway
+    java = getattr(gateway, "proc", None)
+    if java is None:
+        return  # it did not start, or Python was started by it
+    context._gateway = context._jvm = None
+    gateway.shutdown()
+    java.stdin.close()
+    try:
+        java.wait(_JAVA_ENDS_S)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()
 
 
 def _settled(session: Any) -> Any:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,10 +19,14 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, from_list, parquet_sink, parquet_source
-from headgate.errors import UserCodeError
+from headgate.connectors.spark.java import Java
+from headgate.errors import UsageError, UserCodeError
+from headgate.runtime.batch import session as batch_session
+from headgate.runtime.batch.session import spark_session
 from headgate.runtime.cli.explain import explain
 from headgate.runtime.cli.load import RuntimeMode
 from headgate.runtime.manifest import load_job
+from headgate.runtime.options import Options
 
 BATCH = {"execution.runtime-mode": "BATCH"}
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -166,6 +175,50 @@ def test_a_job_that_fails_says_why_and_leaves_nothing_to_see(session: Any, tmp_p
         path for path in (tmp_path / "out").rglob("*.parquet") if ".headgate" not in path.parts
     ]
     assert visible == []
+
+
+def test_a_session_of_another_thread_is_used_and_left_alone(session: Any) -> None:
+    def run() -> None:
+        with spark_session(Options({}), "elsewhere") as beside:
+            assert beside.sparkContext is session.sparkContext
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
+    assert session.range(3).count() == 3
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_java_of_a_session_of_its_own_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """What stands for Java ends with its input, as the real one does."""
+    pyspark = pytest.importorskip("pyspark")
+    java = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    context, sessions = pyspark.SparkContext, pyspark.sql.SparkSession
+    monkeypatch.setattr(context, "_gateway", None)
+    monkeypatch.setattr(context, "_jvm", None)
+    monkeypatch.setattr(context, "_active_spark_context", None)
+    monkeypatch.setattr(batch_session, "find_java", lambda: Java("/none"))
+    builder, own = MagicMock(), MagicMock()
+    own.conf.get.return_value = "true" if refused else "false"
+    builder.master.return_value = builder.appName.return_value = builder
+    builder.config.return_value = builder
+
+    def start() -> Any:
+        context._gateway = SimpleNamespace(proc=java, shutdown=lambda: None)
+        return own
+
+    builder.getOrCreate.side_effect = start
+    monkeypatch.setattr(sessions, "builder", builder)
+    with java:
+        with (
+            pytest.raises(UsageError) if refused else nullcontext(),
+            spark_session(Options({}), "alone"),
+        ):
+            assert java.poll() is None
+        assert java.returncode == 0
+    assert context._gateway is None
+    own.stop.assert_called_once()
 
 
 def test_explain_shows_the_plan_of_spark(
