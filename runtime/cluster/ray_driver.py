@@ -27,7 +27,7 @@ from ..shipping import ship
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
-from .leaders import TAKEOVER_TIMEOUT_S, Leaders
+from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders
 from .ray_actors import NAMESPACE, CoordinatorActor, Pair, ProcessSetup
 
 FENCED = "fenced"
@@ -164,6 +164,8 @@ async def _follow(
 ) -> JobOutcome:
     """Watch the job until it ends; when its coordinator dies, wait for the next one."""
     lead = await leaders.find()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + TAKEOVER_TIMEOUT_S
     while True:
         try:
             client = await CoordinatorClient.connect(lead.addresses, token)
@@ -172,8 +174,9 @@ async def _follow(
             ended = await leaders.outcome()
             if ended is not None:
                 return ended
-            if not await leaders.alive():
+            if not await leaders.alive() or loop.time() >= until:
                 raise
+            await asyncio.sleep(SEARCH_EVERY_S)
             lead = await leaders.find()  # its process died just now
             continue
         if on_listening is not None:
@@ -182,6 +185,7 @@ async def _follow(
             outcome = await leaders.while_leading(lead, _watch(client, on_event))
         finally:
             await client.close()
+        until = loop.time() + TAKEOVER_TIMEOUT_S
         if outcome is None:
             text = f"the coordinator of job {spec.name} died (pid {lead.pid}); waiting for its successor"
             _tell(on_event, text, lead.pid)
