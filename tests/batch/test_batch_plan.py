@@ -8,13 +8,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from typer.testing import CliRunner
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list, generator, parquet_sink
 from headgate.connectors.files.sink import PartName
 from headgate.errors import ManifestErrors, PlanError, StateError, UsageError
 from headgate.runtime.cli import run as cli
+from headgate.runtime.cli.app import app
 from headgate.runtime.cli.console import CANCELLED
+from headgate.runtime.coordinator.job import JobOutcome
 from headgate.runtime.manifest import load_job
 
 MODE = "execution.runtime-mode"
@@ -189,6 +192,23 @@ def test_drafts_that_a_stream_of_the_job_may_still_commit_are_left_alone(
     assert draft.exists()
     (file,) = tmp_path.glob("*.parquet")
     assert pq.read_table(file).to_pylist() == ROWS
+
+
+def test_the_command_runs_a_stream_as_a_batch_if_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(spec: Any) -> JobOutcome:
+        ran.append(spec.name)
+        return JobOutcome("FINISHED", "")
+
+    monkeypatch.setattr("headgate.runtime.batch.run.run_batch", run)
+    file = tmp_path / "job.yaml"
+    stream = MANIFEST.replace("options: {execution.runtime-mode: BATCH}", "parallelism: 1")
+    file.write_text(stream.replace("sequence}}", "sequence}, rows: 5}"))
+    done = CliRunner().invoke(app, ["run", str(file), "--runtime-mode", "batch"])
+    assert (done.exit_code, ran) == (0, ["endless"]), done.output
 
 
 def test_an_interrupted_batch_ends_as_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

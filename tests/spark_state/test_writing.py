@@ -230,6 +230,27 @@ def test_windows_and_everything_else_go_along(tmp_path: Path) -> None:
         assert sorted(map(repr, after)) == sorted(map(repr, before)), state.text
 
 
+def test_to_s3_and_from_there_with_other_key_groups(taken: Any, s3_server: Any) -> None:
+    path, _ = taken
+    options = dict(s3_server.options)
+    kept = f"s3://{s3_server.bucket}/kept"
+    first = editor(path, options=options)
+    for state in {one.name for one in open_snapshot(path, {}).states() if one.operator == "keep"}:
+        if state not in ("by_kind", "seen"):
+            first.remove("keep", state)
+    remote = open_snapshot(write_here(first, kept, token(), {}), options)
+    again = SavepointEditor(
+        job="job", base=remote, declared={}, max_parallelism=33, options=options, now_ms=NOW_MS
+    )
+    rewritten = open_snapshot(write_here(again, kept, token(), {}), options)
+    columns = ("key", "map_key", "value")
+    expected = sorted(map(repr, read(path, "keep", "by_kind", columns=columns)))
+    for one in (remote, rewritten):
+        found = read(one, "keep", "by_kind", columns=columns, shares=2)
+        assert sorted(map(repr, found)) == expected
+    assert read(rewritten, "keep", "seen") == read(path, "keep", "seen")
+
+
 def test_a_savepoint_whose_publication_is_in_doubt_is_not_left_without_its_files(
     taken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
