@@ -16,7 +16,7 @@ PACKAGE = Path(headgate.__file__).resolve().parent
 FOLDER = Path(__file__).resolve().parent / "mutants"
 COPIED = ("connectors", "operators", "runtime", "state", "testing", "tests/sim")
 """All that a simulation imports."""
-SEEDS_MAX = 300
+SEEDS_MAX = 1500
 """Within so many seeds each mutant must be found."""
 TIMEOUT_S = 1800.0
 

@@ -106,7 +106,7 @@ def _begin_lasting(sim: Simulation, plan: Plan) -> None:
     sim.world.faults.prepare_rate = chosen.get("prepare", 0.0)
     sim.world.faults.commit_rate = chosen.get("commit", 0.0)
     sim.cluster.refusal_rate = 3 * chosen.get("refusals", 0.0)
-    sim.loop.hanging_rate = 5 * chosen.get("threads", 0.0)
+    sim.loop.hanging_rate = rng.choice((0.1, 0.3, 0.6)) if "threads" in chosen else 0.0
     if "narrow" in chosen:
         sim.loop.network.bytes_per_s = rng.choice((3e4, 3e5))
         sim.loop.network.far = rng.choice((1, 5))
