@@ -57,7 +57,7 @@ from .context import Failure, JobContext, JobEvent, Tick
 from .ended import again, shown
 from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
-from .leadership import Leadership
+from .leadership import Leadership, check_not_followed
 from .liveness import publish_stuck, watching
 from .poison import PoisonJudge
 from .restored import dispose_claimed
@@ -258,6 +258,9 @@ class JobCoordinator:
         spec = self.spec
         before = await log.load()
         _check_not_over(spec, before)
+        takeover = before.run == spec.run
+        claimed = before.generation if takeover else await log.last_claim_of(spec.run)
+        check_not_followed(spec.run, claimed, before)
         _check_begins_with_something(spec, before)
 
         def follow(view: LogView, started: GenerationStarted) -> GenerationStarted:
@@ -265,6 +268,7 @@ class JobCoordinator:
             # rescaled, or have ended the job.
             nonlocal before
             _check_not_over(spec, view)
+            check_not_followed(spec.run, claimed, view)
             before = view
             # Within a run the log knows the parallelism better than what the job once said.
             logged = view.parallelism if view.run == spec.run else 0

@@ -11,11 +11,30 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from ...errors import FencedError, StorageError
+from ..protocol.joblog import LogView
 from ..storage.joblog_store import JobLog
 
 T = TypeVar("T")
 RETRY_S = 1.0
 """A log that cannot be read is asked again after this pause."""
+
+
+def check_not_followed(run: str, claimed: int, view: LogView) -> None:
+    """A run that has led, and was followed by another, leads no more, whoever makes its process again.
+
+    Args:
+        run: of the coordinator that is about to lead.
+        claimed: the newest generation that was claimed for it before; 0: none.
+        view: of the log.
+
+    Raises:
+        FencedError: that is so.
+    """
+    if view.run != run and 0 < claimed < view.generation:
+        raise FencedError(
+            f"another run of the job has begun since generation=`{view.generation}` run=`{view.run}`",
+            fix="this one stops; if it is the one to go on with, run it again",
+        )
 
 
 class Leadership:

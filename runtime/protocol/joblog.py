@@ -135,6 +135,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Leaders of older generations can never publish a head above this one."""
     swept: int = 1
     """Entries from here up to the head may still exist, and files of their checkpoints with them."""
+    run: str = ""
+    """The run it was claimed for; empty: not told."""
 
 
 _entry_decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(

@@ -31,6 +31,8 @@ LOAD_ATTEMPTS_MAX = 10
 """How often a reader starts again because the log was trimmed under its eyes."""
 START_ATTEMPTS_MAX = 20
 """How often a new leader tries the next slot before it gives up."""
+GENERATIONS_ASKED_MAX = 100
+"""So many generations are asked for their run, the newest first."""
 
 
 def _unchanged(_: LogView, started: GenerationStarted) -> GenerationStarted:
@@ -55,6 +57,7 @@ class JobLog:
         self._clock = clock
         self._view = LogView()
         self._generation = 0
+        self._run = ""
         self._fenced_by: FencedError | None = None
         self._in_doubt: AttemptDeployed | CheckpointCompleted | JobEnded | None = None
         self._last_claimed = 0
@@ -94,6 +97,21 @@ class JobLog:
             self._view, _ = await self._read_log()
             return self._view
 
+    async def last_claim_of(self, run: str) -> int:
+        """The newest generation that was claimed for `run`, behind `load`; 0: none is known.
+
+        Raises:
+            StorageError: a record cannot be read.
+        """
+        newest = self._last_claimed
+        wanted = range(newest, max(0, newest - GENERATIONS_ASKED_MAX), -1)
+        for generation in wanted if run else ():
+            name = names.generation_record(generation)
+            data = await self._store.read(name)
+            if data is not None and joblog.decode_record(data, name).run == run:
+                return generation
+        return 0
+
     async def start_generation(
         self,
         *,
@@ -122,6 +140,7 @@ class JobLog:
         async with self._lock:
             check(self._generation == 0, "this coordinator has started already")
             self._check_not_fenced()
+            self._run = run
             generation = await self._claim()
             started = GenerationStarted(
                 generation=generation,
@@ -320,7 +339,7 @@ class JobLog:
         while True:
             generation = await self._last_generation() + 1
             name = names.generation_record(generation)
-            record = GenerationRecord(generation=generation, writer=self._writer)
+            record = GenerationRecord(generation=generation, writer=self._writer, run=self._run)
             result = await self._store.create_if_absent(name, joblog.encode(record))
             if isinstance(result, Created):
                 self._last_claimed = generation
@@ -422,6 +441,7 @@ class JobLog:
             head=head,
             settled=self._settled,
             swept=swept,
+            run=self._run,
         )
         name = names.generation_record(self._generation)
         await self._store.put(name, joblog.encode(record))

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 import headgate as hg
 from headgate.connectors import blackhole, numbers
-from headgate.errors import JobError
+from headgate.errors import FencedError, JobError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.cluster import ControlEndpoint, WorkerHandle
 from headgate.runtime.coordinator.job import JobCoordinator
@@ -39,11 +41,14 @@ class NoCluster:
 
 
 class MeanwhileStore(MemoryStore):
-    """Something happens between the claim of generation 2 and its entry in the log."""
+    """Something happens just before, or after, the claim of generation 2, which is not in the log yet."""
 
+    at_claim: Callable[[], Awaitable[None]]
     meanwhile: Callable[[], Awaitable[None]]
 
     async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
+        if name.endswith("generation/0000000002.json"):
+            await self.at_claim()
         result = await super().create_if_absent(name, data)
         if name.endswith("generation/0000000002.json"):
             await self.meanwhile()
@@ -66,6 +71,7 @@ def take_over(
     spec: JobSpec,
     meanwhile: Callable[[JobLog], Awaitable[None]] = nothing,
     before: Callable[[JobLog], Awaitable[None]] = nothing,
+    at_claim: Callable[[JobLog], Awaitable[None]] = nothing,
 ) -> tuple[Any, ...]:
     """Outcome, workers asked for, and what the log says at the end."""
 
@@ -76,6 +82,7 @@ def take_over(
         await before(old)
         store, cluster = MeanwhileStore("taken", objects), NoCluster()
         store.meanwhile = lambda: meanwhile(old)
+        store.at_claim = lambda: at_claim(old)
         coordinator = JobCoordinator(
             spec, cluster=cluster, clock=SystemClock(), open_store=lambda *_: store
         )
@@ -111,6 +118,19 @@ def test_the_coordinator_of_a_run_that_has_ended_leaves_the_next_run_alone() -> 
     assert str(outcome.error) == "it broke\n  at job.py:7"
     assert asked == 0
     assert (view.run, view.writer) == ("next", "newer")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["long before", "just before its claim"])
+def test_the_coordinator_of_a_run_that_another_run_has_followed_begins_nothing(late: bool) -> None:
+    """Its process died and was made again, on a cluster that knows nothing of the other run."""
+
+    async def begin(old: JobLog) -> None:
+        newer = JobLog(old._store, "newer", SystemClock())
+        await newer.start_generation(parallelism=1, max_parallelism=128, run="next")
+
+    hook: dict[str, Any] = {"at_claim" if late else "before": begin}
+    with pytest.raises(FencedError, match="another run of the job has begun since"):
+        take_over(make_spec(), **hook)
 
 
 def test_a_job_that_is_rescaled_meanwhile_goes_on_at_the_new_parallelism() -> None:
