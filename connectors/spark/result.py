@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 from ...errors import StateError, StorageError, UsageError
 from ...operators.source import SourceRun, SourceStorage
 from ..files import locations
-from ..files.blocks import BlockReader, FileSplit, ParquetReader
+from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
 from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
 from .messages import Task
 from .process import SparkProcess
@@ -267,10 +267,17 @@ def _sync(path: str) -> None:
 
 
 def _all_there(result: Result, address: str, options: Mapping[str, str]) -> bool:
-    """True if every file below `address` is there in its size. Blocking."""
+    """True if every file below `address` is there in its size. Blocking.
+
+    Raises:
+        StorageError: the storage does not say.
+    """
     place = locations.parse_location(address)
     store = locations.filesystem(place.scheme, locations.of_storage(options))
-    infos = store.get_file_info([f"{place.path}/{file.name}" for file in result.files])
+    try:
+        infos = store.get_file_info([f"{place.path}/{file.name}" for file in result.files])
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(address, error) from error
     return all(
         info.type == pafs.FileType.File and info.size == file.size_bytes
         for info, file in zip(infos, result.files, strict=True)

@@ -6,13 +6,14 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,15 +22,17 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.connectors.conformance import check_source, open_reader, read_all, read_batches
+from headgate.connectors.files import locations
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.spark.messages import Task
-from headgate.connectors.spark.result import delete_results
+from headgate.connectors.spark.result import Result, ResultFile, delete_results
 from headgate.connectors.spark.source import SparkSource
 from headgate.errors import (
     BadRecordError,
     FencedError,
     SourceError,
     StateError,
+    StorageError,
     UsageError,
 )
 from headgate.operators.clock import SystemClock
@@ -235,6 +238,17 @@ def test_edges_of_types_and_nulls(asked: list[Task], storage: str) -> None:
     assert (nullable["first"], nullable["nothing"]) == (False, True)
 
 
+def test_times_of_day_where_spark_has_them_on(
+    session: Any, asked: list[Task], storage: str
+) -> None:
+    session.conf.set("spark.sql.timeType.enabled", "true")
+    try:
+        (row,) = rows_of(hg.spark_source(sql="SELECT time'12:34:56.123456' at"), storage)
+    finally:
+        session.conf.unset("spark.sql.timeType.enabled")
+    assert row == {"at": time(12, 34, 56, 123456)}
+
+
 def test_a_result_without_rows(asked: list[Task], storage: str) -> None:
     source = hg.spark_source(sql="SELECT id FROM range(20) WHERE id < 0", schema=SCHEMA)
     job, sink = job_of(source, storage, lambda row: {"id": row.id})
@@ -316,6 +330,26 @@ async def test_a_new_run_asks_anew_and_the_old_result_goes(asked: list[Task], st
         assert len(files_in(storage)) == 4
         await second.discard(context)
     assert files_in(storage) == []
+
+
+@in_loop
+async def test_a_storage_that_does_not_answer_is_no_result_that_is_gone(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        def get_file_info(self, paths: list[str]) -> Any:
+            raise OSError("no answer")
+
+    source = hg.spark_source(sql=IDS, schema=SCHEMA)
+    async with running(storage) as (context, said):
+        name = f"{context.run}-{source.query.shipped().fingerprint()}"
+        record = msgspec.json.encode(Result("", [ResultFile("a/b.parquet", 1, "", [1])]))
+        await context.storage.create_if_absent(f"{name}/result.json", record)
+        monkeypatch.setattr(locations, "filesystem", lambda scheme, options: Silent())
+        with pytest.raises(StorageError, match="no answer"):
+            await source.prepare(context)
+        assert said == []
+        assert await context.storage.names("") == [f"{name}/result.json"]
 
 
 @in_loop
