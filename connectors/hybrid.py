@@ -256,9 +256,9 @@ def hybrid_source(
     Args:
         history: a bounded source, such as `spark_source` or `parquet_source`.
         live: what comes behind it, with the same columns: a source; or a function that is given the highest
-            event time of the history, in ms since 1970, rounded down (None: it has no records), and returns
-            the source. It is asked when the splits are made, before the job starts, and by each subtask that
-            goes live: of the same time it must make the same source.
+            event time of the history, in ms since 1970, rounded down (None: it has no records), and
+            returns the source. It is asked when the splits are made, before the job starts, and by each
+            subtask that goes live: of the same time it must make the same source.
         time_column: the column of the history that a function is given the highest of: a timestamp, a
             date, or int64 milliseconds.
 
