@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import ClusterError, JobError
+from ...errors import ClusterError, HeadgateError, JobError
 from ...operators.clock import Clock
 from ..control.cluster import Cluster, ControlEndpoint, WorkerHandle
 from ..control.link import Link
@@ -214,7 +214,7 @@ class WorkerPool:
         pulse = self._pulses[worker_id] = PulseLine()
         handle: WorkerHandle | None = None
         try:
-            handle = await getting
+            handle = await _from_cluster(getting, worker_id)
             if handle is None:
                 self._pulses.pop(worker_id, None)
                 return
@@ -421,3 +421,19 @@ class WorkerPool:
         for killing in self._killing:
             killing.cancel()
         self._killing.clear()
+
+
+async def _from_cluster(
+    getting: Awaitable[WorkerHandle | None], worker_id: str
+) -> WorkerHandle | None:
+    """A cluster has errors of its own when it breaks: the job restarts for them like for any other."""
+    try:
+        return await getting
+    except HeadgateError:
+        raise
+    except Exception as error:
+        raise ClusterError(
+            f"the cluster gave no answer worker=`{worker_id}` "
+            f"cause=`{type(error).__name__}: {error}`",
+            fix="look at the cluster's logs",
+        ) from error

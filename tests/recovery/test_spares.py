@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import JobError
+from headgate.errors import ClusterError, JobError
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello, Warm
 from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
@@ -161,6 +161,24 @@ def test_a_start_that_fails_ahead_of_time_is_tried_again_by_whoever_needs_it(run
             await pool.ensure(1)
         cluster.refuses = False
         assert len(await pool.ensure(1)) == 1
+
+    run(script, spares=0)
+
+
+def test_a_cluster_that_breaks_in_its_own_way_gives_no_worker(run: Any) -> None:
+    async def script(cluster: Cluster, pool: WorkerPool) -> None:
+        async def broken(worker_id: str, control: object) -> Handle:
+            cluster.started.append(worker_id)
+            raise RuntimeError("it is none of our errors")
+
+        cluster.start_worker = broken  # type: ignore[method-assign]
+        cluster.find_worker = broken  # type: ignore[attr-defined]
+        pool.prepare(1)
+        await settled()
+        assert len(cluster.started) == 1, "then there is a pause"
+        with pytest.raises(ClusterError, match="it is none of our errors"):
+            await pool.ensure(1)
+        assert await pool.find(["before-0000"]) == []
 
     run(script, spares=0)
 
