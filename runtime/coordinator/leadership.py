@@ -37,6 +37,10 @@ def check_not_followed(run: str, claimed: int, view: LogView) -> None:
         )
 
 
+LOOK_S = 5.0
+"""A coordinator that ends waits no longer for a log that does not answer."""
+
+
 class Leadership:
     """Of one coordinator. Without a job log there is nobody who could take over."""
 
@@ -86,10 +90,11 @@ class Leadership:
         """Look into the log once; only False says for sure who leads."""
         if self.log is not None and not self.lost:
             try:
-                await self.log.confirm()
+                async with asyncio.timeout(LOOK_S):
+                    await self.log.confirm()
             except FencedError as error:
                 self.lose(error)
-            except StorageError:
+            except (StorageError, TimeoutError):
                 pass  # whoever leads: our workers obey us, or have hung up
         return not self.lost
 
