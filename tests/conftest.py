@@ -19,6 +19,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headgate.runtime.cluster.embedded import prepare_environment
+
+prepare_environment()  # test modules import ray, and some tests start one
 # No test is a matter of how fast the machine is.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headgate")

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...errors import UsageError
 from .own_directory import own_directory
 
 _log = logging.getLogger("headgate.cluster")
@@ -37,7 +38,19 @@ _ENVIRONMENT = {
 
 
 def prepare_environment() -> None:
-    """Set what Ray reads while it is imported; so call this before anything imports ray."""
+    """Set what Ray reads while it is imported; so call this before anything imports ray.
+
+    Raises:
+        UsageError: something has, without these settings: what Ray starts could not be reached.
+    """
+    unset = {key: value for key, value in _ENVIRONMENT.items() if os.environ.get(key) != value}
+    if unset and "ray" in sys.modules:
+        raise UsageError(
+            "this process has imported ray before the job was started, without the settings of a Ray of "
+            "its own",
+            fix="import ray later, in the functions that need it; or name a cluster that runs already; or "
+            f"set RAY_AUTH_TOKEN and {' '.join(f'{key}={value}' for key, value in unset.items())} before",
+        )
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
