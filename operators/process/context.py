@@ -75,7 +75,7 @@ class _Timers:
 
     def _table_for_key(self) -> Timers:
         if self._table is None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)  # one error, raised for many records
         return self._table
 
 

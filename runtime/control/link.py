@@ -19,6 +19,8 @@ MESSAGE_BYTES_MAX = 1 << 30
 """A larger control message is refused."""
 UNSENT_BYTES_MAX = 256 << 20
 """A peer that lets this much pile up is taken for dead."""
+CONNECT_S = 10.0
+"""An address that does not answer by then is none."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -122,10 +124,11 @@ async def connect(address: str) -> StreamLink:
     """Open a link to `unix:<path>` or `tcp:<host>:<port>`.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nobody listens there, or answers in time.
     """
     kind, _, rest = address.partition(":")
-    if kind == "unix":
-        return StreamLink(*await asyncio.open_unix_connection(rest))
-    host, _, port = rest.rpartition(":")
-    return StreamLink(*await asyncio.open_connection(host, int(port)))
+    async with asyncio.timeout(CONNECT_S):
+        if kind == "unix":
+            return StreamLink(*await asyncio.open_unix_connection(rest))
+        host, _, port = rest.rpartition(":")
+        return StreamLink(*await asyncio.open_connection(host, int(port)))

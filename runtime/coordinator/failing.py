@@ -80,11 +80,12 @@ class Failing(State):
 
     async def _find_root_cause(self, job: JobContext) -> None:
         """When a worker dies its peers see their connections break before we see it gone."""
+        used = set(job.executions.placement.values())  # a spare has no connections
         try:
             async with asyncio.timeout(ROOT_CAUSE_S):
                 while True:
                     event = await job.events.get()
-                    if isinstance(event, WorkerLost):
+                    if isinstance(event, WorkerLost) and event.worker_id in used:
                         self._failure = failure_of_worker(event.worker_id, event.reason)
                         return
                     self._aside(job, event)

@@ -17,6 +17,8 @@ from ..storage.joblog_store import JobLog
 T = TypeVar("T")
 RETRY_S = 1.0
 """A log that cannot be read is asked again after this pause."""
+LOOK_S = 5.0
+"""A coordinator that ends waits no longer for a log that does not answer."""
 
 
 def check_not_followed(run: str, claimed: int, view: LogView) -> None:
@@ -35,10 +37,6 @@ def check_not_followed(run: str, claimed: int, view: LogView) -> None:
             f"another run of the job has begun since generation=`{view.generation}` run=`{view.run}`",
             fix="this one stops; if it is the one to go on with, run it again",
         )
-
-
-LOOK_S = 5.0
-"""A coordinator that ends waits no longer for a log that does not answer."""
 
 
 class Leadership:

@@ -45,9 +45,6 @@ class Pulse:
         self._fields = {"worker": worker_id}
         self._stopped = threading.Event()
         self._link: BlockingLink | None = None
-        self._turned = threading.Event()
-        self._turned.set()
-        self._asked = 0.0
         self._alone_s: float | None = None
         """Since when the coordinator has not been reached."""
         self._thread: threading.Thread | None = None
@@ -126,19 +123,12 @@ class Pulse:
                 self._watch.cancelling(message.attempt)
         return heard
 
-    def _loop_turns(self) -> bool:
-        """True unless a call has held the event loop since the thread asked it for a sign, a while ago."""
-        if self._turned.is_set():
-            self._turned.clear()
-            self._asked = self._clock.monotonic()
-            self._in_loop(self._turned.set)
-        return self._clock.monotonic() - self._asked < LOOK_S
-
     def _look(self) -> list[StepStuck]:
         stuck = self._watch.look()
-        if self._alone_s is not None and not self._loop_turns():
+        if self._alone_s is not None:
             alone_ms = 1000 * (self._clock.monotonic() - self._alone_s)
-            # It may wait for another coordinator first, and only then has to end.
+            # It may wait for another coordinator first, and only then has to end. A worker that has ended,
+            # or obeys another one, has stopped this thread.
             if alone_ms >= self._orphaned_ms() + self._watching.cancellation_timeout_ms:
                 _log.error(
                     "no coordinator, and a call that does not end: exiting", extra=self._fields

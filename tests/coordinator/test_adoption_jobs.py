@@ -20,8 +20,10 @@ from headgate.runtime.control.messages import (
     Terminate,
 )
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.coordinator.workers import WorkerPool
 from headgate.runtime.protocol.joblog import JobStatus
 from headgate.runtime.protocol.manifest import Manifest
+from headgate.runtime.storage.joblog_store import JobLog
 
 
 def make_job(lab: Any, sink: Any, **options: str) -> hg.Job:
@@ -206,4 +208,38 @@ def test_workers_that_may_not_wait_stop_at_once(lab: Any) -> None:
     ran = lab.run(make_job(lab, sink, **{"headgate.worker.orphaned-max": "0 ms"}), script)
     assert not ran.job.texts("adopted")
     assert len(ran.restores) == 1
+    check_exact(sink)
+
+
+def test_who_finds_no_workers_since_another_leads_does_not_say_that_they_are_gone(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is taken over while a coordinator looks for workers, and they obey the newer one."""
+    sink = collect(guarantee="exactly_once")
+    errors: list[BaseException | None] = []
+    find = WorkerPool.find
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+
+        async def superseded(pool: WorkerPool, worker_ids: Any) -> list[Any]:
+            monkeypatch.setattr(WorkerPool, "find", find)
+            context = job.coordinator._context
+            newer = JobLog(context.store, "newer", SystemClock())
+            await newer.start_generation(parallelism=2, max_parallelism=12, run=context.spec.run)
+            return []
+
+        monkeypatch.setattr(WorkerPool, "find", superseded)
+        await succession.crash()
+        await asyncio.wait({job.task})
+        errors.append(job.task.exception())
+        assert not job.texts("adopted")
+        succession.follow()
+        assert (await succession.taken_over())["adopted"]
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink), script)
+    assert isinstance(errors[0], FencedError)
+    assert ran.restores == ran.failures == []
     check_exact(sink)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headgate.errors import ClusterError, JobError
+from headgate.errors import ClusterError, ExchangeError, JobError
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello, Warm
+from headgate.runtime.coordinator.context import Failure
+from headgate.runtime.coordinator.failing import Failing
 from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
 from headgate.runtime.exchange.hub import WorkerAddress
+from headgate.runtime.protocol.failures import FailureKind
 from headgate.runtime.protocol.start_failures import StartFailures
 
 
@@ -237,3 +241,22 @@ def test_the_pauses() -> None:
     assert failures.wait_ms(60_000) == 0
     failures.failed(60_000)
     assert failures.wait_ms(61_000) == 0, "of the last minute there are two, and the pause is over"
+
+
+def test_a_connection_does_not_break_because_a_spare_died() -> None:
+    """It has none. The worker at the other end is the root cause, though it is heard of later."""
+
+    async def main() -> str:
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        events.put_nowait(WorkerLost("spare", "exited"))
+        events.put_nowait(WorkerLost("peer", "exited"))
+        job: Any = SimpleNamespace(
+            events=events, executions=SimpleNamespace(placement={("count", 0): "peer"})
+        )
+        error = ExchangeError("the connection broke")
+        failure = Failure("", "", FailureKind.EXCHANGE, error)
+        failing = Failing(failure, None, merged=False, why="")
+        await failing._find_root_cause(job)
+        return failing._failure.worker
+
+    assert asyncio.run(main()) == "peer"

@@ -10,7 +10,13 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import function_sink, numbers
-from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, ObjectBatch
+from headgate.errors import InternalError
+from headgate.operators.elements import (
+    CheckpointBarrier,
+    CheckpointOptions,
+    EndOfData,
+    ObjectBatch,
+)
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.local import LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
@@ -153,5 +159,21 @@ def test_the_alignment_of_an_unaligned_checkpoint_ends_with_its_last_barrier(run
         assert timing.alignment_ms == 250
         assert timing.processed_bytes == 2 * RECORD_BYTES
         assert bench.subtask.snapshots.alignment_ms == 250
+
+    run(script)
+
+
+def test_records_behind_the_end_of_data_are_refused(run):
+    """Of the same channel: that of another is open yet."""
+
+    async def script(bench):
+        bench.channels[0].send_control(EndOfData())
+        bench.send(1, 5)
+        await bench.go_on()
+        assert bench.seen == [5]
+        bench.send(0, 6)
+        with pytest.raises(InternalError, match="records behind the end of data"):
+            await bench.go_on()
+        assert bench.seen == [5]
 
     run(script)

@@ -21,8 +21,14 @@ class Clock:
         return self.now_s
 
 
-def exits_after(orphaned_ms: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Seconds from the loss of the coordinator to the exit, if a call holds the event loop for ever."""
+def exits_after(orphaned_ms: int, turns: bool, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds from the loss of the coordinator to the exit, if a call never ends.
+
+    Args:
+        orphaned_ms: how long the worker may wait for another coordinator.
+        turns: the call is in a thread, and the event loop waits for it; False: it holds the loop.
+        monkeypatch: of the test.
+    """
     clock, codes = Clock(), list[int]()
     monkeypatch.setattr(Pulse, "_run", lambda pulse: None)
 
@@ -36,8 +42,10 @@ def exits_after(orphaned_ms: int, monkeypatch: pytest.MonkeyPatch) -> float:
         )
         pulse.start(welcome, StepWatch("w", clock), lambda: None, lambda: orphaned_ms)
         pulse._give_up()
-        while not codes:  # nothing is awaited: the loop does not turn
+        while not codes:
             pulse._look()
+            if turns:
+                await asyncio.sleep(0)
             clock.now_s += 1
 
     asyncio.run(main())
@@ -45,8 +53,9 @@ def exits_after(orphaned_ms: int, monkeypatch: pytest.MonkeyPatch) -> float:
     return clock.now_s - 1
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["loop held", "thread hangs"])
 @pytest.mark.parametrize(("orphaned_ms", "expected_s"), [(0, 30), (60_000, 90)])
 def test_a_worker_that_may_wait_for_another_coordinator_is_not_ended_meanwhile(
-    orphaned_ms: int, expected_s: float, monkeypatch: pytest.MonkeyPatch
+    orphaned_ms: int, expected_s: float, turns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert exits_after(orphaned_ms, monkeypatch) == expected_s
+    assert exits_after(orphaned_ms, turns, monkeypatch) == expected_s
