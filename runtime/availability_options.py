@@ -22,6 +22,14 @@ STANDBY_COORDINATORS = Option[int](
     "How many processes wait, with the job loaded, to take over from a coordinator that dies; on Ray, and "
     "for jobs with checkpoints. 0: Ray has to make one first.",
 )
+STORE_PATIENCE = Option[int](
+    "headgate.coordinator.store-patience",
+    Duration(),
+    60_000,
+    "ms",
+    "How long a coordinator that takes over tries to read the job log, before the job ends with the error "
+    "of the checkpoint store. The first coordinator of a job does not try again.",
+)
 AVAILABILITY_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

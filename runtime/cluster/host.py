@@ -28,6 +28,7 @@ async def host_coordinator(
     token: str | None = None,
     on_listening: Callable[[JobCoordinator], None] | None = None,
     metrics: MetricsRegistry | None = None,
+    takes_over: bool = False,
 ) -> JobOutcome:
     """Run `spec` under a coordinator in this event loop.
 
@@ -41,6 +42,7 @@ async def host_coordinator(
         token: secret of the control connections; None: a random one.
         on_listening: called once clients can connect.
         metrics: what the endpoint of this process serves, besides the job; None: nothing besides.
+        takes_over: another coordinator has led this run: it is no mistake of the user if the store is away.
 
     Raises:
         HeadgateError: the job could not begin, or was fenced by a newer coordinator.
@@ -56,6 +58,7 @@ async def host_coordinator(
         token=token,
         metrics=metrics,
         metrics_url=endpoint.url if endpoint is not None else "",
+        takes_over=takes_over,
     )
     try:
         return await _serve(coordinator, clock, cluster_name, host, on_listening)

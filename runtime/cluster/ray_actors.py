@@ -316,6 +316,9 @@ class CoordinatorActor:
         self._token = token
         self._pair = pair
         self._turn = Turn.LEADS if pair is None else Turn.STANDS_BY
+        # Somebody has led before, but for the very first time.
+        self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._takes_over = self._restarted or not (pair is None or pair.first)
         self._outcome: JobOutcome | None = None
         self._coordinator: JobCoordinator | None = None
         self._listening: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
@@ -360,7 +363,7 @@ class CoordinatorActor:
             self._token,
             SystemClock(),
             first=pair.first,
-            restarted=ray.get_runtime_context().was_current_actor_reconstructed,
+            restarted=self._restarted,
             interval_ms=options.get(HEARTBEAT_INTERVAL),
             silent_max_ms=options.get(HEARTBEAT_TIMEOUT),
         )
@@ -377,11 +380,13 @@ class CoordinatorActor:
                 host=self._setup.own_host(),
                 token=self._token,
                 on_listening=self._listens,
+                takes_over=self._takes_over,
             )
         except FencedError:
             cluster.abandon()  # the workers obey another coordinator by now, or give up
             raise
         finally:
+            self._takes_over = True
             await cluster.close()
 
     def _listens(self, coordinator: JobCoordinator) -> None:

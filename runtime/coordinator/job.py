@@ -21,9 +21,8 @@ import msgspec
 from ...errors import FencedError, HeadgateError, InternalError, JobError, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
-from ..checkpoint_options import (
-    CHECKPOINT_HISTORY,
-)
+from ..availability_options import STORE_PATIENCE
+from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello, StepStuck
@@ -57,7 +56,7 @@ from .context import Failure, JobContext, JobEvent, Tick
 from .ended import again, shown
 from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
-from .leadership import Leadership, check_not_followed
+from .leadership import Leadership, check_not_followed, patiently
 from .liveness import publish_stuck, watching
 from .poison import PoisonJudge
 from .restored import dispose_claimed
@@ -101,7 +100,9 @@ class JobCoordinator:
         token: str | None = None,
         metrics: MetricsRegistry | None = None,
         metrics_url: str = "",
+        takes_over: bool = False,
     ) -> None:
+        """`takes_over`: another coordinator has led this run, and workers may wait for the next."""
         self.spec = spec
         self._clock = clock
         self._steady_clock = SteadyClock(clock)
@@ -110,6 +111,7 @@ class JobCoordinator:
         self._options = Options(spec.options)
         self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
         self._metrics_url = metrics_url
+        self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._context: JobContext | None = None
@@ -184,7 +186,7 @@ class JobCoordinator:
         beat: asyncio.Task[None] | None = None
         progress: asyncio.Task[None] | None = None
         try:
-            store, log, view = await self._open_log()
+            store, log, view = await patiently(self._open_log, self._clock, self._patience_ms)
             context = self._make_context(store, log, view)
             self._context = context
             register_job(self._metrics, context)

@@ -7,14 +7,17 @@ sees is the killing of processes: before that it looks into the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ...errors import FencedError, StorageError
+from ...operators.clock import Clock
 from ..protocol.joblog import LogView
 from ..storage.joblog_store import JobLog
 
 T = TypeVar("T")
+_log = logging.getLogger("headgate.coordinator")
 RETRY_S = 1.0
 """A log that cannot be read is asked again after this pause."""
 LOOK_S = 5.0
@@ -37,6 +40,28 @@ def check_not_followed(run: str, claimed: int, view: LogView) -> None:
             f"another run of the job has begun since generation=`{view.generation}` run=`{view.run}`",
             fix="this one stops; if it is the one to go on with, run it again",
         )
+
+
+async def patiently(begin: Callable[[], Awaitable[T]], clock: Clock, patience_ms: int) -> T:
+    """Begin to lead, again and again while the store does not answer.
+
+    Args:
+        begin: reads the log and claims a generation.
+        clock: time.
+        patience_ms: the last try begins so long after the first at most.
+
+    Raises:
+        StorageError: of the last try.
+    """
+    until = clock.monotonic() + patience_ms / 1000
+    while True:
+        try:
+            return await begin()
+        except StorageError as error:
+            if clock.monotonic() + RETRY_S > until:
+                raise
+            _log.warning("cannot take over yet: %s", error)
+            await asyncio.sleep(RETRY_S)
 
 
 class Leadership:

@@ -10,7 +10,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
-from headgate.errors import FencedError
+from headgate.errors import FencedError, StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.messages import (
     Cancel,
@@ -19,6 +19,7 @@ from headgate.runtime.control.messages import (
     Shutdown,
     Terminate,
 )
+from headgate.runtime.coordinator import leadership
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.workers import WorkerPool
 from headgate.runtime.protocol.joblog import JobStatus
@@ -76,6 +77,7 @@ class Succession:
             clock=SystemClock(),
             open_store=job._open_store,
             token=self.old.server.token,
+            takes_over=True,
         )
         job.coordinator.on_event = job._on_event
         job.task = asyncio.get_running_loop().create_task(job.coordinator.run())
@@ -243,3 +245,57 @@ def test_who_finds_no_workers_since_another_leads_does_not_say_that_they_are_gon
     assert isinstance(errors[0], FencedError)
     assert ran.restores == ran.failures == []
     check_exact(sink)
+
+
+def test_a_store_that_is_away_when_the_coordinator_dies_does_not_end_the_job(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = collect(guarantee="exactly_once")
+    monkeypatch.setattr(leadership, "RETRY_S", 0.01)
+    away = StorageError("the store is away")
+    failures = [away] * 3
+    adopted: list[bool] = []
+    real = JobLog.load
+
+    async def load(log: JobLog) -> Any:
+        if failures:
+            raise failures.pop()
+        return await real(log)
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        monkeypatch.setattr(JobLog, "load", load)
+        await succession.crash()
+        adopted.append((await succession.taken_over())["adopted"])
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink), script)
+    assert adopted == [True]
+    assert failures == ran.restores == ran.failures == []
+    check_exact(sink)
+
+
+@pytest.mark.parametrize(("patience_ms", "tries"), [(0, 1), (999, 1), (1_000, 2), (5_500, 6)])
+def test_a_store_that_stays_away_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, patience_ms: int, tries: int
+) -> None:
+    tried: list[float] = []
+    now_s = 100.0
+
+    class Clock(SystemClock):
+        def monotonic(self) -> float:
+            return now_s
+
+    async def begin() -> None:
+        tried.append(now_s)
+        raise StorageError("the store is away")
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(StorageError, match="away"):
+        asyncio.run(leadership.patiently(begin, Clock(), patience_ms))
+    assert len(tried) == tries
