@@ -77,6 +77,38 @@ def test_a_trim_that_takes_long_deletes_nothing_that_a_later_checkpoint_builds_o
     asyncio.run(main())
 
 
+def test_what_piles_up_behind_a_slow_store_is_deleted_at_once(driven: Any) -> None:
+    """Not by one trim for each checkpoint that completed meanwhile."""
+    files = {id_: f"chk/1-{id_}/count-0-s-0.parquet" for id_ in range(1, 21)}
+    trims: list[int] = []
+
+    async def main() -> None:
+        job = driven()
+        driver = await job.begin()
+        trim = job.log.trim
+
+        async def counted(retain: int, keep_from: int | None = None) -> Any:
+            trims.append(len(job.log.view.checkpoints))
+            return await trim(retain, keep_from)
+
+        job.log.trim = counted
+        for id_, file in files.items():
+            await job.store.write_file(file, b"x")
+            if id_ == 3:
+                job.store.hold("delete_files")
+            driver.request(str(id_))
+            await job.complete(id_, file)
+            if id_ < 3:
+                await let_all_run()
+        job.store.gates["delete_files"].set()
+        await let_all_run()
+        assert trims == [1, 2, 2, 18]
+        assert set(files.values()) & job.store._objects.keys() == {files[20]}
+        await driver.close()
+
+    asyncio.run(main())
+
+
 def test_without_storage_a_stop_leaves_no_checkpoint(driven: Any) -> None:
     async def main() -> None:
         job = driven(log=False)

@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -89,6 +90,7 @@ class Leader:
 
     def __init__(self, sim: Simulation, number: int) -> None:
         self._sim = sim
+        self._number = number
         self.process = Process(f"coordinator-{number}")
         self.deposed: asyncio.Future[None] = sim.loop.create_future()
         """Done when it is to have a successor."""
@@ -103,7 +105,7 @@ class Leader:
             open_at=sim.storage.open_at,
             token="token",
         )
-        self.coordinator.on_event = sim.on_event
+        self.coordinator.on_event = partial(sim.on_event, self._number)
         self.task: asyncio.Task[JobOutcome] = sim.loop.create_task(
             self.coordinator.run(), name=self.process.name
         )
@@ -161,6 +163,8 @@ class Simulation:
         """Their workers may still write what nobody needs."""
         self._ran = False
         """All subtasks of the last attempt were told to begin."""
+        self._restarted_by = 0
+        """The number of the last coordinator that did not go on with what it found."""
         self._requests: set[asyncio.Task[None]] = set()
         WORLDS["sim"] = self.world
         self.loop.set_exception_handler(self._on_problem)
@@ -344,7 +348,7 @@ class Simulation:
 
     # -- what is told -------------------------------------------------------------------------------
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, leader: int, event: Event) -> None:
         """A coordinator announces something."""
         if event.kind == "progress":
             return
@@ -357,19 +361,21 @@ class Simulation:
         if event.kind == "status" and json.loads(event.body).get("status") == "RUNNING":
             self._ran = True
         if event.kind == "adopted":
-            self._taken_over(json.loads(event.body))
-        # `_ran` is over when a takeover has said why it restarts the job.
-        if self.plan.gentle and (
-            event.kind == "failure" or (event.kind == "restored" and self._ran)
-        ):
+            self._taken_over(leader, json.loads(event.body))
+        # `_ran` is over when a takeover has said why it restarts the job. Those before it, if they do not
+        # know of it yet, see their workers go.
+        unexpected = event.kind == "failure" or (event.kind == "restored" and self._ran)
+        if self.plan.gentle and unexpected and leader >= self._restarted_by:
             self.world.violated(f"nothing had happened to the workers: {event.text}")
         if event.kind == "failure":
             body = json.loads(event.body)
             if body.get("failure") in ("internal", "stalled", "recovery_stalled"):
                 self.world.violated(f"a promise of the runtime was broken: {event.text}")
 
-    def _taken_over(self, body: dict[str, Any]) -> None:
+    def _taken_over(self, leader: int, body: dict[str, Any]) -> None:
         """Whoever takes over from a mere coordinator goes on with what runs, unless nothing did."""
+        if not body["adopted"]:
+            self._restarted_by = leader
         self.watch.seen["went on" if body["adopted"] else "restarted"] += 1
         may_restart = ("had not begun", "runs another attempt", "runs nothing", "last checkpoint")
         reason = str(body.get("reason", ""))
