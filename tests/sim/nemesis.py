@@ -31,6 +31,11 @@ class Plan:
         """Only coordinators go: whatever runs must go on."""
         return self.kinds <= GENTLE
 
+    @property
+    def overtaking(self) -> bool:
+        """Records wait wherever they can, and barriers overtake them."""
+        return self.kinds in (CHANGES, OVERTAKING)
+
 
 LASTING = (
     "latency",
@@ -43,10 +48,13 @@ LASTING = (
     "refusals",
     "narrow",
     "threads",
+    "busy",
 )
 """Kinds of trouble that lie in wait all the time."""
-CHANGES = frozenset({"ask_rescale", "ask_checkpoint", "narrow", "latency"})
+CHANGES = frozenset({"ask_rescale", "ask_checkpoint", "narrow", "latency", "busy"})
 """Kinds with which changes of parallelism succeed, with records on their way."""
+OVERTAKING = frozenset({"kill_worker", "break_connection", "ask_checkpoint", "narrow", "busy"})
+"""Kinds with which checkpoints are restored that have records on their way."""
 GENTLE = frozenset({"kill_coordinator", "make_zombie", "ask_checkpoint"})
 """Kinds that do no harm to the workers."""
 
@@ -61,6 +69,8 @@ def draw_plan(rng: random.Random) -> Plan:
         kinds = GENTLE
     elif storm_s > 9.5:
         kinds = CHANGES
+    elif storm_s > 8.5:
+        kinds = OVERTAKING
     return Plan(kinds, mean_s, storm_s)
 
 
@@ -83,6 +93,8 @@ def heal(sim: Simulation) -> None:
     sim.world.faults.heal()
     sim.cluster.refusal_rate = 0.0
     sim.loop.hanging_rate = 0.0
+    sim.busy.record_s = 0.0
+    sim.world.pause_s = min(sim.world.pause_s, 0.002)  # what is left comes at once
     sim.loop.network.bytes_per_s, sim.loop.network.far = 100e6, 1
     for worker in sim.cluster.workers:
         sim.loop.continue_process(worker.process)
@@ -107,6 +119,8 @@ def _begin_lasting(sim: Simulation, plan: Plan) -> None:
     sim.world.faults.commit_rate = chosen.get("commit", 0.0)
     sim.cluster.refusal_rate = 3 * chosen.get("refusals", 0.0)
     sim.loop.hanging_rate = rng.choice((0.1, 0.3, 0.6)) if "threads" in chosen else 0.0
+    if "busy" in chosen:
+        sim.busy.record_s = rng.choice((0.0005, 0.002, 0.01))
     if "narrow" in chosen:
         sim.loop.network.bytes_per_s = rng.choice((3e4, 3e5))
         sim.loop.network.far = rng.choice((1, 5))

@@ -26,6 +26,7 @@ from headgate.runtime.job_spec import JobSpec
 from headgate.testing.waiting import waiting_tasks
 
 from . import nemesis
+from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
 from .invariants import STAND_INS
@@ -135,19 +136,26 @@ class Simulation:
         self._kind = kind or self.rng.choice(COMMON if self.rng.random() < 0.4 else sorted(KINDS))
         self._workload = workload(self._kind)
         self.plan = nemesis.draw_plan(self.rng)
-        self._settings, self._options = draw_job(self.rng, self._kind)
+        self.busy = Busy(self.rng)
+        self._settings, self._options = draw_job(self.rng, self.plan.overtaking)
         self._options["io.tmp.dirs"] = self.folder = folder
         self.spoiling = self.rng.choice((0.0, 0.1, 0.5, 1.0))
         """How many of the local copies of state are damaged or gone after a kill."""
         self._slots = self.rng.randint(1, 2)
         self._stands_by = seed % 3 == 1  # not drawn: most seeds mean what they meant
         """A process waits to take over from a coordinator that goes, or seems to."""
+        hurry = self.plan.overtaking
+        rows = 600 if hurry else self.rng.choice((48, 204, 504))
+        batch_rows = self.rng.choice((1, 8, 40))
+        # At once, or for as long as there is trouble: one reader alone would take so long.
+        last_s = self.rng.choice((0.1, 3.0, 3.0 if hurry else 12.0))
+        batches = rows / ((1 + batch_rows) / 2)
         self.world = World(
             self.rng,
-            rows=self.rng.choice((48, 204, 504)),
+            rows=rows,
             check=self._workload.check,
-            batch_rows=self.rng.choice((1, 8, 40)),
-            pause_s=self.rng.choice((0.002, 0.02, 0.1)),
+            batch_rows=batch_rows,
+            pause_s=last_s / batches,
             bounded=self._workload.flushes or self.rng.random() < BOUNDED_RATE,
         )
         self.watch = Watch(
@@ -179,6 +187,7 @@ class Simulation:
             *STAND_INS,
             ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),
             ("os.getpid", lambda: 1),
+            (self.busy.target, self.busy.stand_in()),
             ("headgate.testing.loop.ROUNDS_MAX", ROUNDS_MAX),
             ("headgate.runtime.worker.worker.open_store_at", self.storage.open_at),
         ]

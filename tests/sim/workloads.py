@@ -90,16 +90,16 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
     return job
 
 
-def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings and options of a job, by chance."""
-    unaligned = rng.random() < 0.5
+def draw_job(rng: random.Random, overtaking: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings and options of a job, by chance; `overtaking`: of one whose barriers overtake at once."""
+    unaligned = rng.random() < 0.5 or overtaking
     overlapping = not unaligned and rng.random() < 0.5
     settings = {
         "parallelism": rng.randint(1, 3),
         # With an odd number of key groups old and new subtasks may have a single one in common.
         "max_parallelism": rng.choice((7, 12)),
         # The next must begin before one is complete, for them to overlap.
-        "every": f"{rng.choice((20, 40) if overlapping else (150, 400, 1000))}ms",
+        "every": f"{rng.choice((20, 40) if overlapping else (150,) if overtaking else (150, 400, 1000))}ms",
         "timeout": rng.choice(("2s", "30s")),
         "max_concurrent": 3 if overlapping else 1,
         "tolerable_failures": rng.choice((0, 3, 1000)),
@@ -124,7 +124,7 @@ def draw_job(rng: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, s
     if rng.random() < UNCHAINED_RATE:
         options["pipeline.operator-chaining.enabled"] = "false"
     if unaligned:
-        timeout = rng.choice(("0 ms", "20 ms", "300 ms"))
+        timeout = rng.choice(("0 ms", "20 ms", "0 ms" if overtaking else "300 ms"))
         options["execution.checkpointing.aligned-checkpoint-timeout"] = timeout
     options["slotmanager.redundant-taskmanager-num"] = rng.choice(("0", "0", "1", "2"))
     if rng.random() < 0.5:
