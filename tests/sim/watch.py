@@ -44,6 +44,8 @@ class Watch:
         """Files of the newest checkpoint."""
         self._ended: JobEnded | None = None
         self._failures_before = 0
+        self._run, self._parallelism = "", 0
+        """The newest run in the log, and what it goes on at."""
 
     @property
     def digest(self) -> str:
@@ -77,8 +79,11 @@ class Watch:
         if isinstance(entry, GenerationStarted):
             if self._ended is not None and self._ended.run != entry.run:
                 self._ended = None  # one of the same run only tidies up
+            self._check_parallelism("takeover", entry.run, entry.parallelism)
+            self._run, self._parallelism = entry.run, entry.parallelism
         elif isinstance(entry, AttemptDeployed):
             self.seen["deployment"] += 1
+            self._check_parallelism("deployment", self._run, entry.deployment.parallelism)
         elif isinstance(entry, JobEnded):
             said = self._ended
             if said is not None and _result(said) != _result(entry):
@@ -88,8 +93,14 @@ class Watch:
         else:
             self._completed(entry)
 
+    def _check_parallelism(self, what: str, run: str, parallelism: int) -> None:
+        """A run goes on at what its last checkpoint says: a rescale that completed holds for ever."""
+        if run == self._run and parallelism != self._parallelism:
+            self._world.violated(f"a {what} at {parallelism}, the log says {self._parallelism}")
+
     def _completed(self, entry: CheckpointCompleted) -> None:
         id_, world = entry.checkpoint_id, self._world
+        self._parallelism = entry.parallelism or self._parallelism
         if world.completed and id_ <= max(world.completed):
             world.violated(f"checkpoint ids do not grow: {id_} behind {max(world.completed)}")
         world.completed.add(id_)
