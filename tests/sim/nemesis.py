@@ -51,7 +51,7 @@ LASTING = (
     "busy",
 )
 """Kinds of trouble that lie in wait all the time."""
-CHANGES = frozenset({"ask_rescale", "ask_checkpoint", "narrow", "latency", "busy"})
+CHANGES = frozenset({"ask_rescale", "ask_cancel", "ask_checkpoint", "narrow", "latency", "busy"})
 """Kinds with which changes of parallelism succeed, with records on their way."""
 OVERTAKING = frozenset({"kill_worker", "break_connection", "ask_checkpoint", "narrow", "busy"})
 """Kinds with which checkpoints are restored that have records on their way."""
