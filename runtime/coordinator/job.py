@@ -128,7 +128,7 @@ class JobCoordinator:
             clock,
             self._events.put_nowait,
             job_name=spec.name,
-            name_prefix=f"{spec.name}-{os.getpid()}-{secrets.token_hex(2)}",
+            name_prefix=f"{spec.name}-{os.getpid()}-{secrets.token_hex(4)}",
             heartbeat_interval_ms=self._options.get(HEARTBEAT_INTERVAL),
             heartbeat_timeout_ms=self._options.get(HEARTBEAT_TIMEOUT),
             watching=watching(self._options),

@@ -19,12 +19,15 @@ from .loop import SimLoop
 from .network import SimLink
 from .process import Process, current, is_dead
 
+OUT_OF_REACH_S = 8.0
+
 
 class SimWorker:
     """A worker, and the handle its coordinator has on it."""
 
-    def __init__(self, loop: SimLoop, process: Process) -> None:
+    def __init__(self, loop: SimLoop, cluster: SimCluster, process: Process) -> None:
         self._loop = loop
+        self._cluster = cluster
         self.process = process
         self.worker: Worker | None = None
         """Once it has a server for its peers."""
@@ -52,8 +55,13 @@ class SimWorker:
         return "exited" if error is None else f"{type(error).__name__}: {error}"
 
     def kill(self, pid: int = 0) -> None:
-        """As the coordinator kills it; one that is dead itself cannot."""
-        if not is_dead():
+        """As the coordinator kills it; one that is dead itself cannot. Its machine may hear of it late."""
+        if is_dead():
+            return
+        late_s = self._cluster.kill_delay_s()
+        if late_s:
+            self._loop.call_later(late_s, self.crash)
+        else:
             self.crash()
 
     def crash(self) -> None:
@@ -78,6 +86,14 @@ class SimCluster:
         self.workers: list[SimWorker] = []
         self.refusal_rate = 0.0
         """How often there is no room for another worker."""
+        self.out_of_reach_rate = 0.0
+        """How often a worker that is to be killed goes on for up to `OUT_OF_REACH_S`."""
+
+    def kill_delay_s(self) -> float:
+        """How long the next worker that is killed lives on."""
+        if self._rng.random() >= self.out_of_reach_rate:
+            return 0.0
+        return self._rng.uniform(0, OUT_OF_REACH_S)
 
     @property
     def live(self) -> list[SimWorker]:
@@ -91,7 +107,7 @@ class SimCluster:
             raise JobError("the cluster has no room")
         process = Process(worker_id)
         near, far = SimLink.pair(self._loop, process, current())
-        worker = SimWorker(self._loop, process)
+        worker = SimWorker(self._loop, self, process)
         worker.begin(self._run(worker, control.token, near))
         control.accept(far)
         self.workers.append(worker)

@@ -49,11 +49,14 @@ LASTING = (
     "narrow",
     "threads",
     "busy",
+    "reach",
 )
 """Kinds of trouble that lie in wait all the time."""
-CHANGES = frozenset({"ask_rescale", "ask_cancel", "ask_checkpoint", "narrow", "latency", "busy"})
+CHANGES = frozenset({"ask_rescale", "ask_checkpoint", "narrow", "latency", "busy"})
 """Kinds with which changes of parallelism succeed, with records on their way."""
-OVERTAKING = frozenset({"kill_worker", "break_connection", "ask_checkpoint", "narrow", "busy"})
+OVERTAKING = frozenset(
+    {"kill_worker", "break_connection", "ask_checkpoint", "ask_cancel", "narrow", "busy"}
+)
 """Kinds with which checkpoints are restored that have records on their way."""
 GENTLE = frozenset({"kill_coordinator", "make_zombie", "ask_checkpoint"})
 """Kinds that do no harm to the workers."""
@@ -91,7 +94,7 @@ def heal(sim: Simulation) -> None:
     """From now on nothing fails; but what has failed stays so."""
     sim.storage.faults.heal()
     sim.world.faults.heal()
-    sim.cluster.refusal_rate = 0.0
+    sim.cluster.refusal_rate = sim.cluster.out_of_reach_rate = 0.0
     sim.loop.hanging_rate = 0.0
     sim.busy.record_s = 0.0
     sim.world.pause_s = min(sim.world.pause_s, 0.002)  # what is left comes at once
@@ -119,6 +122,7 @@ def _begin_lasting(sim: Simulation, plan: Plan) -> None:
     sim.world.faults.commit_rate = chosen.get("commit", 0.0)
     sim.cluster.refusal_rate = 3 * chosen.get("refusals", 0.0)
     sim.loop.hanging_rate = rng.choice((0.1, 0.3, 0.6)) if "threads" in chosen else 0.0
+    sim.cluster.out_of_reach_rate = 0.5 if "reach" in chosen else 0.0
     if "busy" in chosen:
         sim.busy.record_s = rng.choice((0.0005, 0.002, 0.01))
     if "narrow" in chosen:
