@@ -73,6 +73,7 @@ class Adopting(State):
             workers=job.pool.describe(),
         )
         workers = list(job.pool.live.values())
+        job.warm_spares()
         job.pool.retire(workers)  # none goes; spares are started anew
         return running(workers, verdict)
 

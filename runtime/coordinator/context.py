@@ -15,7 +15,7 @@ from ...errors import HeadgateError
 from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
 from ...operators.splits import History
-from ..control.messages import Event
+from ..control.messages import Event, Warm
 from ..control.statistics import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
@@ -290,6 +290,12 @@ class JobContext:
     def works(self) -> bool:
         """At least a part of the job runs."""
         return self.status == "RUNNING" or bool(self.restarting)
+
+    def warm_spares(self) -> None:
+        """From now on workers without subtasks are told to get ready for some of this plan."""
+        checkpoint = self.spec.checkpoint
+        storage = checkpoint.storage if checkpoint else ""
+        self.pool.warm_up = Warm(job=self.plan_blob, settings=self.spec.options, storage=storage)
 
     def publish(self, kind: str, text: str, **body: Any) -> None:
         """Log something and tell all subscribers."""

@@ -20,7 +20,6 @@ from ..control.messages import (
     RestoreProgress,
     SubtaskAssignment,
     SubtaskFailed,
-    Warm,
 )
 from ..plan import Vertex
 from ..protocol.failover import RegionId
@@ -80,9 +79,7 @@ class Deploying(State):
             if _with_channel_state(job, restored.manifest):
                 check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)
-        checkpoint = job.spec.checkpoint
-        storage = checkpoint.storage if checkpoint else ""
-        job.pool.warm_up = Warm(job=job.plan_blob, settings=job.spec.options, storage=storage)
+        job.warm_spares()
         needed = workers_needed(plan, job.spec.slots_per_worker)
         asked = job.clock.monotonic()
         await job.pool.ensure(needed)

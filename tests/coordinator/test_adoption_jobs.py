@@ -25,6 +25,7 @@ from headgate.runtime.coordinator.workers import WorkerPool
 from headgate.runtime.protocol.joblog import JobStatus
 from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.joblog_store import JobLog
+from headgate.runtime.worker.worker import Worker
 
 
 def make_job(lab: Any, sink: Any, **options: str) -> hg.Job:
@@ -299,3 +300,32 @@ def test_a_store_that_stays_away_ends_the_job(
     with pytest.raises(StorageError, match="away"):
         asyncio.run(leadership.patiently(begin, Clock(), patience_ms))
     assert len(tried) == tries
+
+
+def test_spares_of_a_coordinator_that_took_over_are_ready_too(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = collect(guarantee="exactly_once")
+    warmed: list[str] = []
+    warm_up = Worker._warm_up
+
+    async def noted(worker: Worker, message: Any) -> None:
+        await warm_up(worker, message)
+        warmed.append(worker.worker_id)
+
+    monkeypatch.setattr(Worker, "_warm_up", noted)
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        old = {worker.worker_id for worker in job.cluster.workers}
+        await succession.crash()
+        assert (await succession.taken_over())["adopted"]
+        while not set(warmed) - old:
+            await job.checkpoint()
+        await job.request("stop")
+
+    options = {"slotmanager.redundant-taskmanager-num": "1"}
+    ran = lab.run(make_job(lab, sink, **options), script)
+    assert ran.restores == ran.failures == []
+    check_exact(sink)
