@@ -221,7 +221,7 @@ class InputGate:
         check(self._overtaking, "a gate in which barriers keep their turn")
         capture = self._capture = GateCapture(checkpoint_id)
         for address, batch in unread:
-            capture.records.add(address, batch)
+            capture.records.add_in_turn(address, batch)
         for position, channel in enumerate(self._channels):
             taken_id, elements = channel.ahead
             if taken_id == checkpoint_id:

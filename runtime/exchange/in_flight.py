@@ -1,5 +1,9 @@
 """Records that a barrier overtook: kept in order per channel, as bytes for the store, and back.
 
+A subtask that was itself restored may have records before it that came from channels which exist no more:
+those of an earlier parallelism. They are in front of all that its channels bring, whichever those are, so
+they are kept one run behind the other.
+
 Columns are immutable and are kept by reference. Python objects are not: the receiver may change a record
 it is about to process, so they are pickled when they are added.
 """
@@ -37,19 +41,22 @@ class InFlightRecords:
     """The records of some channels of one subtask that belong to one checkpoint."""
 
     def __init__(self) -> None:
-        self._pieces: dict[ChannelAddress, list[ColumnBatch | PickledRecords]] = {}
+        self._runs: list[tuple[ChannelAddress, list[ColumnBatch | PickledRecords]]] = []
+        self._last: dict[ChannelAddress, list[ColumnBatch | PickledRecords]] = {}
+        """The run that goes on, of each channel."""
         self.nbytes = 0
         """About what they take in memory."""
         self.error: ExchangeError | None = None
         """Why they cannot be kept, if so: then the checkpoint cannot be taken."""
 
     def __bool__(self) -> bool:
-        return bool(self._pieces) or self.error is not None
+        return bool(self._runs) or self.error is not None
 
-    @property
-    def channels(self) -> list[ChannelAddress]:
-        """The channels with records, in the order of their first one."""
-        return list(self._pieces)
+    def add_in_turn(self, channel: ChannelAddress, batch: Batch) -> None:
+        """Keep `batch` behind everything that was added before."""
+        if self._last and channel not in self._last:
+            self._last.clear()
+        self.add(channel, batch)
 
     def add(self, channel: ChannelAddress, batch: Batch) -> None:
         """Keep `batch` behind those of its channel. Never raises: see `error`."""
@@ -73,21 +80,25 @@ class InFlightRecords:
                 return
             piece = PickledRecords(data, len(batch))
             self.nbytes += len(data)
-        self._pieces.setdefault(channel, []).append(piece)
+        if channel not in self._last:
+            run = self._last[channel] = []
+            self._runs.append((channel, run))
+        self._last[channel].append(piece)
 
-    def encode(self, channel: ChannelAddress) -> tuple[bytes, int]:
-        """The records of a channel as bytes, and how many they are. Takes its time."""
-        pieces = self._pieces[channel]
-        rows = sum(p.rows if isinstance(p, PickledRecords) else len(p) for p in pieces)
-        encoded = [
-            piece.data if isinstance(piece, PickledRecords) else _columns(piece) for piece in pieces
-        ]
-        kinds = [isinstance(piece, PickledRecords) for piece in pieces]
-        return msgspec.msgpack.encode((FORMAT, kinds, encoded)), rows
+    def encoded(self) -> Iterator[tuple[ChannelAddress, bytes, int]]:
+        """The runs: of which channel, the records as bytes, and how many they are. Takes its time."""
+        for channel, pieces in self._runs:
+            rows = sum(p.rows if isinstance(p, PickledRecords) else len(p) for p in pieces)
+            encoded = [
+                piece.data if isinstance(piece, PickledRecords) else _columns(piece)
+                for piece in pieces
+            ]
+            kinds = [isinstance(piece, PickledRecords) for piece in pieces]
+            yield channel, msgspec.msgpack.encode((FORMAT, kinds, encoded)), rows
 
 
 def decode(data: bytes) -> Iterator[Batch]:
-    """The batches that `InFlightRecords.encode` was given, in order.
+    """The batches of a run, in order.
 
     Raises:
         ExchangeError: a newer headgate wrote them.

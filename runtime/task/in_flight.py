@@ -87,8 +87,7 @@ class InFlightCut:
         handles: list[StateHandle] = []
         content = bytearray()
         for kind, records in self._records():
-            for channel in records.channels:
-                data, rows = records.encode(channel)
+            for channel, data, rows in records.encoded():
                 handle = StateHandle(
                     state=STATE,
                     kind=kind,

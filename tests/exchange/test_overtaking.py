@@ -38,11 +38,11 @@ def numbers(batch: ColumnBatch | ObjectBatch) -> list[int]:
 
 
 def kept(records: InFlightRecords, channel: ChannelAddress) -> list[int]:
-    if channel not in records.channels:
-        return []
-    data, rows = records.encode(channel)
-    found = [number for batch in decode(data) for number in numbers(batch)]
-    assert len(found) == rows
+    found = []
+    for own, data, rows in records.encoded():
+        of_run = [number for batch in decode(data) for number in numbers(batch)]
+        assert len(of_run) == rows
+        found += of_run if own == channel else []
     return found
 
 
@@ -169,7 +169,7 @@ def test_a_channel_whose_barrier_was_read_in_line_keeps_nothing():
     lab.send(0)
     lab.send(1)
     capture = lab.gate.start_capture(1)
-    assert capture.channels == [address(1)]
+    assert [channel for channel, _, _ in capture.encoded()] == [address(1)]
     lab.send(1)
     assert kept(capture, address(1)) == lab.sent[1]
 
@@ -183,12 +183,29 @@ def test_records_taken_out_and_not_processed_come_first():
     assert kept(capture, address(0)) == [-2, -1, *lab.sent[0]]
 
 
+def test_what_was_recovered_is_kept_in_its_order_in_front_of_all_channels():
+    """The records of a key may have been on another channel before the parallelism changed."""
+    lab = Lab(2, seed=1)
+    for channel in (0, 1):
+        lab.channels[channel].send(ObjectBatch([channel]))
+    lab.channels[0].send_control(barrier(1))
+    assert lab.gate.poll_urgent() is not None
+    recovered = [(address(1), -5), (address(1), -4), (address(0), -3), (address(1), -2)]
+    unread = [(channel, ObjectBatch([number])) for channel, number in recovered]
+    capture = lab.gate.start_capture(1, unread)
+    runs = [
+        (channel.sender, [number for batch in decode(data) for number in numbers(batch)])
+        for channel, data, _ in capture.encoded()
+    ]
+    assert runs == [(1, [-5, -4]), (0, [-3]), (1, [-2, 1]), (0, [0])]
+
+
 def test_objects_are_kept_as_they_were_when_the_barrier_passed():
     records = InFlightRecords()
     batch = ObjectBatch([{"n": 1}])
     records.add(address(0), batch)
     batch.records[0]["n"] = 2
-    data, _ = records.encode(address(0))
+    ((_, data, _),) = records.encoded()
     assert next(decode(data)).records == [{"n": 1}]
 
 
@@ -203,7 +220,7 @@ def test_a_dictionary_travels_with_its_rows():
     column = pa.array(["a", "b", "a"]).dictionary_encode()
     records = InFlightRecords()
     records.add(address(0), ColumnBatch(pa.record_batch({"s": column}), np.arange(3)).slice(1, 2))
-    data, _ = records.encode(address(0))
+    ((_, data, _),) = records.encoded()
     (batch,) = decode(data)
     assert batch.data.column(0).to_pylist() == ["b", "a"]
     assert batch.timestamps.tolist() == [1, 2]
@@ -215,7 +232,7 @@ def test_of_a_large_dictionary_only_what_the_rows_use_is_kept():
     records = InFlightRecords()
     for start in (0, 50_000):
         records.add(address(0), whole.slice(start, 10))
-    data, rows = records.encode(address(0))
+    ((_, data, rows),) = records.encoded()
     assert rows == 20
     assert len(data) < 10_000
     found = [text for batch in decode(data) for text in batch.data.column(0).to_pylist()]
@@ -227,7 +244,7 @@ def test_records_of_a_class_that_no_import_finds_are_kept():
     made: type = type("Reading", (), {"__init__": lambda self, n: setattr(self, "n", n)})
     records = InFlightRecords()
     records.add(address(0), ObjectBatch([made(1), made(2)]))
-    data, _ = records.encode(address(0))
+    ((_, data, _),) = records.encoded()
     assert [record.n for record in next(decode(data)).records] == [1, 2]
 
 
