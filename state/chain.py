@@ -170,6 +170,8 @@ class ChainBook:
     def __init__(self) -> None:
         self._written: dict[int, Written] = {}
         self._confirmations: dict[int, dict[StateKey, _Confirmation]] = {}
+        self._building: dict[int, int] = {}
+        """The bases of checkpoints that are being written: they are read in threads, some time later."""
 
     def base(self, checkpoint_id: int) -> Written:
         """What the completed checkpoint that a barrier names has; nothing if it is unknown here.
@@ -183,9 +185,17 @@ class ChainBook:
     def taken(
         self,
         checkpoint_id: int,
+        base: int,
         confirmations: Mapping[StateKey, tuple[int, Callable[[int], None]]],
     ) -> None:
-        """A cut was made; `confirmations`: by table its number, and whom to tell when it is complete."""
+        """A cut was made, and is written now.
+
+        Args:
+            checkpoint_id: of the cut.
+            base: the checkpoint that it builds on; 0: none.
+            confirmations: by table the number of the cut, and whom to tell when it is complete.
+        """
+        self._building[checkpoint_id] = base
         self._confirmations[checkpoint_id] = {
             key: _Confirmation(epoch, confirm) for key, (epoch, confirm) in confirmations.items()
         }
@@ -193,11 +203,13 @@ class ChainBook:
     def acknowledged(self, checkpoint_id: int, written: Written) -> None:
         """Everything is in the store, and the coordinator is told."""
         self._written[checkpoint_id] = written
+        self._building.pop(checkpoint_id, None)
 
     def forget(self, checkpoint_id: int) -> None:
         """The checkpoint was declined or aborted."""
         self._written.pop(checkpoint_id, None)
         self._confirmations.pop(checkpoint_id, None)
+        self._building.pop(checkpoint_id, None)
 
     def completed(self, checkpoint_id: int) -> None:
         """The checkpoint is durable: tables are told which of their cuts may still be named."""
@@ -211,7 +223,8 @@ class ChainBook:
             del self._confirmations[id_]
 
     def _forget_before(self, checkpoint_id: int) -> None:
-        for id_ in [id_ for id_ in self._written if id_ < checkpoint_id]:
+        oldest = min([checkpoint_id, *(base for base in self._building.values() if base)])
+        for id_ in [id_ for id_ in self._written if id_ < oldest]:
             del self._written[id_]
 
     def _oldest_epoch(self, key: StateKey) -> int:

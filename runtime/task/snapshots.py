@@ -172,7 +172,7 @@ class SnapshotRunner:
                 for work in operator.works
                 if isinstance(work, TableWork) and work.cut.confirm is not None
             }
-            self._book.taken(barrier.checkpoint_id, confirmations)
+            self._book.taken(barrier.checkpoint_id, options.base, confirmations)
 
     def _plan(
         self, name: str, cut: StateSnapshot, base: Written, options: CheckpointOptions

@@ -202,7 +202,7 @@ def test_tables_are_told_the_oldest_cut_that_may_still_be_named():
 
     def take(id_, base_id, epoch, *links):
         book.base(base_id)
-        book.taken(id_, {KEY: (epoch, told.append)})
+        book.taken(id_, base_id, {KEY: (epoch, told.append)})
         book.acknowledged(id_, written(base_id, *links))
 
     take(1, 0, 1, base)
@@ -225,10 +225,33 @@ def test_tables_are_told_the_oldest_cut_that_may_still_be_named():
 
 def test_tables_without_deltas_are_told_their_own_cut():
     book, told = ChainBook(), []
-    book.taken(1, {KEY: (7, told.append)})
+    book.taken(1, 0, {KEY: (7, told.append)})
     book.acknowledged(1, written(0, Link(handle(5, "table", inline=True), 7)))
     book.completed(1)
     assert told == [7]
+
+
+def test_what_a_checkpoint_builds_on_that_is_being_written_is_not_forgotten():
+    """Three at once, the first without a base: others complete while a thread still reads what changed."""
+    book, told = ChainBook(), []
+    tables = [Link(handle(100, "table"), epoch) for epoch in range(1, 6)]
+    for id_ in (1, 2, 3):
+        book.base(0)
+        book.taken(id_, 0, {KEY: (id_, told.append)})
+        book.acknowledged(id_, written(0, tables[id_ - 1]))
+    book.completed(1)
+    book.completed(2)
+    assert book.base(2).chains[KEY].links == (tables[1],)
+    book.taken(4, 2, {KEY: (4, told.append)})
+    book.completed(3)
+    assert told == [1, 2, 2], "checkpoint 4 asks for what changed since 2"
+    assert book.base(3).chains[KEY].links == (tables[2],)
+    book.taken(5, 3, {KEY: (5, told.append)})
+    book.acknowledged(4, written(2, tables[1], Link(handle(1), 4)))
+    book.acknowledged(5, written(3, tables[4]))
+    book.completed(4)
+    book.completed(5)
+    assert told[3:] == [2, 2], "a barrier on its way may name 4, whose base is 2"
 
 
 def test_a_chain_goes_on_only_while_the_state_is_described_the_same():
