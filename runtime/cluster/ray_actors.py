@@ -97,6 +97,7 @@ class WorkerActor:
     """
 
     def __init__(self) -> None:
+        die_of_sigterm()
         self._hosted = HostedWorker()
 
     def run(self, worker_id: str, addresses: list[str], token: str, setup: ProcessSetup) -> None:

@@ -11,7 +11,7 @@ import signal
 
 
 def die_of_sigterm() -> None:
-    """From now on SIGTERM ends this process at once, and Ray sees a crash: it makes another."""
+    """From now on SIGTERM ends this process at once, as a crash would."""
     set_handler = ctypes.CDLL(None).signal
     set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     set_handler(signal.SIGTERM, int(signal.SIG_DFL))

@@ -40,6 +40,8 @@ STATE, LOG = "checkpoint directory, state", "checkpoint directory, log"
 SAVEPOINTS, DRAFTS, RUN = "savepoints", "drafts of the sink", "run directory"
 NONE_AT_THE_END = (STATE, SAVEPOINTS, DRAFTS, RUN)
 """What a finished job leaves no files of; of its log it leaves how it ended."""
+FILES_OF_A_COORDINATOR = 2
+"""Each that ever led has a record and an entry in the job log, for ever: they fence it."""
 STOPS_MAX = 3
 RUN_S = 120.0
 """A run is stopped with a savepoint after about so long, and goes on in another mode."""
@@ -266,10 +268,11 @@ class Campaign:
 
     def _files(self) -> dict[str, int]:
         work, count = self._work, processes.files_below
+        log = work / "checkpoints" / "delays" / "log"
         ray = sum(count(directory) for directory in (work / "tmp").glob("hg-ray-*"))
         return {
             STATE: count(work / "checkpoints" / "delays" / "chk"),
-            LOG: count(work / "checkpoints" / "delays" / "log"),
+            LOG: count(log) - FILES_OF_A_COORDINATOR * count(log / "generation"),
             SAVEPOINTS: count(work / "savepoints"),
             DRAFTS: count(work / "delays" / ".headgate"),
             RUN: count(work / "run"),

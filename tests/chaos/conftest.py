@@ -187,7 +187,8 @@ def random_kills(workers: int, coordinators: int) -> Any:
                 done["workers"] = done.get("workers", 0) + 1
                 done["armed"] = True
                 # 250 ms is the interval: also right after the next trigger, and in mid-snapshot.
-                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_worker())
+                how = signal.SIGTERM if done["workers"] == 1 else signal.SIGKILL
+                chaos.later(chaos.rng.uniform(0, 0.3), lambda c: c.kill_worker(how))
             elif done.get("coordinators", 0) < coordinators:
                 done["coordinators"] = done.get("coordinators", 0) + 1
                 done["armed"] = True
