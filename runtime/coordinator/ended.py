@@ -38,9 +38,11 @@ class Ended(State):
             job.rescale.wish.refuse(JobError(f"the job ended: {end.reason or end.status.value}"))
         await job.pool.close()
         if job.log is not None:
-            checkpoint = job.checkpoints.last_completed
-            await job.log.end_job(
-                end.status, end.reason, checkpoint=checkpoint, failure=_logged(end.failure)
+            job.checkpoints.last_completed = await job.log.end_job(
+                end.status,
+                end.reason,
+                checkpoint=job.checkpoints.last_completed,
+                failure=_logged(end.failure),
             )
             try:
                 await _clean_up(job, end.status)

@@ -236,8 +236,12 @@ class JobLog:
         *,
         checkpoint: int = 0,
         failure: JobFailure | None = None,
-    ) -> None:
+    ) -> int:
         """Record that the job is over, and how. Repeating it is harmless.
+
+        Returns:
+            The newest checkpoint that it could have gone on from: `checkpoint`, or one whose entry was in
+            doubt; 0: none.
 
         Raises:
             FencedError: a newer coordinator owns the job.
@@ -246,7 +250,9 @@ class JobLog:
         async with self._lock:
             await self._settle()
             if self._view.ended is not None:
-                return
+                return max(checkpoint, self._view.ended.checkpoint)
+            newest = self._view.newest
+            checkpoint = max(checkpoint, newest.checkpoint_id if newest is not None else 0)
             await self._append(
                 JobEnded(
                     generation=self._generation,
@@ -260,6 +266,7 @@ class JobLog:
                     failure=failure,
                 )
             )
+            return checkpoint
 
     async def trim(self, retain: int, keep_from: int | None = None) -> list[Manifest]:
         """Keep the newest `retain` checkpoints, and those of id `keep_from` on.

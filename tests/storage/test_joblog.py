@@ -314,7 +314,8 @@ def test_an_append_in_doubt_is_settled_before_the_next(failure, then):
         elif then == "next":
             await log.complete_checkpoint(second)
         else:
-            await log.end_job(JobStatus.STOPPED)
+            assert await log.end_job(JobStatus.STOPPED) == 1
+            assert await log.end_job(JobStatus.STOPPED) == 1
         view = await make_log(objects, "reader").load()
         assert view == log.view
         expected = [first, second] if then == "next" else [first]
