@@ -1,8 +1,14 @@
-"""The thread of a worker process that says it is alive, whatever user code does with the event loop.
+"""Two threads of a worker process that go on while user code holds the event loop.
 
-It has a control connection of its own, on which it also hears that an attempt is to end: the event loop
-reads its mail only once user code returns. A function that holds the interpreter's lock (a C extension)
-stops this thread as well; then the worker is silent, and is replaced.
+The first one beats: it says that the worker is alive. It has a control connection of its own, on which it
+also hears that an attempt is to end, because the event loop reads its mail only once user code returns.
+A function that holds the interpreter's lock (a C extension) stops this thread as well; then the worker is
+silent, and is replaced.
+
+The second one looks at what the subtasks do, logs calls that do not return, and hands reports about them to
+the first. It is a thread of its own because a look may take long: the text of a stack reads source files,
+a log may block, and beside a function that computes each of these system calls waits for the
+interpreter's lock. No beat may wait for that.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...operators.clock import Clock
@@ -20,14 +27,16 @@ from ..control.messages import Cancel, Heartbeat, Hello, StepStuck, Welcome
 from .watch import StepWatch
 
 LOOK_S = 1.0
-"""The thread looks at what the subtasks do, and says so, at least this often."""
+"""The threads beat, and look at what the subtasks do, at least this often."""
+REPORTS_MAX = 100
+"""Reports about stuck calls that wait for a beat. The oldest are dropped first; the log has all of them."""
 EXIT_CODE = 70
 """Of a worker that kills itself."""
 _log = logging.getLogger("headgate.worker")
 
 
 class Pulse:
-    """The thread, seen from the event loop that it watches."""
+    """The two threads, seen from the event loop that they watch."""
 
     def __init__(
         self,
@@ -47,7 +56,7 @@ class Pulse:
         self._link: BlockingLink | None = None
         self._alone_s: float | None = None
         """Since when the coordinator has not been reached."""
-        self._thread: threading.Thread | None = None
+        self._reports: deque[StepStuck] = deque(maxlen=REPORTS_MAX)
 
     def start(
         self,
@@ -56,7 +65,7 @@ class Pulse:
         hang_up: Callable[[], None],
         orphaned_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Begin to beat.
+        """Begin to beat, and to look.
 
         Args:
             welcome: how often, and what else the coordinator wants.
@@ -69,18 +78,25 @@ class Pulse:
         self._timeout_s = welcome.heartbeat_timeout_ms / 1000
         self._loop, self._hang_up = asyncio.get_running_loop(), hang_up
         self._orphaned_ms = orphaned_ms
-        self._thread = threading.Thread(target=self._run, name="headgate-pulse", daemon=True)
-        self._thread.start()
+        for run, name in ((self._beat, "headgate-pulse"), (self._look, "headgate-watch")):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """The worker exits, or has another coordinator. The thread ends by itself: nobody waits for it."""
+        """The worker exits, or has another coordinator. Both threads end by themselves."""
         self._stopped.set()
         if (link := self._link) is not None:
             link.close()
 
-    # -- in the thread ------------------------------------------------------------------------------
+    # -- in the thread that looks -------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _look(self) -> None:
+        while not self._stopped.is_set():
+            self._reports.extend(self._watch.look())
+            self._stopped.wait(self._interval_s)
+
+    # -- in the thread that beats -------------------------------------------------------------------
+
+    def _beat(self) -> None:
         failed = 0
         while not self._stopped.is_set():
             try:
@@ -91,7 +107,7 @@ class Pulse:
             failed = 1 if heard else failed + 1
             if failed >= self._watching.unreachable_after:
                 self._give_up()
-            self._look()
+            self._exit_if_abandoned()
             self._stopped.wait(self._interval_s)
 
     def _serve_one(self) -> bool:
@@ -102,8 +118,9 @@ class Pulse:
             link.send(self._hello)
             while not self._stopped.is_set() and self._clock.monotonic() - heard < self._timeout_s:
                 link.send(Heartbeat(steps=self._watch.steps()))
-                for stuck in self._look():
-                    link.send(stuck)
+                while self._reports:
+                    link.send(self._reports.popleft())
+                self._exit_if_abandoned()
                 if self._read(link):
                     heard = self._clock.monotonic()
         except OSError:
@@ -123,18 +140,15 @@ class Pulse:
                 self._watch.cancelling(message.attempt)
         return heard
 
-    def _look(self) -> list[StepStuck]:
-        stuck = self._watch.look()
-        if self._alone_s is not None:
-            alone_ms = 1000 * (self._clock.monotonic() - self._alone_s)
-            # It may wait for another coordinator first, and only then has to end. A worker that has ended,
-            # or obeys another one, has stopped this thread.
-            if alone_ms >= self._orphaned_ms() + self._watching.cancellation_timeout_ms:
-                _log.error(
-                    "no coordinator, and a call that does not end: exiting", extra=self._fields
-                )
-                self._die(EXIT_CODE)
-        return stuck
+    def _exit_if_abandoned(self) -> None:
+        if self._alone_s is None:
+            return
+        alone_ms = 1000 * (self._clock.monotonic() - self._alone_s)
+        # It may wait for another coordinator first, and only then has to end. A worker that has ended,
+        # or obeys another one, has stopped this thread.
+        if alone_ms >= self._orphaned_ms() + self._watching.cancellation_timeout_ms:
+            _log.error("no coordinator, and a call that does not end: exiting", extra=self._fields)
+            self._die(EXIT_CODE)
 
     def _give_up(self) -> None:
         """The coordinator is gone: the worker is to do what it does when its other link breaks."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.operators.clock import SystemClock
+from headgate.operators.clock import Clock, SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.messages import Event
@@ -98,10 +98,12 @@ class OnProcesses:
 
 
 @contextlib.asynccontextmanager
-async def on_processes(spec: Any, directory: Path) -> AsyncIterator[OnProcesses]:
-    """Run a job on worker processes; leaves none behind."""
-    cluster = ProcessCluster(directory)
-    coordinator = JobCoordinator(spec, cluster=cluster, clock=SystemClock(), open_store=open_store)
+async def on_processes(
+    spec: Any, directory: Path, clock: Clock | None = None
+) -> AsyncIterator[OnProcesses]:
+    """Run a job on worker processes; leaves none behind. `clock` is the coordinator's."""
+    cluster, clock = ProcessCluster(directory), clock or SystemClock()
+    coordinator = JobCoordinator(spec, cluster=cluster, clock=clock, open_store=open_store)
     await coordinator.server.listen(None)
     running = OnProcesses(coordinator, cluster)
     try:

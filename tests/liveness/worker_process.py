@@ -12,6 +12,7 @@ from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.observe.logs import configure_logging
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.storage.open_store import open_store
+from headgate.runtime.worker.process import tune_process
 from headgate.runtime.worker.pulse import Pulse
 from headgate.runtime.worker.worker import Worker
 
@@ -36,4 +37,5 @@ async def main(worker_id: str, token: str, addresses: list[str]) -> None:
 
 if __name__ == "__main__":
     configure_logging(logging.WARNING)
+    tune_process()
     asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

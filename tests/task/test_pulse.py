@@ -1,14 +1,85 @@
-"""The thread of a worker process, driven by hand: when it gives up (runtime/worker/pulse.py)."""
+"""The threads of a worker process: what a beat does not wait for, and when the worker gives up."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+from typing import Any
 
 import pytest
 
-from headgate.runtime.control.messages import Watching, Welcome
+from headgate.operators.clock import SystemClock
+from headgate.runtime.control.blocking_link import BlockingLink
+from headgate.runtime.control.messages import (
+    BusyStep,
+    Heartbeat,
+    Hello,
+    StepStuck,
+    Watching,
+    Welcome,
+)
 from headgate.runtime.worker.pulse import EXIT_CODE, Pulse
 from headgate.runtime.worker.watch import StepWatch
+
+HANG_S = 60.0
+"""A test that hangs ends after this long; nothing else depends on it."""
+
+
+def welcome(interval_ms: int, timeout_ms: int) -> Welcome:
+    return Welcome(
+        job_name="job",
+        heartbeat_interval_ms=interval_ms,
+        heartbeat_timeout_ms=timeout_ms,
+        watching=Watching(cancellation_timeout_ms=30_000),
+    )
+
+
+class SlowWatch(StepWatch):
+    """Its first look takes until it is released, as one does that reads files beside a busy function."""
+
+    stuck = StepStuck(
+        step=BusyStep(0, 0, "slow (1/1)", "slow", 60_000, 1), stack="in slow_function"
+    )
+
+    def __init__(self) -> None:
+        super().__init__("w", SystemClock())
+        self.looking, self.release = threading.Event(), threading.Event()
+
+    def look(self) -> list[StepStuck]:
+        if self.looking.is_set():
+            return []
+        self.looking.set()
+        assert self.release.wait(HANG_S)
+        return [self.stuck]
+
+
+def test_no_beat_waits_for_a_look_and_what_the_look_found_is_sent_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near, far = (BlockingLink(end) for end in socket.socketpair())
+    monkeypatch.setattr(BlockingLink, "connect", lambda addresses: near)
+    watch = SlowWatch()
+
+    def receive() -> Any:
+        message = far.receive(HANG_S)
+        assert message is not None, "nothing came: the beat waits for the look"
+        return message
+
+    async def main() -> None:  # it holds its loop all the time, as a function that computes does
+        pulse = Pulse([], "token", "w", SystemClock())
+        pulse.start(welcome(10, 1000 * int(HANG_S)), watch, lambda: None)
+        assert isinstance(receive(), Hello)
+        assert watch.looking.wait(HANG_S)
+        assert all(isinstance(receive(), Heartbeat) for _ in range(5))
+        watch.release.set()
+        while isinstance(message := receive(), Heartbeat):
+            pass
+        assert message == watch.stuck
+        pulse.stop()
+
+    asyncio.run(main())
+    far.close()
 
 
 class Clock:
@@ -30,20 +101,16 @@ def exits_after(orphaned_ms: int, turns: bool, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch: of the test.
     """
     clock, codes = Clock(), list[int]()
-    monkeypatch.setattr(Pulse, "_run", lambda pulse: None)
+    for thread in ("_beat", "_look"):
+        monkeypatch.setattr(Pulse, thread, lambda pulse: None)
 
     async def main() -> None:
         pulse = Pulse([], "token", "w", clock, die=codes.append)
-        welcome = Welcome(
-            job_name="job",
-            heartbeat_interval_ms=1_000,
-            heartbeat_timeout_ms=5_000,
-            watching=Watching(cancellation_timeout_ms=30_000),
-        )
-        pulse.start(welcome, StepWatch("w", clock), lambda: None, lambda: orphaned_ms)
+        watch = StepWatch("w", clock)
+        pulse.start(welcome(1_000, 5_000), watch, lambda: None, lambda: orphaned_ms)
         pulse._give_up()
         while not codes:
-            pulse._look()
+            pulse._exit_if_abandoned()
             if turns:
                 await asyncio.sleep(0)
             clock.now_s += 1
