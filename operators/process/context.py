@@ -79,28 +79,47 @@ class _Timers:
         return self._table
 
 
+class RepeatsAfterEnd:
+    """Counts how often each timer was set after the end of the input.
+
+    A timer that sets itself again for ever would keep the job from ending.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[Any, str], int] = {}
+
+    def count(self, key: Any, tag: str, owner: str = "") -> None:
+        """Count a timer that is set after the end of the input.
+
+        Args:
+            key: the key of the timer.
+            tag: its tag.
+            owner: what set the timer, for the error, such as `trigger=...`; empty for a process function.
+
+        Raises:
+            StateError: the timer was set more than `END_REPEATS_MAX` times.
+        """
+        which = (key, tag)
+        count = self._times[which] = self._times.get(which, 0) + 1
+        if count > END_REPEATS_MAX:
+            raise StateError(
+                f"a timer goes on for ever after the end of the input key=`{key!r}` tag=`{tag}` "
+                f"{owner}times=`{count}`",
+                fix="do not set it again once ctx.input_ended is true",
+            )
+
+
 class EventTimers(_Timers):
     """`ctx.event_time`: timers that are due when the watermark reaches them, in the order of time."""
 
     def __init__(self, context: Context[Any], table: Timers | None, refusal: StateError) -> None:
         super().__init__(context, table, refusal)
-        self._after_end: dict[tuple[Any, str], int] = {}
+        self._after_end = RepeatsAfterEnd()
 
     def _set(self, table: Timers, timestamp: int, tag: str) -> None:
         if self._context.input_ended:
-            self._count_after_end(tag)
+            self._after_end.count(self._context.key, tag)
         table.set(self._context.key, tag, timestamp)
-
-    def _count_after_end(self, tag: str) -> None:
-        """A timer that sets itself again for ever would keep the job from ending."""
-        which = (self._context.key, tag)
-        count = self._after_end[which] = self._after_end.get(which, 0) + 1
-        if count > END_REPEATS_MAX:
-            raise StateError(
-                f"a timer goes on for ever after the end of the input key=`{which[0]!r}` tag=`{tag}` "
-                f"times=`{count}`",
-                fix="do not set it again once ctx.input_ended is true",
-            )
 
 
 class ProcessingTimers(_Timers):

@@ -170,6 +170,9 @@ class WindowOperator(ProcessOperator):
         """Put a record into its windows; false if all of them are gone."""
         at = time if self._event else self._store.now()
         assert at is not None
+        seen = (
+            at if time is None else time
+        )  # a trigger by event time works in windows of the clock too
         assigned = self._assigner.assign(record, at)
         windows = checked_windows(assigned, self._assigner, self._user.step, record)
         taken = not windows  # of no window by the assigner's wish: that is not late
@@ -182,7 +185,7 @@ class WindowOperator(ProcessOperator):
             assert home is not None
             self._contents.add(home, record, time)
             self._store.window = actual
-            result = self._trigger.on_element(record, at, actual, self._at_trigger)
+            result = self._trigger.on_element(record, seen, actual, self._at_trigger)
             self._follow(result, actual, home, time)
             self._store.window = actual
             self._set_cleanup(actual)

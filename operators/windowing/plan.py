@@ -281,6 +281,13 @@ class Windows:
                 where=str(self._origin),
                 fix="such as .window(..., trigger=hg.triggers.Count(100))",
             )
+        if triggers.needs_event_time(trigger) and not self._stream.has_event_time:
+            raise PlanError(
+                f"the trigger of a window fires by event time, and `{self._stream.name}` has none",
+                where=str(self._origin),
+                fix='call .event_time("column", max_out_of_order="10s") before, or take a trigger by the '
+                "machine's clock such as hg.triggers.ContinuousProcessingTime(...)",
+            )
         return trigger
 
     def _check_merging(

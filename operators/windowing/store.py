@@ -17,7 +17,7 @@ from ...state.keyed.canonical import Layout
 from ...state.keyed.key_shape import entry_codec
 from ...state.timers import TimerTable
 from ..clock import Clock
-from ..process.context import Context
+from ..process.context import Context, RepeatsAfterEnd
 from ..process.declared import Declared
 from ..process.timers import FunctionTimers
 from .evictors import TimedRecord
@@ -103,6 +103,7 @@ class WindowStore:
     ) -> None:
         self._backend, self._timers, self._context = backend, timers, context
         self._clock = clock
+        self._after_end = RepeatsAfterEnd()
         self._memory = backend.entry_table(TRIGGER)
         self._homes = backend.entry_table(HOMES) if HOMES in backend.specs else None
         self.key: Any = None
@@ -113,6 +114,11 @@ class WindowStore:
     def watermark(self) -> int:
         """How far event time has come, ms."""
         return self._context.watermark
+
+    @property
+    def input_ended(self) -> bool:
+        """True once no record can come any more."""
+        return self._context.input_ended
 
     def now(self) -> int:
         """The machine's clock, ms."""
@@ -161,6 +167,8 @@ class WindowStore:
     def set_timer(self, clock: str, timestamp: int, tag: str) -> None:
         """A timer of the trigger, for the window."""
         table, full = self._table(clock), self._tag(_OF_TRIGGER, tag)
+        if clock == "event" and self.input_ended:
+            self._after_end.count(self.key, full, f"window=`{self.window}` ")
         if table.get(self.key, full) is None:
             self.remember(f"{_TIMER}{clock}:{tag}", True)
         table.set(self.key, full, timestamp)

@@ -63,6 +63,11 @@ class TriggerContext:
         return self._store.watermark
 
     @property
+    def input_ended(self) -> bool:
+        """True once no record can come any more: a trigger must then stop setting its timers again."""
+        return self._store.input_ended
+
+    @property
     def key(self) -> Any:
         """The key of the window."""
         return self._store.key

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from ...errors import PlanError
 from ..durations import Duration, parse_duration
+from ..process.context import END_REPEATS_MAX
 from .trigger_context import TriggerContext
 from .window import Window
 
@@ -54,7 +55,10 @@ class Trigger(Generic[T]):
     def on_element(
         self, record: T, timestamp: int, window: Window, ctx: TriggerContext
     ) -> TriggerResult:
-        """A record came to the window. `timestamp` (ms): its event time, or the machine's time."""
+        """A record came to the window.
+
+        `timestamp` (ms) is the record's event time; in a stream without event time, the machine's time.
+        """
         raise NotImplementedError
 
     def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
@@ -145,7 +149,10 @@ class Count(Trigger[Any]):
 
 
 class ContinuousEventTime(Trigger[Any]):
-    """Fires whenever the watermark passes a multiple of `interval`, and at the end of the window."""
+    """Fires whenever the watermark passes a multiple of `interval`, and at the end of the window.
+
+    A global window has no end: there the multiple that is pending when the input ends is the last one.
+    """
 
     can_merge = True
 
@@ -157,7 +164,8 @@ class ContinuousEventTime(Trigger[Any]):
     ) -> TriggerResult:
         if window.last <= ctx.watermark:
             return _FIRE
-        ctx.event_time.at(window.last, tag=_END)
+        if not window.is_global:
+            ctx.event_time.at(window.last, tag=_END)
         if ctx.get(_NEXT) is None:
             self._next(timestamp - timestamp % self._interval_ms, window, ctx)
         return _CONTINUE
@@ -178,6 +186,8 @@ class ContinuousEventTime(Trigger[Any]):
 
     def _next(self, after: int, window: Window, ctx: TriggerContext) -> None:
         time = min(after + self._interval_ms, window.last)
+        if ctx.input_ended and window.last - time > END_REPEATS_MAX * self._interval_ms:
+            time = window.last  # no record can come: what would fire until then is always the same
         ctx.set(_NEXT, time)
         if time < window.last:  # that has a timer of its own
             ctx.event_time.at(time, tag=_NEXT)
@@ -272,11 +282,20 @@ class Purging(Trigger[T]):
         self._trigger.clear(window, ctx)
 
 
-def goes_by_clock(trigger: Trigger[Any]) -> bool:
-    """Whether a trigger, or the one in it, does something when the machine's clock says so."""
+def _innermost(trigger: Trigger[Any]) -> Trigger[Any]:
     while isinstance(trigger, Purging):
         trigger = trigger._trigger
-    return type(trigger).on_processing_time is not Trigger.on_processing_time
+    return trigger
+
+
+def goes_by_clock(trigger: Trigger[Any]) -> bool:
+    """True if a trigger, or the one in it, does something when the machine's clock says so."""
+    return type(_innermost(trigger)).on_processing_time is not Trigger.on_processing_time
+
+
+def needs_event_time(trigger: Trigger[Any]) -> bool:
+    """True if a trigger, or the one in it, only ever fires by event time."""
+    return isinstance(_innermost(trigger), EventTime | ContinuousEventTime)
 
 
 def _purged(result: TriggerResult) -> TriggerResult:
