@@ -19,7 +19,16 @@ import msgspec
 
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
+from ..operators.sink import (
+    Guarantee,
+    IfExists,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    parse_if_exists,
+    settle_output,
+)
 from ..state.snapshot import CommitPermit
 
 _ids = itertools.count(1)
@@ -36,6 +45,10 @@ class _Store(Protocol):
         """All portions, in the order they were kept."""
         ...
 
+    def settle(self, run: SinkRun, own: IfExists, *, delete: bool) -> None:
+        """Deal with portions of earlier runs; without `delete` only check that the run may begin."""
+        ...
+
 
 class _Memory(msgspec.Struct, frozen=True):
     id: int
@@ -45,6 +58,10 @@ class _Memory(msgspec.Struct, frozen=True):
 
     def portions(self) -> list[list[Any]]:
         return list(_memory.get(self.id, {}).values())
+
+    def settle(self, run: SinkRun, own: IfExists, *, delete: bool) -> None:
+        if delete and (run.if_exists or own) is not IfExists.APPEND:
+            _memory.pop(self.id, None)  # only this program had them, and it runs the job once more
 
 
 class _Files(msgspec.Struct, frozen=True):
@@ -58,8 +75,20 @@ class _Files(msgspec.Struct, frozen=True):
         os.replace(draft, directory / f"{name}.pickle")
 
     def portions(self) -> list[list[Any]]:
+        return [pickle.loads(file.read_bytes()) for file in self._files()]
+
+    def settle(self, run: SinkRun, own: IfExists, *, delete: bool) -> None:
+        files = self._files()
+
+        def delete_all() -> None:
+            for file in files:
+                file.unlink(missing_ok=True)
+
+        settle_output(run, own, len(files), self.path, delete_all if delete else None)
+
+    def _files(self) -> list[Path]:
         files = sorted(Path(self.path).glob("*.pickle"))
-        return [pickle.loads(file.read_bytes()) for file in files if not file.name.startswith(".")]
+        return [file for file in files if not file.name.startswith(".")]
 
 
 class _Portion(msgspec.Struct):
@@ -72,14 +101,23 @@ class CollectSink(Sink):
 
     guarantees = frozenset(Guarantee)
 
-    def __init__(self, store: _Store, guarantee: Guarantee) -> None:
+    def __init__(
+        self, store: _Store, guarantee: Guarantee, if_exists: IfExists = IfExists.ERROR
+    ) -> None:
         self.guarantee = guarantee
+        self.if_exists = if_exists
         self._store = store
 
     @property
     def rows(self) -> list[Any]:
         """What has arrived so far: objects, or a dict per row of columns."""
         return [record for portion in self._store.portions() for record in portion]
+
+    def check_output(self, run: SinkRun) -> None:
+        self._store.settle(run, self.if_exists, delete=False)
+
+    def begin_output(self, run: SinkRun) -> None:
+        self._store.settle(run, self.if_exists, delete=True)
 
     def writer(self) -> SinkWriter:
         return CollectWriter(self._store, self.guarantee)
@@ -125,13 +163,18 @@ class CollectWriter(SinkWriter):
         return f"{self._prefix}.{next(self._number):08}", records
 
 
-def collect(*, path: str | None = None, guarantee: str = "at_least_once") -> CollectSink:
+def collect(
+    *, path: str | None = None, guarantee: str = "at_least_once", if_exists: str = "error"
+) -> CollectSink:
     """Keep all records; read them from `.rows` of what this returns.
 
     Args:
         path: a directory that all processes of the job reach. Without it records are kept in memory, and
             only a job that runs in this process can be collected.
         guarantee: with `exactly_once` records show up when their checkpoint is complete.
+        if_exists: what happens to the files of earlier runs at `path` when a run starts without state:
+            `error` refuses the run, `append` keeps them, `overwrite` deletes them first. In memory such
+            a run begins with no rows, except with `append`.
     """
     store: _Store = _Memory(next(_ids)) if path is None else _Files(os.path.abspath(path))
-    return CollectSink(store, parse_guarantee(guarantee))
+    return CollectSink(store, parse_guarantee(guarantee), parse_if_exists(if_exists))

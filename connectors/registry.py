@@ -26,7 +26,7 @@ from ..operators.manifest.fields import (
 )
 from ..operators.manifest.references import resolve_function
 from ..operators.manifest.registry import SinkConnector, SourceConnector, SourceSpec
-from ..operators.sink import Sink
+from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
 from .blackhole import BlackholeSink, blackhole
 from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
@@ -195,6 +195,10 @@ _OUTPUT_FILES = {
     "path": Field(Text(), "a directory; local or s3://", required=True),
     "rollEvery": Field(duration(), "the greatest age of a file that is still written"),
     "rollBytes": Field(size(), "the size at which a file ends"),
+    "ifExists": Field(
+        Choice(tuple(policy.value for policy in IfExists)),
+        "a run starts without state, and files of earlier runs are there: refuse, keep or delete them",
+    ),
     "storageOptions": _STORAGE_OPTIONS,
 }
 

@@ -9,7 +9,8 @@ a restore everything in the restored snapshot is committed first. So commits mus
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -44,6 +45,88 @@ def parse_guarantee(text: str | Guarantee) -> Guarantee:
             f"no such guarantee guarantee=`{text}`", fix=suggest(str(text), names, "guarantees")
         )
     return Guarantee(text)
+
+
+class IfExists(Enum):
+    """A run starts without state, and its sink already holds output of earlier runs: what to do."""
+
+    ERROR = "error"
+    """Refuse to start: the output would be there twice."""
+    APPEND = "append"
+    """Keep it, and write beside it."""
+    OVERWRITE = "overwrite"
+    """Delete it first."""
+
+
+def parse_if_exists(text: str | IfExists) -> IfExists:
+    """The policy a user names.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if isinstance(text, IfExists):
+        return text
+    names = [policy.value for policy in IfExists]
+    if text not in names:
+        raise UsageError(
+            f"no such policy if_exists=`{text}`", fix=suggest(str(text), names, "policies")
+        )
+    return IfExists(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRun:
+    """A run that starts without state, as its coordinator describes it to a sink.
+
+    Attributes:
+        job: the name of the job.
+        sink: the name of the sink's step.
+        options: the options of the job.
+        if_exists: what the user asked of this run; None: the sink's own setting counts.
+        announce: publishes a line for the user to read.
+    """
+
+    job: str
+    sink: str
+    options: Mapping[str, str]
+    if_exists: IfExists | None
+    announce: Callable[[str], None]
+
+
+def settle_output(
+    run: SinkRun, own: IfExists, found: int, where: object, delete: Callable[[], None] | None
+) -> None:
+    """Do what the user asked with `found` files of earlier runs: refuse, keep or delete them.
+
+    Args:
+        run: the run that is about to begin.
+        own: the policy of the sink, which counts unless the run has one.
+        found: how many files there are.
+        where: the place they are in.
+        delete: deletes them; None: only check whether the run may begin.
+
+    Raises:
+        UsageError: the policy is to refuse, and there are files.
+    """
+    policy = run.if_exists or own
+    if not found:
+        return
+    files = "1 file" if found == 1 else f"{found:,} files"
+    if policy is IfExists.ERROR:
+        raise UsageError(
+            f"sink `{run.sink}` of job `{run.job}` has {files} of earlier runs in {where}, and this "
+            "run starts from the beginning: its records would be there twice",
+            fix="`headgate run --if-exists overwrite` deletes those files first, and `--if-exists "
+            'append` keeps them and writes beside them; in code, give job.run() or the sink if_exists="'
+            'overwrite" or "append"',
+        )
+    if delete is None:
+        return
+    if policy is IfExists.OVERWRITE:
+        delete()
+        run.announce(f"deleted {files} of earlier runs in {where}")
+    else:
+        run.announce(f"writes beside {files} of earlier runs in {where}")
 
 
 class SinkWriter:
@@ -107,6 +190,22 @@ class Sink:
     def writer(self) -> SinkWriter:
         """A new writer for one subtask."""
         raise NotImplementedError
+
+    def check_output(self, run: SinkRun) -> None:
+        """Check that output of earlier runs is not in the way of a run that starts without state.
+
+        Called in the coordinator, in a thread, before anything is changed anywhere. May block.
+
+        Raises:
+            UsageError: output of earlier runs is there, and the user has not said what to do with it.
+        """
+
+    def begin_output(self, run: SinkRun) -> None:
+        """Make room for a run that starts without state, as the user asked.
+
+        Called after `check_output`, in a thread, and before the first writer is made. It is called
+        again, in another process, if the coordinator dies in between.
+        """
 
     def describe(self) -> str:
         """A short text for `explain`, such as `parquet(out/)`."""

@@ -9,12 +9,13 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import JobError, PlanError, UsageError
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings
+from ..operators.sink import parse_if_exists
 from .batch.refuse import batch_problems, runs_as_batch
 from .batch_options import RUNTIME_MODE
 from .checkpoint_options import (
@@ -66,6 +67,7 @@ class Job(JobGraph):
         allow_non_restored_state: bool = False,
         restore_from: str | os.PathLike[str] | None = None,
         claim: bool = False,
+        if_exists: Literal["error", "append", "overwrite"] | None = None,
     ) -> JobOutcome:
         """Run the job to its end, in this process or on a cluster, and return how it ended.
 
@@ -79,9 +81,13 @@ class Job(JobGraph):
             restore_from: begin a new run with this savepoint, or with the newest checkpoint in this
                 directory of a job's checkpoints (number 7 with `@7` behind it).
             claim: delete that savepoint once the run has a checkpoint of its own.
+            if_exists: what happens when the run starts without state, and its file sinks hold output of
+                earlier runs: refuse to start (`error`), write beside it (`append`), or delete it first
+                (`overwrite`). None: what each sink says.
 
         Raises:
-            UsageError: the job is wrong as written; nothing was started.
+            UsageError: the job is wrong as written, or output of earlier runs is in the way; nothing
+                was started.
             JobError: the job failed, and restarting did not help.
         """
         from .cluster.launch import launch
@@ -91,6 +97,7 @@ class Job(JobGraph):
             allow_non_restored_state=allow_non_restored_state,
             restore_from=restore_from,
             claim=claim,
+            if_exists=if_exists,
         )
         if self.as_batch:
             from .batch.run import run_batch
@@ -154,6 +161,7 @@ class Job(JobGraph):
         allow_non_restored_state: bool = False,
         restore_from: str | os.PathLike[str] | None = None,
         claim: bool = False,
+        if_exists: str | None = None,
     ) -> JobSpec:
         """The checked job as it is handed to a coordinator; the arguments are those of `run`.
 
@@ -205,6 +213,7 @@ class Job(JobGraph):
             ),
             restore_from=absolute(path) if path else "",
             claim=claim or options.get(RECOVERY_CLAIM_MODE) == "CLAIM",
+            if_exists=None if if_exists is None else parse_if_exists(if_exists),
         )
 
 

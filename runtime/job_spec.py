@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..operators.graph import Graph
 from ..operators.settings import CheckpointSettings, RestartSettings
+from ..operators.sink import IfExists
 from .checkpoint_options import (
     ALIGNED_TIMEOUT,
     CHECKPOINT_INCREMENTAL,
@@ -44,6 +45,8 @@ class JobSpec:
     """Address of a savepoint, or of a job's checkpoints, that this run begins with."""
     claim: bool = False
     """Delete that savepoint once the run has a checkpoint of its own."""
+    if_exists: IfExists | None = None
+    """What to do with output of earlier runs, at a start without state; None: what each sink says."""
 
     def replan(self, parallelism: int, max_parallelism: int | None) -> PhysicalPlan:
         """The plan at another parallelism; operators that set their own keep it.

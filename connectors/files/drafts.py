@@ -70,6 +70,14 @@ class Target(Protocol):
         """Names of the files here that begin with `prefix`, visible ones and drafts."""
         ...
 
+    def visible(self, prefix: str) -> Iterator[str]:
+        """Names of the visible files here that begin with `prefix`; none if the place is missing."""
+        ...
+
+    def delete(self, names: list[str]) -> None:
+        """Delete visible files; it is no error if one is gone."""
+        ...
+
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         """Names of the drafts here that begin with `prefix`, each with a function that discards it."""
         ...
@@ -106,6 +114,18 @@ class LocalTarget:
     def names(self, prefix: str) -> Iterator[str]:
         for directory in {self._directory, self._drafts}:
             yield from (name for name in os.listdir(directory) if name.startswith(prefix))
+
+    def visible(self, prefix: str) -> Iterator[str]:
+        with suppress(FileNotFoundError):
+            yield from (n for n in os.listdir(self._directory) if n.startswith(prefix))
+
+    def delete(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                (self._directory / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise failed("deleted", self._directory / name, error) from error
+        _sync_directory(self._directory)
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         if not self._direct:

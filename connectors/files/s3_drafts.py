@@ -20,6 +20,8 @@ from .locations import Location, s3_client
 
 PART_BYTES = 8 << 20
 _PARTS_WAITING_MAX = 4
+_DELETED_AT_ONCE = 1_000
+"""Objects of one request, which is as many as S3 takes."""
 _MARK = "headgate"
 """Key of the object metadata that tells our own objects."""
 
@@ -50,10 +52,7 @@ class S3Target:
         try:
             self._client.head_bucket(Bucket=self._location.bucket)
         except _errors() as error:
-            raise UsageError(
-                f"the bucket of a sink cannot be reached bucket=`{self._location.bucket}`: {error}",
-                fix="check its name, the credentials and s3.endpoint",
-            ) from error
+            raise _no_bucket(self._location, error) from error
 
     def begin(self, name: str) -> Draft:
         key = self._prefix + name
@@ -62,14 +61,30 @@ class S3Target:
         return _S3Draft(self._client, self._location.bucket, key, mark, self._run_in_thread)
 
     def names(self, prefix: str) -> Iterator[str]:
+        yield from self.visible(prefix)
+        for name, _ in self.drafts(prefix):
+            yield name
+
+    def visible(self, prefix: str) -> Iterator[str]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._location.bucket, Prefix=self._prefix + prefix, Delimiter="/"
         )
         for page in _listed(pages, self._location):
             for item in page.get("Contents", ()):
                 yield item["Key"].removeprefix(self._prefix)
-        for name, _ in self.drafts(prefix):
-            yield name
+
+    def delete(self, names: list[str]) -> None:
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            keys = [{"Key": self._prefix + n} for n in names[start : start + _DELETED_AT_ONCE]]
+            try:
+                answer = self._client.delete_objects(
+                    Bucket=self._location.bucket, Delete={"Objects": keys, "Quiet": True}
+                )
+            except _errors() as error:
+                raise failed("deleted", self._location, error) from error
+            for refused in answer.get("Errors", ()):
+                path = f"s3://{self._location.bucket}/{refused.get('Key')}"
+                raise failed("deleted", path, StorageError(str(refused.get("Message"))))
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         bucket, client = self._location.bucket, self._client
@@ -306,7 +321,16 @@ def _listed(pages: Any, location: Location) -> Iterator[Any]:
     try:
         yield from pages
     except _errors() as error:
+        if _code(error) == "NoSuchBucket":
+            raise _no_bucket(location, error) from error
         raise failed("listed", location, error) from error
+
+
+def _no_bucket(location: Location, error: Exception) -> UsageError:
+    return UsageError(
+        f"the bucket of a sink cannot be reached bucket=`{location.bucket}`: {error}",
+        fix="check its name, the credentials and s3.endpoint",
+    )
 
 
 def _errors() -> tuple[type[Exception], ...]:

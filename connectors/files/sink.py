@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +28,16 @@ from ...errors import InternalError, PlanError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
-from ...operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    Guarantee,
+    IfExists,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    parse_if_exists,
+    settle_output,
+)
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
@@ -65,6 +75,11 @@ class PartName:
         return cls(tag, *map(int, numbers))
 
 
+def tag_of(job: str, sink: str) -> str:
+    """The short hash by which the files of one sink of one job are known."""
+    return f"{xxhash.xxh32_intdigest(f'{job}/{sink}'.encode()):08x}"
+
+
 def prefix_of(tag: str, attempt: int | None = None) -> str:
     """How the names of all files of one sink begin, or of those of one of its attempts."""
     return f"part-{tag}-" if attempt is None else f"part-{tag}-{attempt:010}-"
@@ -84,6 +99,7 @@ class FileSink(Sink):
         roll_every_ms: int | None,
         roll_bytes: int,
         storage_options: Mapping[str, str],
+        if_exists: IfExists = IfExists.ERROR,
     ) -> None:
         self.path = path
         self.format = format
@@ -91,6 +107,7 @@ class FileSink(Sink):
         self.roll_every_ms = roll_every_ms
         self.roll_bytes = roll_bytes
         self.storage_options = dict(storage_options)
+        self.if_exists = if_exists
         self.location = parse_location(path)
 
     def bind(self, schema: pa.Schema | None) -> None:
@@ -113,18 +130,36 @@ class FileSink(Sink):
     def describe(self) -> str:
         return f"{self.format}({self.path})"
 
-    def target(self, context: OperatorContext) -> Target:
-        """Where the files go, for one subtask."""
+    def target(
+        self,
+        job: str,
+        sink: str,
+        options: Mapping[str, str],
+        run_in_thread: Callable[[Callable[[], Any]], Any],
+    ) -> Target:
+        """Where the files of one job go."""
         if self.location.scheme == "s3":
-            return S3Target(
-                self.location,
-                context.job_name,
-                context.operator_name,
-                {**context.options, **self.storage_options},
-                context.run_in_thread,
-            )
+            options = {**options, **self.storage_options}
+            return S3Target(self.location, job, sink, options, run_in_thread)
         direct = self.guarantee is Guarantee.NONE
-        return LocalTarget(self.location.path, context.job_name, context.operator_name, direct)
+        return LocalTarget(self.location.path, job, sink, direct)
+
+    def check_output(self, run: SinkRun) -> None:
+        settle_output(run, self.if_exists, len(self._earlier(run)), self.location, None)
+
+    def begin_output(self, run: SinkRun) -> None:
+        found = self._earlier(run)
+        delete = partial(self._target_of(run).delete, found)
+        settle_output(run, self.if_exists, len(found), self.location, delete)
+
+    def _earlier(self, run: SinkRun) -> list[str]:
+        """Names of the visible files that this sink wrote in other runs of the same job."""
+        names = self._target_of(run).visible(prefix_of(tag_of(run.job, run.sink)))
+        return [name for name in names if PartName.parse(name) is not None]
+
+    def _target_of(self, run: SinkRun) -> Target:
+        # Listing and deleting happen in the calling thread.
+        return self.target(run.job, run.sink, run.options, lambda call: call())
 
 
 class _File:
@@ -193,10 +228,11 @@ class FileWriter(SinkWriter):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        identity = f"{context.job_name}/{context.operator_name}"
-        self._tag = f"{xxhash.xxh32_intdigest(identity.encode()):08x}"
+        self._tag = tag_of(context.job_name, context.operator_name)
         self._after = context.restored_checkpoint
-        self._target = self._sink.target(context)
+        self._target = self._sink.target(
+            context.job_name, context.operator_name, context.options, context.run_in_thread
+        )
 
     def prepare(self) -> None:
         self._target.prepare()
@@ -337,6 +373,7 @@ def files_sink(
     roll_every: Duration | None = None,
     roll_bytes: str | int = "128mb",
     storage_options: Mapping[str, str] | None = None,
+    if_exists: str = "error",
 ) -> FileSink:
     """A sink that writes files into a directory, local or s3://bucket/prefix.
 
@@ -352,6 +389,10 @@ def files_sink(
         roll_every: the greatest age of a file that is still written.
         roll_bytes: the size at which a file ends.
         storage_options: `s3.endpoint` and `s3.region`, if they differ from the job's.
+        if_exists: what happens when a run starts without state, and the directory has files of earlier
+            runs of the same job and sink. `error`: the run is refused, since its records would be there
+            twice. `append`: the files stay, and the run writes beside them. `overwrite`: they are
+            deleted first. A run that resumes from a checkpoint or savepoint goes on beside its files.
 
     Raises:
         UsageError: an argument is wrong.
@@ -367,6 +408,7 @@ def files_sink(
         None if roll_every is None else parse_duration(roll_every, "roll_every"),
         roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
         check_storage_options(storage_options),
+        parse_if_exists(if_exists),
     )
 
 

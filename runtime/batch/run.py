@@ -27,6 +27,7 @@ from ...state.snapshot import CommitPermit
 from ..batch_options import RUNTIME_MODE
 from ..checkpoint_options import LOCAL_DIRS
 from ..coordinator.job import JobOutcome
+from ..coordinator.output import begin_output, check_output
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options import Options
@@ -51,6 +52,8 @@ def run_batch(spec: JobSpec) -> JobOutcome:
     """
     options = Options(spec.options)
     plan = batch_plan(spec)
+    batch = replace(spec, name=plan.job_name)
+    asyncio.run(check_output(batch, spec.graph))
     if spec.checkpoint is not None:
         _log.info("job %s runs as a batch: no checkpoints are taken", spec.name)
     with (
@@ -74,6 +77,8 @@ def run_batch(spec: JobSpec) -> JobOutcome:
     for row in sorted(results, key=lambda row: (row.edge, row.target, row.seq)):
         written.setdefault(RESULT - row.edge, []).append(bytes(row.payload))
     try:
+        # Not before: a batch that fails leaves the output of the one before it alone.
+        asyncio.run(begin_output(batch, spec.graph, _log.info))
         asyncio.run(_commit(plan, written, options))
     except HeadgateError as error:
         return JobOutcome("FAILED", error.message, error)

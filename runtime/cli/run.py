@@ -39,6 +39,14 @@ class ClaimMode(StrEnum):
     CLAIM = "claim"
 
 
+class Existing(StrEnum):
+    """What happens to output of earlier runs."""
+
+    ERROR = "error"
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
 class LogLevel(StrEnum):
     """How much of the engine's own log is shown."""
 
@@ -88,6 +96,15 @@ def run(
             help="Drop checkpointed state that no operator of the job claims any more.",
         ),
     ] = False,
+    if_exists: Annotated[
+        Existing | None,
+        typer.Option(
+            "--if-exists",
+            help="For a run that starts without state while its file sinks hold output of earlier runs: "
+            "`error` refuses it, `append` writes beside it, `overwrite` deletes it first. "
+            "Without this each sink's own `ifExists` counts, which is `error` unless set.",
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", help="How much of the engine's own log to show.")
     ] = LogLevel.WARNING,
@@ -107,6 +124,7 @@ def run(
         allow_non_restored_state=allow_non_restored_state,
         restore_from=from_,
         claim=claim_mode is ClaimMode.CLAIM,
+        if_exists=None if if_exists is None else if_exists.value,
     )
     if job.as_batch:
         raise typer.Exit(_run_batch(spec))

@@ -58,6 +58,7 @@ from .enrichers import FailureEnrichers, load_enrichers
 from .job_metrics import register_job
 from .leadership import Leadership, check_not_followed, patiently
 from .liveness import publish_stuck, watching
+from .output import begin_output, check_output, starts_without_state
 from .poison import PoisonJudge
 from .restored import dispose_claimed
 from .server import ControlServer
@@ -194,6 +195,7 @@ class JobCoordinator:
             beat = loop.create_task(self._pool.beat(), name="heartbeats")
             progress = loop.create_task(self._progress(context), name="progress")
             state: State | None = _first_state(context, view)
+            await self._make_room(context, view)
             while state is not None:
                 state = await self._leadership.while_leading(state.run(context))
             outcome = _outcome(context)
@@ -264,6 +266,8 @@ class JobCoordinator:
         claimed = before.generation if takeover else await log.last_claim_of(spec.run)
         check_not_followed(spec.run, claimed, before)
         _check_begins_with_something(spec, before)
+        if starts_without_state(spec, before, fresh=_starts_fresh(spec, before)):
+            await check_output(spec, spec.graph)
 
         def follow(view: LogView, started: GenerationStarted) -> GenerationStarted:
             # The coordinator before us may have gone on since we read the log: it may have been
@@ -290,6 +294,16 @@ class JobCoordinator:
             follow=follow,
         )
         return before
+
+    async def _make_room(self, context: JobContext, before: LogView | None) -> None:
+        """Let sinks deal with output of earlier runs, if this run begins without state."""
+        spec, log = self.spec, context.log
+        if _end_of(spec, before) is not None:
+            return
+        if starts_without_state(spec, None if log is None else log.view, fresh=False):
+            if log is None:
+                await check_output(spec, spec.graph)
+            await begin_output(spec, spec.graph, lambda text: context.publish("start", text))
 
     def _make_context(
         self, store: CheckpointStore | None, log: JobLog | None, before: LogView | None
