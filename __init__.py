@@ -36,6 +36,7 @@ _HOMES = {
     "ListState": "state.descriptors",
     "MapState": "state.descriptors",
     "OnError": "operators.dead_letters",
+    "PerWorker": "operators.per_worker",
     "OperatorListState": "state.descriptors",
     "ReducingState": "state.descriptors",
     "Retry": "operators.async_io.retry",
@@ -73,6 +74,7 @@ _HOMES = {
     "min": "operators.aggregates",
     "min_by": "operators.aggregates",
     "per_window": "operators.windowing.functions",
+    "per_worker": "operators.per_worker",
     "session": "operators.sessions.window",
     "hybrid_source": "connectors.hybrid",
     "spark_source": "connectors.spark.source",
@@ -119,6 +121,7 @@ if TYPE_CHECKING:
     from .operators.dead_letters import FailedRecord, OnError
     from .operators.joins.static_table import static_table
     from .operators.keyed_stream import KeyedStream
+    from .operators.per_worker import PerWorker, per_worker
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
     from .operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
@@ -174,6 +177,7 @@ __all__ = [
     "MapState",
     "OnError",
     "OperatorListState",
+    "PerWorker",
     "ReducingState",
     "Retry",
     "SideOutput",
@@ -216,6 +220,7 @@ __all__ = [
     "min",
     "min_by",
     "per_window",
+    "per_worker",
     "session",
     "quantile",
     "spark_source",
@@ -230,14 +235,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module `headgate` has no attribute `{name}`")
-    module = importlib.import_module(f".{home}", __name__)
-    value = module if name in _MODULES else getattr(module, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker it would say that any name is there
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module `headgate` has no attribute `{name}`")
+        module = importlib.import_module(f".{home}", __name__)
+        value = module if name in _MODULES else getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

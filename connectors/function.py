@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import UsageError
+from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
+from ..operators.function_life import check_life, has_life
 from ..operators.functions import is_async
+from ..operators.origin import capture_origin
 from ..operators.rows import to_rows
 from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
 
@@ -30,7 +34,17 @@ class FunctionWriter(SinkWriter):
     """Calls the function in the subtask: a slow one slows the job down, and that is the backpressure."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+        self._has_life = has_life(function)
+        self._function: Any = copy.deepcopy(function) if self._has_life else function
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._has_life and hasattr(self._function, "open"):
+            self._function.open(context)
+
+    def close(self) -> None:
+        if self._has_life and hasattr(self._function, "close"):
+            self._function.close()
 
     def write(self, batch: Batch) -> None:
         records = to_rows(batch.data) if isinstance(batch, ColumnBatch) else batch.records
@@ -45,10 +59,12 @@ def function_sink(
     """Call `function(record)` for each record: with the object, or with a row that has the columns as
     attributes.
 
-    The call should be idempotent: after a failure records since the last checkpoint come again.
+    The call should be idempotent: after a failure records since the last checkpoint come again. A function
+    object may have `open(ctx)` and `close()`; each subtask calls those of its own copy.
 
     Raises:
-        UsageError: a coroutine function; its calls would never run.
+        UsageError: a coroutine function; its calls would never run. Or an `open` or `close` that cannot be
+            called, or that is one.
     """
     if not callable(function):
         raise UsageError(f"function_sink takes a function, got `{type(function).__name__}`")
@@ -57,4 +73,6 @@ def function_sink(
             "function_sink takes a plain function, not a coroutine function",
             fix="do the awaiting in an async map before the sink",
         )
+    if has_life(function):
+        check_life(function, capture_origin(), may_await=False)
     return FunctionSink(function, parse_guarantee(guarantee))

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import InternalError
 from ..state.keygroups import KeyGroupRange
@@ -21,6 +21,9 @@ from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapsh
 from .clock import Clock
 from .elements import Batch
 from .splits import SourceSplits
+
+if TYPE_CHECKING:
+    from .function_life import FunctionLife
 
 ATTEMPTS_PER_GENERATION: Final = 65_536
 """An attempt's number is its coordinator's generation times this, plus its number under it."""
@@ -127,6 +130,9 @@ class Operator:
 
     output: Output
     context: OperatorContext
+    function_life: FunctionLife | None = None
+    """Of a user's function object with `open` or `close`: called behind the operator's own `open`, and
+    behind its `close`."""
     stores_what_waits: bool = False
     """While it is true, records in front of a barrier come also while the operator is full, to be kept as
     state: so a checkpoint need not wait until there is room."""

@@ -13,6 +13,7 @@ from .async_io.micro_batches import AsyncMicroBatches
 from .base import OperatorFactory
 from .dead_letters import OnErrorLike, checked_on_error, failed_sides
 from .durations import Duration, parse_duration
+from .function_life import with_life
 from .functions import check_returns, function_name, is_async
 from .graph import Chaining, Node, Origin
 from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
@@ -57,13 +58,14 @@ def add_map_batches(
             where=str(origin),
             fix='the batches it has calls under way for are stored under this name; add name="..."',
         )
+    factory = _factory(user, schema, rows, within, max_in_flight, asynchronous, origin)
     node = Node(
         id=-1,
         name=name,
         kind="map_batches",
         origin=origin,
         inputs=(stream._input(),),
-        factory=_factory(user, schema, rows, within, max_in_flight, asynchronous, origin),
+        factory=with_life(factory, function, step, origin),
         schema=made,
         row_type=stream._row_type if into is None else record_class(into),
         chaining=Chaining.HEAD if asynchronous else Chaining.ALWAYS,

@@ -38,16 +38,20 @@ def capture_origin() -> Origin:
     if frame is None:
         return Origin("<unknown>")
     path, line = frame.f_code.co_filename, frame.f_lineno
-    return Origin(f"{_shown(path)}:{line}", linecache.getline(path, line).strip())
+    return Origin(f"{shown_path(path)}:{line}", linecache.getline(path, line).strip())
 
 
-def _is_ours(frame: FrameType) -> bool:
-    # By room, not by directory: examples and tests lie in the same tree and are users.
-    first, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
+def is_own_module(name: str) -> bool:
+    """True for modules of headgate itself: by room, since examples and tests in its tree are users."""
+    first, _, rest = name.partition(".")
     return first == _PACKAGE and (not rest or rest.partition(".")[0] in _ROOMS)
 
 
-def _shown(path: str) -> str:
+def _is_ours(frame: FrameType) -> bool:
+    return is_own_module(str(frame.f_globals.get("__name__", "")))
+
+
+def shown_path(path: str) -> str:
     """The path relative to the working directory if it lies below it."""
     prefix = os.path.join(os.getcwd(), "")
     return path[len(prefix) :] if path.startswith(prefix) else path

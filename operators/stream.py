@@ -22,6 +22,7 @@ from .expression_steps import FilterStep, SelectStep
 from .expressions import ExpressionLike, check_filter, check_select, show
 from .filter import AsyncFilterOperator, FilterOperator
 from .flat_map import AsyncFlatMapOperator, FlatMapOperator
+from .function_life import with_life
 from .functions import check_plain, check_returns, function_name, is_async
 from .graph import Node, Origin
 from .iteration.methods import Loops
@@ -116,7 +117,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
             "filter",
             name,
             origin,
-            partial(operator, user),
+            with_life(partial(operator, user), condition, user.step, origin),
             is_async=is_async(condition),
             schema=self.schema,
             row_type=self._row_type,

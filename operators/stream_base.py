@@ -12,6 +12,7 @@ from ..errors import HeadgateError, PlanError
 from .base import AsyncOperator, Operator, OperatorFactory
 from .dead_letters import FAIL, OnError, OnErrorLike, checked_on_error, failed_sides
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
+from .function_life import with_life
 from .functions import check_callable, check_returns, function_name, is_async
 from .graph import Chaining, Input, Node, Origin
 from .origin import capture_origin
@@ -178,7 +179,7 @@ class StreamBase(Generic[T]):
             kind,
             name,
             origin,
-            partial(operators[is_async(function)], user),
+            with_life(partial(operators[is_async(function)], user), function, user.step, origin),
             schema=schema,
             row_type=record_class(into),
             columns=user.reader.columns_read,

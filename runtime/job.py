@@ -45,6 +45,7 @@ from .options import (
 )
 from .plan import make_plan
 from .restart_settings import restart_settings
+from .unshippable import unshippable
 
 _log = logging.getLogger("headgate.run")
 _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
@@ -139,6 +140,7 @@ class Job(JobGraph):
         """Every reason why the job cannot run as a whole, with its options taken into account."""
         self._settle()
         yield from super().problems()
+        yield from unshippable(self.graph)
         if self.as_batch:
             yield from batch_problems(self.graph)
 

@@ -1,8 +1,8 @@
 """User code travels with the job: functions and classes of the user's own modules go by value.
 
-A worker may run on a machine that has headgate installed, but not the user's scripts. So modules outside
-of the standard library and of site-packages are pickled by value (cloudpickle); msgspec Structs, which
-cloudpickle cannot take apart, are rebuilt from their fields and methods.
+A worker may run on a machine that has headgate installed, but not the user's scripts. So modules that are
+neither part of Python nor installed as a distribution are pickled by value (cloudpickle); msgspec Structs,
+which cloudpickle cannot take apart, are rebuilt from their fields and methods.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import contextlib
 import hashlib
 import io
 import os
+import site
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -59,26 +63,72 @@ def unship(data: bytes) -> Any:
 
 def _user_modules() -> list[types.ModuleType]:
     """Loaded modules that only this machine can be expected to have."""
-    paths = set(sysconfig.get_paths().values())
-    installed = tuple(
-        f"{root}{os.sep}" for path in paths for root in (path, os.path.realpath(path))
-    )
     own = __name__.split(".")[0]
+    path = tuple(sys.path)
     found: list[types.ModuleType] = []
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is None or name == "__main__" or name.split(".")[0] == own:
+        # A module under a second name is found under its own, and some entries are no modules at all.
+        if not isinstance(module, types.ModuleType) or vars(module).get("__name__") != name:
             continue
-        if not file.startswith(installed) and not os.path.realpath(file).startswith(installed):
+        top = name.partition(".")[0]
+        if name == "__main__" or top == own or top in sys.stdlib_module_names:
+            continue
+        file = vars(module).get("__file__")
+        if isinstance(file, str) and not _is_installed(file, path):
             found.append(module)
     return found
+
+
+@cache
+def _is_installed(file: str, path: tuple[str, ...]) -> bool:
+    """True if `file` belongs to Python or to an installed distribution, with `path` as `sys.path`."""
+    roots = _installed_below(path)
+    if any(_below(each, roots) for each in {file, os.path.realpath(file)}):
+        return True
+    # `pip install --target`: the distribution describes itself beside its modules. An editable project
+    # does so elsewhere, and its modules are the user's own.
+    return any(
+        Path(os.path.relpath(file, root)).parts[0] in _distributed_in(root)
+        for root in path
+        if root and _below(file, (os.path.join(root, ""),))
+    )
+
+
+@cache
+def _installed_below(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Directories, each with a separator behind it, in which all modules count as installed."""
+    roots = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    roots |= {
+        root for root in path if Path(root).name in ("site-packages", "dist-packages")
+    }  # also those of other environments, which a .pth file adds
+    return tuple(
+        os.path.join(each, "") for root in roots for each in (root, os.path.realpath(root))
+    )
+
+
+@cache
+def _distributed_in(root: str) -> frozenset[str]:
+    """The packages and modules in `root` that a distribution installed there says are its own."""
+    return frozenset(
+        Path(str(file)).parts[0]
+        for distribution in distributions(path=[root])
+        if str(getattr(distribution, "_path", "")).endswith(".dist-info")
+        for file in distribution.files or ()
+    )
+
+
+def _below(file: str, roots: tuple[str, ...]) -> bool:
+    return file.startswith(roots)
 
 
 @contextlib.contextmanager
 def _by_value(modules: list[types.ModuleType]) -> Iterator[None]:
     registered: list[types.ModuleType] = []
+    already = cloudpickle.list_registry_pickle_by_value()  # by the user, whose registration stays
     try:
         for module in modules:
+            if module.__name__ in already:
+                continue
             with contextlib.suppress(ValueError):  # a module that is not in sys.modules any more
                 cloudpickle.register_pickle_by_value(module)
                 registered.append(module)
@@ -94,6 +144,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_struct, _skeleton(obj), _members(obj), None, None, _set_members
         if isinstance(obj, msgspec.Meta):  # of annotated types; it has no pickle form of its own
             return _make_meta, (dict(obj.__rich_repr__()),)
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            # cloudpickle would send a copy of what is left to read in it.
+            raise TypeError(f"cannot pickle an open file: {getattr(obj, 'name', obj)}")
         return super().reducer_override(obj)
 
 

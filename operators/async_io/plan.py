@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import PlanError
 from ..dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ..durations import Duration, format_duration, parse_duration
+from ..function_life import with_life
 from ..functions import check_plain, function_name, is_async, is_async_generator
 from ..graph import Chaining, Node, Origin
 from ..partitioning import HashColumns, HashFunction
@@ -41,8 +42,12 @@ def add_map_async(
     on_error: OnErrorLike,
     into: SchemaLike | None,
     origin: Origin,
+    lifetime: object = None,
 ) -> Stream[Any]:
-    """The step of `map_async`; `keyed_by` is None for a stream without keys."""
+    """The step of `map_async`; `keyed_by` is None for a stream without keys.
+
+    `lifetime` is the user's function object, if `function` is one of ours around it.
+    """
     check_coroutine(function, "map_async", origin)
     timeout_ms = parse_duration(timeout, "timeout of map_async", str(origin))
     if timeout_ms < 1:
@@ -70,7 +75,7 @@ def add_map_async(
         kind="map_async",
         origin=origin,
         inputs=(stream._input(keyed_by),),
-        factory=partial(MapAsync, step),
+        factory=with_life(partial(MapAsync, step), lifetime or function, name, origin),
         schema=schema,
         row_type=record_class(into),
         # Only the head of a chain may hold records back from its subtask.

@@ -208,7 +208,7 @@ class Lookups(StreamBase[T], Generic[T]):
         joined, schema = _joined(
             self, key, function, into, name, suffix, cache_rows, cache_for, origin
         )
-        more: dict[str, Any] = {**settings, **policies}
+        more: dict[str, Any] = {**settings, **policies, "lifetime": function}
         return add_map_async(self, None, joined, name=name, into=schema, origin=origin, **more)
 
 

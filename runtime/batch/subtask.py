@@ -18,6 +18,7 @@ from ...errors import HeadgateError, InternalError, check
 from ...operators.base import AsyncOperator
 from ...operators.clock import SystemClock
 from ...operators.elements import WATERMARK_MAX, Batch
+from ...operators.per_worker import worker_begins, worker_ends
 from ...operators.sink import SinkOperator
 from ...operators.source import REJECTED, SourceReader
 from ...operators.windowing.operator import WindowOperator
@@ -112,6 +113,7 @@ class Subtask:
         env = self._environment(directory, threads)
         self._chain = build_chain(env, self._partitions())
         self._timers = MailboxTimers(self._mail)
+        worker_begins(self)
         try:
             await self._open(env)
             steps = self._read(env, blocks) if self.is_source else self._receive(blocks)
@@ -126,6 +128,8 @@ class Subtask:
         finally:
             self._timers.cancel_all()
             self._chain.close()
+            await self._chain.close_functions()
+            await worker_ends(self)
             threads.shutdown(wait=True)
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -76,6 +76,8 @@ async def open_chain(
     for chained in reversed(chain.operators):
         context = make_context(chained.name, env, timers, held_s)
         await call_and_wait(chained, chained.operator.open, context)
+        if chained.operator.function_life is not None:
+            await call_and_wait(chained, chained.operator.function_life.open, context)
 
 
 def make_context(

@@ -140,6 +140,17 @@ class OperatorChain:
                 if context is not None:
                     context.logger.warning("close failed: %s", error)
 
+    async def close_functions(self) -> None:
+        """Call `close` of all function objects that have one, tail to head; never raises."""
+        for chained in reversed(self.operators):
+            life = chained.operator.function_life
+            if life is None:
+                continue
+            try:
+                await life.close()
+            except Exception as error:
+                chained.operator.context.logger.warning("close failed: %s", error)
+
 
 def with_context(chained: ChainedOperator, call: Any, *arguments: Any) -> Any:
     """Call into an operator; an error that is not ours becomes one that names the operator."""

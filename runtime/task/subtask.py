@@ -137,6 +137,7 @@ class Subtask:
         for partition in self._partitions:
             partition.close()
         self.chain.close()
+        await to_the_end(self.chain.close_functions())
         loop = asyncio.get_running_loop()
         await to_the_end(loop.run_in_executor(self.env.io_threads, self.env.directory.delete))
 

@@ -20,6 +20,7 @@ import msgspec
 
 from ...errors import ExchangeError
 from ...operators.clock import Clock
+from ...operators.per_worker import worker_begins, worker_ends
 from ...state.snapshot import CommitPermit
 from ..checkpoint_options import TRANSFERS_MAX
 from ..control.link import Link
@@ -134,6 +135,7 @@ class Worker:
     async def run(self, exchange_address: bytes) -> None:
         """Greet the coordinator and serve it, and those after it. Returns when the worker is to exit."""
         self._address = exchange_address
+        worker_begins(self)
         try:
             welcome = await self._leader.begin()
             if welcome is None:
@@ -210,7 +212,10 @@ class Worker:
             beat.cancel()
 
     async def _close(self) -> None:
-        await self._regions.drop_all()
+        try:
+            await self._regions.drop_all()
+        finally:
+            await worker_ends(self)
         if self._pulse is not None:
             self._pulse.stop()
         await self._leader.close()
