@@ -20,6 +20,7 @@ from .checkpoint_options import (
     backlog_contradictions,
     unaligned_contradictions,
 )
+from .listener_options import LISTENER_OPTIONS
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 from .recovery_options import RECOVERY_OPTIONS
@@ -283,6 +284,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *RESTART_OPTIONS,
     *RECOVERY_OPTIONS,
     *LIVENESS_OPTIONS,
+    *LISTENER_OPTIONS,
     *BATCH_OPTIONS,
     *AVAILABILITY_OPTIONS,
     *(

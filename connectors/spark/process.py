@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from ...errors import SourceError, UsageError
+from ...operators.private_directory import private_directory
 from .java import check_pyspark, find_java
 from .messages import SIZE, Done, Failed, Message, Progress, Task
 
@@ -57,7 +58,15 @@ class SparkProcess:
             SourceError: it failed, or died.
         """
         check_pyspark()
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            private_directory(self._root)
+        except OSError as error:
+            raise UsageError(
+                f"the directory for Spark's files cannot be used path=`{self._root}` "
+                f"cause=`{error.strerror or error}`",
+                where=self._where,
+                fix="set TMPDIR, or the source's directory, to a directory of your own",
+            ) from error
         scratch = Path(tempfile.mkdtemp(prefix=f"{self.log.stem}-", dir=self._root))
         try:
             return self._run(scratch)

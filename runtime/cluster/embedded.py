@@ -65,6 +65,8 @@ def embedded_ray() -> Iterator[str]:
 
     _hush()
     with own_directory(Path(tempfile.gettempdir()), "hg-ray-") as directory:
+        # Ray opens the directory it is given to all users. The one around it is ours, and keeps them out.
+        rays = directory / "r"
         try:
             ray.init(
                 address="local",
@@ -76,7 +78,7 @@ def embedded_ray() -> Iterator[str]:
                 object_store_memory=OBJECT_STORE_BYTES,
                 namespace="headgate",
                 _node_ip_address="127.0.0.1",
-                _temp_dir=str(directory),
+                _temp_dir=str(rays),
             )
             yield str(directory)
         finally:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from ...operators.clock import Clock
+from ..admission import ListenerLimits
 from ..control import registry
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator, JobOutcome
@@ -49,7 +50,9 @@ async def host_coordinator(
     """
     metrics = metrics or MetricsRegistry()
     options = Options(spec.options)
-    endpoint = open_endpoint(metrics, options.get(METRICS_PORT), options.get(METRICS_HOST))
+    endpoint = open_endpoint(
+        metrics, options.get(METRICS_PORT), options.get(METRICS_HOST), ListenerLimits.of(options)
+    )
     coordinator = JobCoordinator(
         spec,
         cluster=cluster,

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 
 from ...operators.clock import Clock
+from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
 from ..control.link import MemoryLink
 from ..exchange.hub import ExchangeHub
@@ -68,11 +69,13 @@ class InProcessCluster:
         open_store: StoreOpener,
         metrics: MetricsRegistry | None = None,
         unix_dir: str | None = None,
+        limits: ListenerLimits | None = None,
     ) -> None:
         self._clock = clock
         self._open_store = open_store
         self.metrics = metrics or MetricsRegistry()
         self._unix_dir = unix_dir
+        self._limits = limits
         self._workers: list[InProcessWorker] = []
 
     @property
@@ -83,7 +86,7 @@ class InProcessCluster:
     async def start_worker(self, worker_id: str, control: ControlEndpoint) -> InProcessWorker:
         """Start a worker; it greets the coordinator over an in-memory link."""
         near, far = MemoryLink.pair()
-        hub = ExchangeHub(worker_id, control.token)
+        hub = ExchangeHub(worker_id, control.token, limits=self._limits)
         worker = Worker(
             worker_id,
             near,

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from ...errors import UsageError
 from ...operators.clock import SystemClock
+from ..admission import ListenerLimits
 from ..control.messages import Event
 from ..coordinator.job import JobCoordinator, JobOutcome
 from ..job_spec import JobSpec
+from ..options import Options
 from ..storage.open_store import open_store
 from .embedded import prepare_environment
 from .host import host_coordinator
@@ -59,7 +61,8 @@ async def _in_process(
     on_listening: Callable[[list[str], str], None] | None,
 ) -> JobOutcome:
     clock = SystemClock()
-    cluster = InProcessCluster(clock=clock, open_store=open_store)
+    limits = ListenerLimits.of(Options(spec.options))
+    cluster = InProcessCluster(clock=clock, open_store=open_store, limits=limits)
 
     def listening(coordinator: JobCoordinator) -> None:
         if on_event is not None:

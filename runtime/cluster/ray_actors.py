@@ -23,6 +23,7 @@ from ray.exceptions import RayActorError
 
 from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
+from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
 from ..control.link import Link, connect
 from ..coordinator.job import JobCoordinator, JobOutcome
@@ -75,6 +76,7 @@ class ProcessSetup:
     metrics_port: int | None
     metrics_host: str
     cluster_name: str
+    limits: ListenerLimits
 
     def own_host(self) -> str:
         """The address this process binds to and is reached at."""
@@ -169,11 +171,11 @@ async def _run_worker(
     directory: str,
 ) -> None:
     link = await _connect(addresses)
-    hub = ExchangeHub(worker_id, token)
+    hub = ExchangeHub(worker_id, token, limits=setup.limits)
     metrics = MetricsRegistry()
     # The coordinator has the port itself, if it runs on this machine.
     port = setup.metrics_port + 1 if setup.metrics_port else setup.metrics_port
-    endpoint = open_endpoint(metrics, port, setup.metrics_host)
+    endpoint = open_endpoint(metrics, port, setup.metrics_host, setup.limits)
     clock = SystemClock()
     worker = Worker(
         worker_id,

@@ -16,6 +16,7 @@ import ray
 
 from ...errors import JobError
 from ...operators.clock import SystemClock
+from ..admission import ListenerLimits
 from ..availability_options import STANDBY_COORDINATORS
 from ..control import registry
 from ..control.client import CoordinatorClient, error_of
@@ -94,6 +95,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         metrics_port=options.get(METRICS_PORT),
         metrics_host=options.get(METRICS_HOST),
         cluster_name="local" if local else str(address),
+        limits=ListenerLimits.of(options),
     )
 
 

@@ -89,9 +89,23 @@ class MemoryLink:
 class StreamLink:
     """An end of a link over a stream socket: each message is a u32 length and its msgpack bytes."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._message_bytes_max = message_bytes_max
+
+    def trust(self) -> None:
+        """The peer has shown the token: from now on it may send messages of any size."""
+        self._message_bytes_max = MESSAGE_BYTES_MAX
+
+    def abort(self) -> None:
+        """Close at once, whatever has not been sent yet."""
+        self._writer.transport.abort()
 
     def send(self, message: Messages) -> None:
         if self._writer.is_closing():
@@ -104,7 +118,7 @@ class StreamLink:
     async def receive(self) -> Messages | None:
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > MESSAGE_BYTES_MAX:
+            if length > self._message_bytes_max:
                 self.close()
                 return None
             return decode(await self._reader.readexactly(length))

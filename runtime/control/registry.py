@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import StorageError
+from ...operators.private_directory import private_directory
 
 ENDED_MAX: Final = 100
 """Jobs whose failures are kept after their end."""
@@ -37,7 +38,7 @@ def run_dir() -> Path:
     """The directory of the records and of the coordinators' Unix sockets; made if it is not there.
 
     Raises:
-        StorageError: it belongs to somebody else.
+        StorageError: it cannot be made, or it belongs to another user.
     """
     base = os.environ.get("HEADGATE_RUN_DIR")
     if base is None:
@@ -46,15 +47,13 @@ def run_dir() -> Path:
         base = (
             f"{runtime}/headgate" if usable else f"{tempfile.gettempdir()}/headgate-{os.getuid()}"
         )
-    path = Path(base)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
+    try:
+        return private_directory(Path(base))
+    except OSError as error:
         raise StorageError(
-            f"the run directory belongs to another user path=`{path}`",
+            f"the run directory cannot be used path=`{base}` cause=`{error.strerror or error}`",
             fix="set HEADGATE_RUN_DIR to a directory of your own",
-        )
-    path.chmod(0o700)
-    return path
+        ) from error
 
 
 def socket_path(name: str, pid: int) -> str:

@@ -21,6 +21,7 @@ import msgspec
 from ...errors import FencedError, HeadgateError, InternalError, JobError, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
+from ..admission import ListenerLimits
 from ..availability_options import STORE_PATIENCE
 from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
@@ -119,7 +120,9 @@ class JobCoordinator:
         self._tick: asyncio.TimerHandle | None = None
         self.on_event: Callable[[Event], None] | None = None
         """Called for every event, for those in the same process."""
-        self.server = ControlServer(token or secrets.token_hex(16), self._on_hello)
+        self.server = ControlServer(
+            token or secrets.token_hex(16), self._on_hello, ListenerLimits.of(self._options)
+        )
         self._clients = ClientServer(
             self._events.put_nowait, self._describe, self._describe_checkpoints
         )

@@ -9,19 +9,31 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 
+from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from ..control.link import Link, StreamLink
 from ..control.messages import Hello
 
-HANDSHAKE_S = 10.0
-"""A connection that has not said Hello by then is dropped."""
 _log = logging.getLogger("headgate.coordinator")
 
 
 class ControlServer:
     """Listens on a Unix socket and on loopback (or the given host) TCP."""
 
-    def __init__(self, token: str, on_hello: Callable[[Hello, Link], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        token: str,
+        on_hello: Callable[[Hello, Link], Awaitable[None]],
+        limits: ListenerLimits | None = None,
+    ) -> None:
+        """Nothing is open yet.
+
+        Args:
+            token: the secret that a peer must show.
+            on_hello: serves a peer that has shown it, until the link ends.
+            limits: of what peers get before that.
+        """
         self._token = token
+        self._admission = Admission(limits or ListenerLimits(), "control port")
         self._on_hello = on_hello
         self._servers: list[asyncio.Server] = []
         self._addresses: list[str] = []
@@ -43,15 +55,21 @@ class ControlServer:
         if unix_path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unix_path)
-            self._servers.append(await asyncio.start_unix_server(self._connected, unix_path))
+            self._servers.append(
+                await asyncio.start_unix_server(
+                    self._connected, unix_path, limit=GREETING_BYTES_MAX
+                )
+            )
             os.chmod(unix_path, 0o600)
             self._addresses.append(f"unix:{unix_path}")
-        server = await asyncio.start_server(self._connected, host, 0)
+        server = await asyncio.start_server(self._connected, host, 0, limit=GREETING_BYTES_MAX)
         self._servers.append(server)
         self._addresses.append(f"tcp:{host}:{server.sockets[0].getsockname()[1]}")
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accept(StreamLink(reader, writer))
+        link = StreamLink(reader, writer, GREETING_BYTES_MAX)
+        self._admission.enter(link, link.abort)
+        self.accept(link)
 
     def accept(self, link: Link) -> None:
         """Serve a link until it ends."""
@@ -62,20 +80,32 @@ class ControlServer:
     async def _serve(self, link: Link) -> None:
         self._links.add(link)
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                hello = await link.receive()
-        except TimeoutError:
-            hello = None
-        try:
-            if not isinstance(hello, Hello):
+            hello = await self._greeting(link)
+            if hello is None:
                 return
-            if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-                _log.warning("refused a connection with a wrong token role=`%s`", hello.role)
-                return
+            self._admission.authenticate(link)
+            if isinstance(link, StreamLink):
+                link.trust()
             await self._on_hello(hello, link)
         finally:
             link.close()
             self._links.discard(link)
+            self._admission.leave(link)
+
+    async def _greeting(self, link: Link) -> Hello | None:
+        """The first message, if it comes in time and shows the token."""
+        try:
+            async with asyncio.timeout(self._admission.limits.handshake_timeout_s):
+                hello = await link.receive()
+        except TimeoutError:
+            return None
+        if not isinstance(hello, Hello):
+            return None
+        # As bytes, and in a time that does not depend on where they differ.
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            _log.warning("refused a connection with a wrong token")
+            return None
+        return hello
 
     async def close(self) -> None:
         """Stop listening and hang up all links."""

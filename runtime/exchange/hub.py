@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import ExchangeError, UsageError, check
+from ..admission import Admission, ListenerLimits
 from .channel import ChannelId, OutputChannel
 from .gate import InputGate
 from .links import AcceptingEnd, DiallingEnd, Hello, SocketOutputChannel, refusal_of
@@ -77,6 +78,7 @@ class ExchangeHub:
         token: str,
         *,
         settings: ExchangeSettings | None = None,
+        limits: ListenerLimits | None = None,
         on_failure: Callable[[str, ExchangeError, int], None] | None = None,
     ) -> None:
         """Make a hub; `start` opens its listeners.
@@ -84,7 +86,8 @@ class ExchangeHub:
         Args:
             worker_id: unique among the workers that may meet.
             token: the cluster's shared secret; peers must show it.
-            settings: limits.
+            settings: sizes of buffers, and timeouts.
+            limits: of what peers get before they have shown the token.
             on_failure: called with a peer's id, the error and the region when a connection with live
                 channels broke, after their gates and partitions have failed. At most once per connection.
         """
@@ -92,6 +95,7 @@ class ExchangeHub:
         self.on_failure = on_failure
         self._token = token
         self._settings = settings or ExchangeSettings()
+        self._admission = Admission(limits or ListenerLimits(), "data port")
         self._servers: list[asyncio.Server] = []
         self._uds_path: str | None = None
         self._address: WorkerAddress | None = None
@@ -306,8 +310,9 @@ class ExchangeHub:
         return end
 
     def _accept(self) -> AcceptingEnd:
-        end = AcceptingEnd(self._settings, self)
+        end = AcceptingEnd(self._settings, self, self._admission.limits.handshake_timeout_s)
         self._accepting[end] = None
+        self._admission.enter(end, end.shut_down)
         return end
 
     # -- for the accepting ends ---------------------------------------------------------------------
@@ -323,6 +328,8 @@ class ExchangeHub:
         ):
             refusal = f"the worker is connected already worker=`{hello.worker_id}`"
         self.refused += bool(refusal)
+        if not refusal:
+            self._admission.authenticate(end)
         return refusal
 
     def gate_of(self, channel_id: ChannelId, region: int) -> InputGate | None:
@@ -338,3 +345,4 @@ class ExchangeHub:
     def forget(self, end: AcceptingEnd) -> None:
         """The connection is gone."""
         self._accepting.pop(end, None)
+        self._admission.leave(end)

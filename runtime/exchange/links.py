@@ -255,8 +255,11 @@ class GateDirectory(Protocol):
 class AcceptingEnd(FrameConnection):
     """Our end of a connection we receive on."""
 
-    def __init__(self, settings: ExchangeSettings, hub: GateDirectory) -> None:
+    def __init__(
+        self, settings: ExchangeSettings, hub: GateDirectory, handshake_timeout_s: float
+    ) -> None:
         super().__init__(settings)
+        self._handshake_timeout_s = handshake_timeout_s
         self.peer_id = ""
         self.region: int | None = None
         """Whose channels it carries; None until the caller has been welcomed."""
@@ -266,7 +269,7 @@ class AcceptingEnd(FrameConnection):
 
     def connected(self) -> None:
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._settings.connect_timeout_ms / 1000, self.shut_down)
+        self._deadline = loop.call_later(self._handshake_timeout_s, self.shut_down)
 
     def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
         if not self.peer_id:

@@ -11,6 +11,7 @@ import socket
 from typing import Any, cast
 
 from ...errors import ExchangeError, HeadgateError
+from ..admission import GREETING_BYTES_MAX
 from .settings import ExchangeSettings
 from .wire import HEADER_BYTES, Header, Parts, unpack_header
 
@@ -19,8 +20,6 @@ DIRECT_BYTES = 16 * 1024
 """A payload with at least this much to come is received into its own memory."""
 BODY_FIRST_BYTES = 4 << 20
 """Memory taken at first on the word of a header alone; it doubles as bytes really arrive."""
-GREETING_BYTES_MAX = 4096
-"""Largest frame before the handshake is over."""
 
 
 class FrameConnection(asyncio.BufferedProtocol):

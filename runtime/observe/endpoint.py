@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import socket
 import threading
-from wsgiref.simple_server import WSGIServer
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
+from ...operators.clock import Clock, SystemClock
+from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from .metrics import MetricsRegistry
 
 PORTS_TRIED_MAX = 100
@@ -19,9 +27,10 @@ _log = logging.getLogger("headgate.metrics")
 class MetricsEndpoint:
     """Serves a registry over HTTP from a thread of its own."""
 
-    def __init__(self, server: WSGIServer, thread: threading.Thread, host: str) -> None:
+    def __init__(self, server: _Server, host: str) -> None:
         self._server = server
-        self._thread = thread
+        self._thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.port = int(server.server_port)
         shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/metrics"
@@ -33,7 +42,76 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-def open_endpoint(metrics: MetricsRegistry, port: int | None, host: str) -> MetricsEndpoint | None:
+class _Server(ThreadingWSGIServer):
+    """An HTTP server that gives each request a thread, and bounds their number, time and size."""
+
+    admission: Admission
+
+    def admit(self, limits: ListenerLimits) -> None:
+        """Set the limits; to be called before any request is served."""
+        self.admission = Admission(limits, "metrics endpoint")
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self.admission.enter(request, partial(_hang_up, request))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self.admission.leave(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a request was broken off", exc_info=True)
+
+
+class _Handler(WSGIRequestHandler):
+    """Reads one request, in bounded time and memory."""
+
+    def setup(self) -> None:
+        super().setup()
+        assert isinstance(self.server, _Server)
+        seconds = self.server.admission.limits.handshake_timeout_s
+        self.rfile = io.BufferedReader(_Request(self.connection, SystemClock(), seconds))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+class _Request(io.RawIOBase):
+    """The bytes of one request; the socket's timeout is what is left of the time, also for the answer."""
+
+    def __init__(self, connection: socket.socket, clock: Clock, seconds: float) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._until = clock.monotonic() + seconds
+        self._bytes_left = GREETING_BYTES_MAX
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - self._clock.monotonic()
+        if left <= 0 or not self._bytes_left:
+            raise TimeoutError("the request is too long, or takes too long")
+        self._connection.settimeout(left)
+        count = self._connection.recv_into(memoryview(buffer)[: self._bytes_left])
+        self._bytes_left -= count
+        return count
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def open_endpoint(
+    metrics: MetricsRegistry,
+    port: int | None,
+    host: str,
+    limits: ListenerLimits | None = None,
+) -> MetricsEndpoint | None:
     """Serve `metrics` at the first free port from `port` on.
 
     A job must not fail for want of a port: without one there is a warning, and no endpoint.
@@ -42,21 +120,36 @@ def open_endpoint(metrics: MetricsRegistry, port: int | None, host: str) -> Metr
         metrics: what to serve.
         port: 0 for any free one; None for no endpoint.
         host: the address to bind.
+        limits: of connections and of the time for a request.
     """
     if port is None:
         return None
     registry = CollectorRegistry()
     registry.register(metrics)
+    app = make_wsgi_app(registry)
     tried = [0] if port == 0 else range(port, min(port + PORTS_TRIED_MAX, 65536))
     problem: OSError | None = None
     for candidate in tried:
         try:
-            server, thread = start_http_server(candidate, host, registry)
+            server = _serve(app, candidate, host)
         except OSError as error:
             problem = error
         else:
-            endpoint = MetricsEndpoint(server, thread, host)
+            server.admit(limits or ListenerLimits())
+            endpoint = MetricsEndpoint(server, host)
             _log.info("metrics endpoint url=`%s`", endpoint.url)
             return endpoint
     _log.warning("no metrics endpoint port=`%s` host=`%s`: %s", port, host, problem)
     return None
+
+
+def _serve(app: Callable[..., Any], port: int, host: str) -> _Server:
+    """A server that listens; `host` may be a name, an IPv4 or an IPv6 address.
+
+    Raises:
+        OSError: the port is taken, or there is no such address.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    kind = type("_Server", (_Server,), {"address_family": family})
+    return make_server(str(address[0]), port, app, kind, handler_class=_Handler)

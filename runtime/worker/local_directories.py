@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import StorageError
+from ...operators.private_directory import private_directory
 from ..protocol import names
 from ..task.local_directory import SubtaskDirectory
 
@@ -73,9 +74,7 @@ def claim(parent: Path, worker_id: str, *, sweeping: bool = True) -> tuple[Path,
     Raises:
         OSError: it cannot be made, or `parent` belongs to somebody else.
     """
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{parent} belongs to another user")
+    private_directory(parent)
     # While this is held, no sweeper takes the new directory for one of a dead worker.
     gate = take_lock(parent / LOCK_FILE, wait=True)
     assert gate is not None  # it was waited for

@@ -110,7 +110,7 @@ class Pair:
 def hubs(tmp_path_factory):
     """`await hubs(transport)` starts two hubs joined by `uds` or `tcp`."""
 
-    async def hubs(transport="uds", settings=None, tokens=("secret", "secret")):
+    async def hubs(transport="uds", settings=None, tokens=("secret", "secret"), limits=None):
         settings = settings or ExchangeSettings()
         failures = deque()
         made, addresses = [], []
@@ -119,6 +119,7 @@ def hubs(tmp_path_factory):
                 name,
                 token,
                 settings=settings,
+                limits=limits,
                 on_failure=lambda peer, error, region, me=name: failures.append((me, peer, error)),
             )
             directory = str(tmp_path_factory.mktemp("uds")) if transport == "uds" else None

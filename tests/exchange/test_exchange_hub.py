@@ -19,6 +19,7 @@ from headgate.operators.elements import (
     ObjectBatch,
     Watermark,
 )
+from headgate.runtime.admission import ListenerLimits
 from headgate.runtime.exchange import sockets
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import ExchangeHub, WorkerAddress
@@ -305,7 +306,11 @@ def test_silent_peer_times_out_at_both_ends(run, hubs):
             writer.close()
 
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
-        pair = await hubs("tcp", ExchangeSettings(connect_timeout_ms=100))
+        pair = await hubs(
+            "tcp",
+            ExchangeSettings(connect_timeout_ms=100),
+            limits=ListenerLimits(handshake_timeout_ms=100),
+        )
         port = server.sockets[0].getsockname()[1]
         silent = msgspec.structs.replace(pair.addresses[1], tcp_port=port)
         pair.a.output_channel(0, silent, 1)

@@ -1,0 +1,27 @@
+"""Directories below a place that all users of the machine share, such as /tmp."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def private_directory(path: Path) -> Path:
+    """Make sure that `path` is a directory which only this user can enter; returns it.
+
+    What lies in it needs no modes of its own: nobody else gets there. A directory of this user that is open
+    to others is closed to them. It may also be a link of this user to such a directory.
+
+    Raises:
+        OSError: it cannot be made, or it belongs to another user, who may have put it there to read what
+            we write.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if not path.lstat().st_uid == found.st_uid == os.getuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path

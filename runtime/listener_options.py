@@ -1,0 +1,36 @@
+"""The options of what listens on a socket; `options.py` has the others."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .option_types import Duration, Integer, Option
+
+HANDSHAKE_TIMEOUT = Option[int](
+    "headgate.listener.handshake-timeout",
+    Duration(at_least_ms=100),
+    10_000,
+    "ms",
+    "A connection to a port of the job is closed if the peer has not shown the job's token within this "
+    "time. A request to a metrics endpoint must be over within it.",
+)
+UNAUTHENTICATED_MAX = Option[int](
+    "headgate.listener.unauthenticated-max",
+    Integer(at_least=1, at_most=100_000),
+    256,
+    "connections",
+    "How many connections to one port may be open without having shown the job's token. Above this number "
+    "the oldest of them is closed. All connections to a metrics endpoint count.",
+)
+CONNECTIONS_MAX = Option[int](
+    "headgate.listener.connections-max",
+    Integer(at_least=1, at_most=1_000_000),
+    4096,
+    "connections",
+    "How many connections to one process may be open on its control or data ports. Further ones are "
+    "closed at once. A coordinator has two for each worker and one for each client, a worker one for each "
+    "worker that sends to it.",
+)
+LISTENER_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Option)
+)

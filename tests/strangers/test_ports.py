@@ -1,0 +1,328 @@
+"""A hostile neighbour at every port of a job: it has no token, and gets little memory, time and room.
+
+Each test speaks to a real listener through raw sockets, as another user of the machine could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.runtime.admission import GREETING_BYTES_MAX, Admission, ListenerLimits
+from headgate.runtime.control.link import Link, StreamLink, connect
+from headgate.runtime.control.messages import Heartbeat, Hello, encode
+from headgate.runtime.coordinator.server import ControlServer
+from headgate.runtime.exchange import links
+from headgate.runtime.exchange.hub import ExchangeHub
+from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
+from headgate.runtime.observe.endpoint import open_endpoint
+from headgate.runtime.observe.metrics import MetricsRegistry
+from headgate.runtime.options import Options
+
+TOKEN = "secret"
+PATIENT = ListenerLimits(handshake_timeout_ms=600_000)
+"""Whoever is hung up on under these limits was not hung up on for want of time."""
+FEW = ListenerLimits(handshake_timeout_ms=600_000, unauthenticated_max=3)
+HASTY = ListenerLimits(handshake_timeout_ms=100)
+GUARD_S = 60.0
+"""A test that waits for something that never comes ends after this."""
+
+
+class Port:
+    """One listener, and what is special about its protocol."""
+
+    def __init__(self, address: tuple[str, int] | str) -> None:
+        self.address = address
+
+    async def stranger(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self.address, str):
+            return await asyncio.open_unix_connection(self.address)
+        return await asyncio.open_connection(*self.address)
+
+
+@asynccontextmanager
+async def control(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
+    async def serve(hello: Hello, link: Link) -> None:
+        link.send(Heartbeat())
+        while await link.receive() is not None:
+            link.send(Heartbeat())
+
+    server = ControlServer(TOKEN, serve, limits)
+    await server.listen(None if unix is None else str(unix))
+    address = server.addresses[0]
+    kind, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    yield Port(rest if kind == "unix" else (host, int(port)))
+    await server.close()
+
+
+@asynccontextmanager
+async def data(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
+    hub = ExchangeHub("w", TOKEN, limits=limits)
+    address = await hub.start(None if unix is None else str(unix.parent))
+    yield Port(address.uds_path or ("127.0.0.1", address.tcp_port))
+    await hub.close()
+
+
+@asynccontextmanager
+async def metrics(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
+    endpoint = open_endpoint(MetricsRegistry(), 0, "127.0.0.1", limits)
+    assert endpoint is not None
+    yield Port(("127.0.0.1", endpoint.port))
+    await asyncio.to_thread(endpoint.close)
+
+
+LISTENERS = [control, data, metrics]
+HUGE = {
+    control: struct.pack("<I", 1 << 30),
+    data: HEADER.pack(1 << 30, Kind.HELLO, 0, 0, 0, 0),
+    metrics: b"GET /metrics HTTP/1.1\r\nX-Long: ",
+}
+"""How a stranger begins who has a lot to say."""
+Listener = Callable[..., Any]
+
+
+def run(scenario: Any) -> None:
+    async def guarded() -> None:
+        async with asyncio.timeout(GUARD_S):
+            await scenario
+
+    asyncio.run(guarded())
+
+
+async def is_hung_up_on(reader: asyncio.StreamReader) -> bytes:
+    """Waits for the end of the connection; returns what was said before."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+@pytest.mark.parametrize("unix", [False, True])
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_length_is_not_believed_before_the_token(
+    listener: Listener, unix: bool, tmp_path: Path
+) -> None:
+    if listener is metrics and unix:
+        pytest.skip("a metrics endpoint has no Unix socket")
+
+    async def scenario() -> None:
+        async with listener(PATIENT, tmp_path / "s.sock" if unix else None) as port:
+            reader, writer = await port.stranger()
+            # As much as may be buffered on the way, and more than a stranger may say.
+            writer.write(HUGE[listener] + b"x" * (2 * GREETING_BYTES_MAX))
+            assert b"headgate" not in await is_hung_up_on(reader)
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_strangers_who_say_nothing_are_hung_up_on(listener: Listener) -> None:
+    async def scenario() -> None:
+        async with listener(HASTY) as port:
+            reader, writer = await port.stranger()
+            await is_hung_up_on(reader)
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_saying_a_little_now_and_then_buys_no_time(listener: Listener) -> None:
+    """The time is that of the whole greeting, not that between two of its bytes."""
+
+    async def scenario() -> None:
+        async with listener(HASTY) as port:
+            reader, writer = await port.stranger()
+            end = asyncio.ensure_future(is_hung_up_on(reader))
+            begun = {control: b"\xff\0\0\0", data: HEADER.pack(255, Kind.HELLO, 0, 0, 0, 0)}
+            writer.write(begun.get(listener, b"GET /"))
+            while not end.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_when_too_many_wait_the_oldest_is_closed(
+    listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with listener(FEW) as port:
+            strangers = [await port.stranger() for _ in range(5)]
+            for reader, _ in strangers[:2]:
+                await is_hung_up_on(reader)
+            assert not any(reader.at_eof() for reader, _ in strangers[2:])
+            for _, writer in strangers:
+                writer.close()
+
+    run(scenario())
+    assert "too many connections" in caplog.text
+    assert "unauthenticated_max=`3`" in caplog.text
+
+
+@pytest.mark.parametrize("noise", [b"", b"x", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("listener", [control, data])
+def test_a_thousand_strangers_do_not_keep_a_friend_out(listener: Listener, noise: bytes) -> None:
+    """Each of them comes while earlier ones hold their connections open."""
+
+    async def scenario() -> None:
+        async with listener(FEW) as port:
+            held = []
+            for _ in range(1000):
+                _, writer = await port.stranger()
+                writer.write(noise)
+                held.append(writer)
+            assert await is_welcome(port, listener)
+            for writer in held:
+                writer.close()
+
+    run(scenario())
+
+
+async def is_welcome(port: Port, listener: Listener, token: str = TOKEN) -> bool:
+    """True if a peer that shows `token` is let in."""
+    reader, writer = await port.stranger()
+    if listener is control:
+        link = StreamLink(reader, writer)
+        link.send(Hello(token=token, role="client"))
+        answer = await link.receive()
+        link.close()
+        return isinstance(answer, Heartbeat)
+    hello = links.Hello(WIRE_VERSION, token, "a", "w", 1)
+    writer.writelines(frame(Kind.HELLO, msgspec.msgpack.encode(hello)))
+    said = await is_hung_up_on(reader)
+    writer.close()
+    # No attempt runs at this worker: that is said to whoever has the token, and to nobody else.
+    return b"another attempt runs here" in said
+
+
+@pytest.mark.parametrize("listener", [control, data])
+@pytest.mark.parametrize("token", ["", "secre", "secret ", "sécret", "x" * 4096])
+def test_a_wrong_token_learns_nothing(listener: Listener, token: str) -> None:
+    async def scenario() -> None:
+        async with listener(PATIENT) as port:
+            assert not await is_welcome(port, listener, token)
+            assert await is_welcome(port, listener)
+
+    run(scenario())
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `hmac.compare_digest`, at both ports: a plain comparison never calls it."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+
+    async def scenario() -> None:
+        for listener in (control, data):
+            async with listener(PATIENT) as port:
+                await is_welcome(port, listener, "wrong")
+
+    run(scenario())
+    assert compared == [(b"wrong", TOKEN.encode())] * 2
+
+
+def test_friends_stay_when_strangers_come_and_their_number_is_bounded() -> None:
+    async def scenario() -> None:
+        limits = ListenerLimits(600_000, unauthenticated_max=2, connections_max=3)
+        async with control(limits) as port:
+            assert isinstance(port.address, tuple)
+            address = f"tcp:{port.address[0]}:{port.address[1]}"
+            friends = []
+            for _ in range(3):
+                link = await connect(address)
+                link.send(Hello(token=TOKEN, role="client"))
+                assert isinstance(await link.receive(), Heartbeat)
+                friends.append(link)
+            for _ in range(5):
+                reader, writer = await port.stranger()
+                await is_hung_up_on(reader)  # there are three connections already
+                writer.close()
+            friends.pop().close()
+            for link in friends:
+                link.send(Heartbeat())
+                assert isinstance(await link.receive(), Heartbeat)
+            while not await is_welcome(port, control):  # noqa: ASYNC110  until the end of one is seen
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_friends_may_say_more_than_strangers() -> None:
+    async def scenario() -> None:
+        async with control(PATIENT) as port:
+            reader, writer = await port.stranger()
+            link = StreamLink(reader, writer)
+            link.send(Hello(token=TOKEN, role="client"))
+            await link.receive()
+            large = encode(Hello(token="x" * 1_000_000, role="client"))
+            writer.writelines([struct.pack("<I", len(large)), large])
+            assert isinstance(await link.receive(), Heartbeat)
+            link.close()
+
+    run(scenario())
+
+
+def test_a_metrics_endpoint_serves_while_others_do_not_read_their_answers() -> None:
+    endpoint = open_endpoint(MetricsRegistry(), 0, "127.0.0.1", FEW)
+    assert endpoint is not None
+    held = []
+    for _ in range(20):
+        deaf = socket.create_connection(("127.0.0.1", endpoint.port))
+        deaf.sendall(b"GET /metrics HTTP/1.1\r\n")
+        held.append(deaf)
+    with socket.create_connection(("127.0.0.1", endpoint.port), GUARD_S) as friend:
+        friend.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert friend.recv(1 << 16).startswith(b"HTTP/1.0 200")
+    while serving() > FEW.unauthenticated_max:  # those that were hung up on end by themselves
+        time.sleep(0.01)
+    for deaf in held:
+        deaf.close()
+    endpoint.close()
+
+
+def serving() -> int:
+    """How many threads serve requests."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_the_limits_are_options_of_the_job() -> None:
+    texts = {
+        "headgate.listener.handshake-timeout": "2 s",
+        "headgate.listener.unauthenticated-max": "7",
+        "headgate.listener.connections-max": "70",
+    }
+    assert ListenerLimits.of(Options(texts)) == ListenerLimits(2000, 7, 70)
+    assert ListenerLimits.of(Options()) == ListenerLimits()
+
+
+def test_a_connection_that_left_makes_room() -> None:
+    closed: list[int] = []
+    admission = Admission(ListenerLimits(unauthenticated_max=2), "test")
+    for number in range(10):
+        admission.enter(number, lambda number=number: closed.append(number))
+        admission.leave(number)
+    assert not closed
+    for number in range(3):
+        admission.enter(number, lambda number=number: closed.append(number))
+    admission.authenticate(0)  # too late
+    assert closed == [0]
+    assert admission.turned_away == 1
