@@ -16,6 +16,7 @@
     │   ├── FencedError       a newer coordinator owns the job; this one must stop
     │   └── MissingFileError  a state file is not there
     ├── StateError          a snapshot cannot be restored into this job
+    │   └── CorruptError      what is stored is not what was written
     ├── ExchangeError       a channel broke, or a frame was lost or repeated
     └── InternalError       a promise of headgate itself was broken: our bug
 
@@ -149,6 +150,10 @@ class MissingFileError(StorageError):
 
 class StateError(HeadgateError):
     """A snapshot cannot be restored into this job."""
+
+
+class CorruptError(StateError):
+    """What is stored is not what was written: trying again gives the same bytes."""
 
 
 class ExchangeError(HeadgateError):

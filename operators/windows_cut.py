@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ..errors import StateError
+from ..errors import CorruptError, StateError
 from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import (
     KEY_GROUP_COLUMN,
@@ -203,7 +203,7 @@ def _decode(one: RestoredFiles) -> WindowsMeta:
     try:
         meta = msgspec.msgpack.decode(one.meta, type=WindowsMeta)
     except msgspec.MsgspecError as error:
-        raise StateError(f"the list of window files is damaged reason=`{error}`") from error
+        raise CorruptError(f"the list of window files is damaged reason=`{error}`") from error
     if meta.version != META_VERSION:
         raise StateError(
             f"the list of window files has a format this version does not know "

@@ -22,6 +22,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from .sealed import Record
+
 KEY_GROUP_COLUMN = "key_group"
 DELETED_COLUMN = "deleted"
 """In a delta only: true in the rows of keys that are gone (their value columns mean nothing)."""
@@ -151,7 +153,7 @@ HINT: Final = "hint"
 """The kind of items that every subtask gets back, and that nobody misses if they are lost."""
 
 
-class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
+class StateInfo(Record, frozen=True, kw_only=True):
     """What a state is, as the operator declares it: for inspection, checks and evolution.
 
     `schema` is the Arrow IPC message of the schema of its canonical table (None: items, or not known
@@ -188,7 +190,7 @@ def state_info(
     )
 
 
-class ChannelAddress(msgspec.Struct, frozen=True, kw_only=True):
+class ChannelAddress(Record, frozen=True, kw_only=True):
     """A channel between two subtasks, in words that outlive the attempt.
 
     Attributes:
@@ -213,7 +215,11 @@ class ChannelAddress(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, sender=0, receiver=0)
 
 
-class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
+HANDLE_KINDS: Final = frozenset({"table", "delta", "items", "file", "meta", "input", "output"})
+"""What `StateHandle.kind` may be."""
+
+
+class StateHandle(Record, frozen=True, kw_only=True):
     """Where one piece of state of one subtask lies: inline in the manifest, or in a file.
 
     `file` is relative to the root of the job's storage, or of the savepoint. `checksum` is xxh3-64 of
@@ -248,7 +254,7 @@ class StateHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where the piece begins in its file; only records on their way share one."""
 
 
-class OperatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorSnapshot(Record, frozen=True, kw_only=True):
     """All state of one operator subtask in one checkpoint."""
 
     operator: str

@@ -25,6 +25,7 @@ import pyarrow.fs as pafs
 
 from ...errors import StateError, StorageError, UsageError
 from ...operators.source import SourceRun, SourceStorage
+from ...state.sealed import Record, SealedFormat
 from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
 from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
@@ -36,7 +37,7 @@ _RECORD: Final = "result.json"
 _LOCAL_DIRS: Final = "io.tmp.dirs"
 
 
-class ResultFile(msgspec.Struct, frozen=True):
+class ResultFile(Record, frozen=True):
     """A Parquet file: its name below the directory of the result, and its rows by row group."""
 
     name: str
@@ -45,7 +46,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     rows: list[int]
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(Record, frozen=True):
     """The record of a result; `query` is for people who look into it."""
 
     query: str
@@ -74,6 +75,9 @@ class Result(msgspec.Struct, frozen=True):
             for index, rows in enumerate(file.rows)
             if rows
         ]
+
+
+_FORMAT: Final = SealedFormat[Result]("record of the result of a Spark query", Result)
 
 
 class ResultFiles(FileSource):
@@ -131,7 +135,7 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
     name = f"{run.run}-{plan.fingerprint()}"
     found = await storage.read(f"{name}/{_RECORD}")
     if found is not None:
-        result = msgspec.json.decode(found, type=Result)
+        result = _FORMAT.decode(found, f"{name}/{_RECORD}", storage.address)
         if await asyncio.to_thread(_all_there, result, f"{storage.address}/{name}", run.options):
             run.announce(f"takes the result that Spark made before ({result.rows:,} rows)")
             return result, name
@@ -146,11 +150,11 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
         with contextlib.suppress(StorageError):  # why it failed is what counts
             await _delete_below(storage, f"{attempt}/")
         raise
-    ours = msgspec.json.encode(made)
+    ours = _FORMAT.encode(made)
     record = await storage.create_if_absent(f"{name}/{_RECORD}", ours)
     if record != ours:
         await _delete_below(storage, f"{attempt}/")
-    result = msgspec.json.decode(record, type=Result)
+    result = _FORMAT.decode(record, f"{name}/{_RECORD}", storage.address)
     run.announce(f"Spark is done: {result.rows:,} rows in {len(result.files):,} files")
     return result, name
 

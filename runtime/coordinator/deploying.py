@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import traceback
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import msgspec
 
@@ -181,10 +182,13 @@ class Deploying(State):
         return deploying()
 
 
+_UNREADABLE: Final = (FailureKind.STATE, FailureKind.CORRUPT)
+
+
 def fallback_of(job: JobContext, failure: Failure) -> str | None:
     """If state could not be read, and an older checkpoint may be restored instead: says so."""
     restored, allowed = job.restored, job.options.get(RESTORE_FALLBACK)
-    if failure.kind is not FailureKind.STATE or restored is None or not allowed:
+    if failure.kind not in _UNREADABLE or restored is None or not allowed:
         return None
     if job.log is None or not restored.own:
         return None

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 import xxhash
 
-from ...errors import StateError
+from ...errors import CorruptError, StateError
 from ...state.keygroups import KeyGroupRange, key_group_range
-from ...state.snapshot import OperatorSnapshot, Redistribution, StateHandle, StateInfo
+from ...state.snapshot import HANDLE_KINDS, OperatorSnapshot, Redistribution, StateHandle, StateInfo
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.manifest import Manifest, ManifestOperator
 from ..protocol.redistribution import broadcast, spread_splits
@@ -36,6 +36,7 @@ def check_restorable(manifest: Manifest, plan: PhysicalPlan, *, allow_non_restor
             fix=f"set pipeline.max-parallelism to {manifest.max_parallelism}, or to nothing: it is then "
             f"taken from the checkpoint; or start fresh",
         )
+    check_whole(manifest)
     unclaimed = unclaimed_states(manifest, declared_states(plan))
     if unclaimed and not allow_non_restored:
         operators = sorted({text.rpartition(".")[0] for text in unclaimed})
@@ -45,6 +46,34 @@ def check_restorable(manifest: Manifest, plan: PhysicalPlan, *, allow_non_restor
             fix="give the operator its old name back, or drop the state with "
             "--allow-non-restored-state, or start with --fresh",
         )
+
+
+def check_whole(manifest: Manifest) -> None:
+    """Raise CorruptError unless `manifest` has the pieces that a checkpoint has, each of a known kind."""
+    for operator in manifest.operators:
+        found = sorted(subtask.subtask for subtask in operator.subtasks)
+        if found != list(range(operator.parallelism)):
+            raise _not_whole(
+                manifest,
+                f"an operator of parallelism {operator.parallelism} has the subtasks {found}",
+                operator.name,
+            )
+        for subtask in operator.subtasks:
+            for snapshot in subtask.snapshots:
+                if snapshot.operator != operator.name:
+                    text = f"subtask {subtask.subtask} has state of `{snapshot.operator}`"
+                    raise _not_whole(manifest, text, operator.name)
+                for handle in snapshot.handles:
+                    if handle.kind not in HANDLE_KINDS:
+                        text = f"state `{handle.state}` is of the unknown kind `{handle.kind}`"
+                        raise _not_whole(manifest, text, operator.name)
+
+
+def _not_whole(manifest: Manifest, text: str, operator: str) -> CorruptError:
+    return CorruptError(
+        f"the manifest of checkpoint {manifest.checkpoint_id} cannot be true: {text} operator=`{operator}`",
+        fix="restore an older checkpoint or a savepoint; was the manifest made by another program?",
+    )
 
 
 def continues(manifest: Manifest, plan: PhysicalPlan) -> bool:

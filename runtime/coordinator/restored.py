@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from ...errors import MissingFileError, StateError, UsageError
+from ...errors import CorruptError, MissingFileError, StateError, UsageError
 from ...state.snapshot import StateHandle
 from ..checkpoint_options import (
     RESTORE_FALLBACK,
@@ -113,11 +113,11 @@ def reader_of(store: CheckpointStore | None) -> ReadHandle:
 
 def _unreadable(
     text: str, operator: str, handle: StateHandle, store: CheckpointStore | None
-) -> StateError:
+) -> CorruptError:
     place = "the manifest of the checkpoint"
     if handle.file is not None and store is not None:
         place = f"{store.describe()}: {handle.file}"
-    return StateError(
+    return CorruptError(
         f"{text} operator=`{operator}` state=`{handle.state}`",
         where=place,
         fix=f"restore an older checkpoint (--from DIR@ID, or {RESTORE_FALLBACK.key}), or a savepoint",

@@ -1,6 +1,7 @@
 """State files as Parquet, read in part: row groups of some key groups, and some columns.
 
-What is read is verified: the footer by the checksum in its handle, each page by its own.
+What is read is verified: the footer by the checksum in its handle, each row group by its checksum in the
+footer.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from ...errors import MissingFileError, StateError
+from ...errors import CorruptError, MissingFileError, StateError
 from ...state.snapshot import StateHandle
 from ..storage.base import CheckpointStore
 from ..storage.local import LocalStore
 from ..storage.open_store import open_store_at
+from ..task.parquet_files import row_group_extent, verify_row_group
 
 T = TypeVar("T")
 
@@ -118,6 +120,19 @@ class OpenStore:
                     raise
                 raise self._corrupt(handle, error) from error
 
+    def verify_row_group(self, handle: StateHandle, file: pq.ParquetFile, group: int) -> None:
+        """Compare the checksum of a row group of a table's file. Raises CorruptError if it differs."""
+        if handle.inline is not None:
+            return
+        assert handle.file is not None
+        start, end = row_group_extent(file.metadata, group)
+        with self._found(handle):
+            data = self.run(self.store.read_range(handle.file, start, end - start))
+        try:
+            verify_row_group(file.metadata, group, data)
+        except OSError as error:
+            raise self._corrupt(handle, error) from error
+
     @property
     def _is_local(self) -> bool:
         return isinstance(self.store, LocalStore)
@@ -158,8 +173,8 @@ class OpenStore:
                 fix="a checkpoint goes when newer ones are complete: read again, or take a savepoint",
             ) from error
 
-    def _corrupt(self, handle: StateHandle, reason: object) -> StateError:
-        return StateError(
+    def _corrupt(self, handle: StateHandle, reason: object) -> CorruptError:
+        return CorruptError(
             f"a file of state `{handle.state}` is corrupt file=`{handle.file}` reason=`{reason}`",
             where=self.store.describe(),
             fix="read another checkpoint or savepoint",

@@ -92,6 +92,7 @@ def _one_file(
         for number, inside in _row_groups(file, groups):
             names = _stored(file, wanted if inside else (KEY_GROUP_COLUMN, *wanted))
             note(handle.file or "", 1, names)
+            opened.verify_row_group(handle, file, number)
             table = file.read_row_group(number, columns=list(names), use_threads=False)
             yield table if inside else own_rows(table, groups)
 

@@ -7,6 +7,7 @@ from enum import Enum, unique
 from ...errors import (
     BadRecordError,
     ClusterError,
+    CorruptError,
     DataError,
     ExchangeError,
     FencedError,
@@ -89,6 +90,7 @@ class FailureKind(Enum):
     POISON = "poison", "the same record failed the job again and again", False, _DATA
     EXCHANGE = "exchange", "a channel between subtasks broke", True, _RESOURCE
     STORAGE = "storage", "the checkpoint store or a file system refused or broke", True, _RESOURCE
+    CORRUPT = "corrupt", "what is stored is not what was written", False, _RESOURCE
     STATE = "state", "the snapshot cannot be restored into this job", False, _USER
     USAGE = "usage", "the job is wrong as written", False, _USER
     CLUSTER = "cluster", "the cluster gave no worker", True, _RESOURCE
@@ -141,6 +143,7 @@ _KINDS: tuple[tuple[type[HeadgateError], FailureKind], ...] = (
     (ExchangeError, FailureKind.EXCHANGE),
     (FencedError, FailureKind.SUPERSEDED),
     (StorageError, FailureKind.STORAGE),
+    (CorruptError, FailureKind.CORRUPT),
     (StateError, FailureKind.STATE),
     (UsageError, FailureKind.USAGE),
 )

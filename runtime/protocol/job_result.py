@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
 from ...errors import HeadgateError, JobError, ManifestErrors
+from ...state.sealed import Record
 
 TEXT_MAX = 20_000
 """Characters of each text that are kept."""
@@ -19,7 +18,7 @@ _TYPES: dict[str, type[HeadgateError]] = {
 }
 
 
-class JobFailure(msgspec.Struct, frozen=True, kw_only=True):
+class JobFailure(Record, frozen=True, kw_only=True):
     """What a job failed of. Only text: who reads a log must not make objects of a user's own types."""
 
     kind: str

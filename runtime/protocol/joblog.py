@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
-import msgspec
-
-from ...errors import StorageError, check
+from ...errors import CorruptError, check
+from ...state.sealed import Record, SealedFormat
 from .job_result import JobFailure
 from .manifest import Manifest
 
@@ -40,7 +39,7 @@ class JobStatus(enum.Enum):
     FAILED = "FAILED"
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+class Deployment(Record, frozen=True, kw_only=True):
     """What runs: enough for another coordinator to find it, and to see that nothing else does."""
 
     attempt: int
@@ -56,7 +55,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Some of its regions have restarted since, as other attempts, perhaps on other workers."""
 
 
-class GenerationStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+class GenerationStarted(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """A coordinator took over. Entries of older generations cannot follow."""
 
     generation: int
@@ -75,7 +74,7 @@ class GenerationStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="en
     """Address of the savepoint, or checkpoint, that the run begins with."""
 
 
-class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """A checkpoint is durable: the moment at which its commits are allowed."""
 
     generation: int
@@ -93,7 +92,7 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="
     """What ran, again: the entry that said so may have been trimmed."""
 
 
-class AttemptDeployed(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+class AttemptDeployed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """All subtasks of an attempt are ready; none was told to begin before this entry is there."""
 
     generation: int
@@ -101,7 +100,7 @@ class AttemptDeployed(msgspec.Struct, frozen=True, kw_only=True, tag_field="entr
     deployment: Deployment
 
 
-class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=True):
+class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """The job is over. A later generation may start it again."""
 
     generation: int
@@ -121,7 +120,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag
 LogEntry: TypeAlias = GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
 
 
-class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRecord(Record, frozen=True, kw_only=True):
     """Claims a generation (create-if-absent), then says where its owner trimmed the log to.
 
     Only its owner replaces it, and `head` only grows.
@@ -139,38 +138,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The run it was claimed for; empty: not told."""
 
 
-_entry_decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(
-    GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
-)
-_record_decoder = msgspec.json.Decoder(GenerationRecord)
-
-
-def encode(record: LogEntry | GenerationRecord) -> bytes:
-    """The record as JSON; equal records give equal bytes."""
-    return msgspec.json.encode(record)
-
-
-def decode_entry(data: bytes, name: str) -> LogEntry:
-    """Read a log entry; `name` is only for the error."""
-    try:
-        return _entry_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise _unreadable("job log entry", name, error) from error
-
-
-def decode_record(data: bytes, name: str) -> GenerationRecord:
-    """Read a generation record; `name` is only for the error."""
-    try:
-        return _record_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise _unreadable("generation record", name, error) from error
-
-
-def _unreadable(what: str, name: str, error: Exception) -> StorageError:
-    return StorageError(
-        f"cannot read a {what} name=`{name}` cause=`{error}`",
-        fix="was it written by a newer version of headgate, or changed by hand?",
-    )
+ENTRIES: Final[SealedFormat[LogEntry]] = SealedFormat("job log entry", LogEntry)
+RECORDS: Final = SealedFormat[GenerationRecord]("generation record", GenerationRecord)
 
 
 @final
@@ -280,7 +249,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
     """The view with the entry behind its tail added.
 
     Raises:
-        StorageError: the entry cannot follow: somebody else than headgate wrote or removed records.
+        CorruptError: the entry cannot follow: something other than headgate wrote or removed records.
     """
     sequence = view.tail + 1
     known = view.tail >= view.head
@@ -339,7 +308,7 @@ def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
     elif isinstance(entry, CheckpointCompleted) and entry.checkpoint_id <= view.last_checkpoint_id:
         problem = "checkpoint ids do not grow"
     if problem:
-        raise StorageError(
+        raise CorruptError(
             f"the job log is damaged: {problem} sequence=`{sequence}` "
             f"generation=`{entry.generation}` writer=`{entry.writer}`",
             fix="do two jobs share one checkpoint directory? each needs its own name",

@@ -1,7 +1,7 @@
 """The manifest of a completed checkpoint: which state of which subtask lies where.
 
-It is part of the job log entry that completes the checkpoint, as JSON (byte strings in base64).
-Unknown fields are ignored on reading, so that a newer minor version may add some.
+It is part of the job log entry that completes the checkpoint, as sealed JSON (`state/sealed.py`; byte
+strings in base64).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
+from ...state.sealed import Record
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from . import names
 
 
-class ManifestSubtask(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestSubtask(Record, frozen=True, kw_only=True):
     """What one subtask handed over for one operator."""
 
     subtask: int
@@ -24,7 +23,7 @@ class ManifestSubtask(msgspec.Struct, frozen=True, kw_only=True):
     """True if the subtask had seen the end of its data: after a restore it does not run again."""
 
 
-class ManifestOperator(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestOperator(Record, frozen=True, kw_only=True):
     """One operator with all its subtasks; chains may be cut otherwise in another run."""
 
     name: str
@@ -32,7 +31,7 @@ class ManifestOperator(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: tuple[ManifestSubtask, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(Record, frozen=True, kw_only=True):
     """Everything needed to restore a job from one checkpoint."""
 
     checkpoint_id: int

@@ -1,22 +1,21 @@
-"""The metadata of a savepoint: one JSON object, written last, by which the savepoint exists.
+"""The metadata of a savepoint: one sealed JSON object, written last, by which the savepoint exists.
 
 Names of files in it are relative to the savepoint's directory, so that the directory can be copied
-anywhere. Unknown fields are ignored on reading, so that a newer minor version may add some.
+anywhere.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import version
-
-import msgspec
+from typing import Final
 
 from ...errors import StateError
+from ...state.sealed import FORMAT_VERSION, Record, SealedFormat
 from ..protocol.manifest import Manifest
+from ..protocol.names import SAVEPOINT_METADATA
 
-FORMAT_VERSION = 1
 
-
-class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
+class Savepoint(Record, frozen=True, kw_only=True):
     """What a savepoint says of itself."""
 
     format_version: int = FORMAT_VERSION
@@ -27,6 +26,9 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     native: bool = False
     """True if its files are those of the state backend; else all state is in tables and items."""
     manifest: Manifest
+
+
+_FORMAT: Final = SealedFormat[Savepoint]("savepoint's metadata", Savepoint)
 
 
 def savepoint_of(manifest: Manifest, job: str, *, native: bool) -> Savepoint:
@@ -41,24 +43,18 @@ def savepoint_of(manifest: Manifest, job: str, *, native: bool) -> Savepoint:
 
 
 def encode(savepoint: Savepoint) -> bytes:
-    """As JSON; equal savepoints give equal bytes."""
-    return msgspec.json.encode(savepoint)
+    """As sealed JSON; equal savepoints give equal bytes."""
+    return _FORMAT.encode(savepoint)
 
 
 def decode(data: bytes, where: str) -> Savepoint:
-    """Read the metadata of a savepoint; `where` is its address, for errors.
+    """Read the metadata of a savepoint; `where` is the address of its directory, for errors.
 
     Raises:
-        StateError: it cannot be read, or is of a newer format.
+        CorruptError: the bytes are not those that were written.
+        StateError: it is of a newer format.
     """
-    try:
-        savepoint = msgspec.json.decode(data, type=Savepoint)
-    except msgspec.MsgspecError as error:
-        raise StateError(
-            f"the metadata of the savepoint cannot be read cause=`{error}`",
-            where=where,
-            fix="was it changed by hand, or copied in part? take another savepoint",
-        ) from error
+    savepoint = _FORMAT.decode(data, SAVEPOINT_METADATA, where)
     if savepoint.format_version > FORMAT_VERSION:
         raise StateError(
             f"the savepoint is of a newer format format=`{savepoint.format_version}` "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...errors import FencedError, StorageError, check
+from ...errors import CorruptError, FencedError, StorageError, check
 from ...operators.clock import Clock
 from ..protocol import joblog, names
 from ..protocol.job_result import JobFailure
@@ -108,7 +108,7 @@ class JobLog:
         for generation in wanted if run else ():
             name = names.generation_record(generation)
             data = await self._store.read(name)
-            if data is not None and joblog.decode_record(data, name).run == run:
+            if data is not None and self._record(data, generation).run == run:
                 return generation
         return 0
 
@@ -225,7 +225,7 @@ class JobLog:
             self._check_leader()
             name = names.log_entry(self._view.tail + 1)
             data = await self._store.read(name)
-            entry = None if data is None else joblog.decode_entry(data, name)
+            entry = None if data is None else self._entry(data, name)
             if entry is not None and entry.writer != self._writer:
                 raise self._fence(entry.generation, entry.writer)
 
@@ -311,8 +311,8 @@ class JobLog:
 
     async def _try_append(self, entry: LogEntry) -> joblog.AppendDecision:
         name = names.log_entry(self._view.tail + 1)
-        result = await self._store.create_if_absent(name, joblog.encode(entry))
-        existing = joblog.decode_entry(result.data, name) if isinstance(result, Existed) else None
+        result = await self._store.create_if_absent(name, joblog.ENTRIES.encode(entry))
+        existing = self._entry(result.data, name) if isinstance(result, Existed) else None
         return joblog.decide_append(self._view, entry, existing)
 
     async def _append_start(
@@ -347,7 +347,7 @@ class JobLog:
             generation = await self._last_generation() + 1
             name = names.generation_record(generation)
             record = GenerationRecord(generation=generation, writer=self._writer, run=self._run)
-            result = await self._store.create_if_absent(name, joblog.encode(record))
+            result = await self._store.create_if_absent(name, joblog.RECORDS.encode(record))
             if isinstance(result, Created):
                 self._last_claimed = generation
                 return generation
@@ -357,7 +357,7 @@ class JobLog:
         for sequence in range(head.swept, head.sequence):
             name = names.log_entry(sequence)
             data = await self._store.read(name)
-            entry = None if data is None else joblog.decode_entry(data, name)
+            entry = None if data is None else self._entry(data, name)
             if isinstance(entry, CheckpointCompleted):
                 inherited.append(Doomed(sequence, entry.manifest))
             elif isinstance(entry, AttemptDeployed | JobEnded):
@@ -382,12 +382,12 @@ class JobLog:
                 data = await self._store.read(name)
                 if data is None:
                     break
-                view = joblog.fold(view, joblog.decode_entry(data, name))
+                view = joblog.fold(view, self._entry(data, name))
             head = await self._read_head()
             if not joblog.reader_was_overtaken(view, head):
                 self._check_claimed(view)
                 return view, head
-        raise StorageError(
+        raise CorruptError(
             f"the job log is damaged: its first entry is missing "
             f"name=`{names.log_entry(head.sequence)}`",
             where=self._store.describe(),
@@ -397,7 +397,7 @@ class JobLog:
 
     def _check_claimed(self, view: LogView) -> None:
         if view.generation > self._last_claimed:
-            raise StorageError(
+            raise CorruptError(
                 f"the job log is damaged: a generation was never claimed "
                 f"name=`{names.generation_record(view.generation)}`",
                 where=self._store.describe(),
@@ -410,12 +410,12 @@ class JobLog:
             name = names.generation_record(generation)
             data = await self._store.read(name)
             if data is None:
-                raise StorageError(
+                raise CorruptError(
                     f"the job log is damaged: a generation record is missing name=`{name}`",
                     where=self._store.describe(),
                     fix="were objects deleted by hand or by a lifecycle rule? restore them",
                 )
-            record = joblog.decode_record(data, name)
+            record = self._record(data, generation)
             head = joblog.merge_head(head, record)
             if not joblog.older_heads_matter(record):
                 break
@@ -436,6 +436,21 @@ class JobLog:
         self._last_claimed = present
         return present
 
+    def _entry(self, data: bytes, name: str) -> LogEntry:
+        return joblog.ENTRIES.decode(data, name, self._store.describe())
+
+    def _record(self, data: bytes, generation: int) -> GenerationRecord:
+        name = names.generation_record(generation)
+        record = joblog.RECORDS.decode(data, name, self._store.describe())
+        if record.generation != generation:
+            raise CorruptError(
+                f"the job log is damaged: a generation record is another one's name=`{name}` "
+                f"found=`{record.generation}`",
+                where=self._store.describe(),
+                fix="were objects copied or renamed by hand? restore them",
+            )
+        return record
+
     async def _is_claimed(self, generation: int) -> bool:
         return await self._store.read(names.generation_record(generation)) is not None
 
@@ -451,7 +466,7 @@ class JobLog:
             run=self._run,
         )
         name = names.generation_record(self._generation)
-        await self._store.put(name, joblog.encode(record))
+        await self._store.put(name, joblog.RECORDS.encode(record))
 
     def _check_leader(self) -> None:
         self._check_not_fenced()

@@ -1,8 +1,10 @@
 """Tables of state as Parquet: written piece by piece, read whole or only where the own key groups lie.
 
 Rows are sorted by key group, so the statistics of that column say which row groups a range of key groups
-needs. Pages carry checksums of their own and the footer one in the handle: what is read in part is
-verified too. No dictionaries: keys and aggregates repeat little, and trying takes twice the time.
+needs. What is read in part is verified too: the checksum of the footer is in the handle, and the footer has
+one of each row group. (The checksums that Parquet has for pages do not cover the headers of the pages, and
+a flipped bit there can change values.) No dictionaries: keys and aggregates repeat little, and trying takes
+twice the time.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ SPILL_BYTES: Final = 8 << 20
 """What becomes larger than this is written to a local file instead of memory."""
 ARROW_TAIL_BYTES: Final = 65_536
 """Arrow looks for the footer in this much of the end of a file."""
+ROW_GROUP_CHECKSUMS: Final = b"headgate.row-groups"
+"""In the metadata of the footer: xxh3-64 of the bytes of each row group, in hex, separated by commas."""
 FOOTER_END_BYTES: Final = 8
 """At the end of each Parquet file: the length of its footer, and four letters."""
 
@@ -55,6 +59,7 @@ class _Spill(io.RawIOBase):
         self._file: Any = None
         self._path: Path | None = None
         self._hash = xxhash.xxh3_64()
+        self._piece = xxhash.xxh3_64()
         self._given_up = False
         self.size = 0
 
@@ -66,6 +71,7 @@ class _Spill(io.RawIOBase):
         if self._given_up:
             return view.nbytes
         self._hash.update(view)
+        self._piece.update(view)
         self.size += view.nbytes
         if self._file is None and self.size > SPILL_BYTES:
             self._path = self._path_for_large()
@@ -77,6 +83,11 @@ class _Spill(io.RawIOBase):
 
     def tell(self) -> int:
         return self.size
+
+    def end_piece(self) -> str:
+        """The checksum of what was written since the last call."""
+        piece, self._piece = self._piece, xxhash.xxh3_64()
+        return piece.hexdigest()
 
     def finish(self) -> tuple[bytes | Path, str]:
         """The bytes, or where they are; and their checksum."""
@@ -112,6 +123,7 @@ def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
     schema = pa.schema([])
     first = last = -1
     rows = 0
+    checksums: list[str] = []
     for table in tables:
         if not table.num_rows:
             continue
@@ -122,12 +134,17 @@ def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
         if writer is None:
             schema = storable_schema(table.schema)
             writer = _writer(sink, schema)
+            sink.end_piece()  # what is in front of the first row group
         if table.schema != schema:
             table = table.cast(schema)
         row_bytes = max(1, table.nbytes // table.num_rows)
-        writer.write_table(table, min(ROW_GROUP_ROWS, max(1, ROW_GROUP_BYTES // row_bytes)))
+        group_rows = min(ROW_GROUP_ROWS, max(1, ROW_GROUP_BYTES // row_bytes))
+        for start in range(0, table.num_rows, group_rows):
+            writer.write_table(table.slice(start, group_rows), group_rows)
+            checksums.append(sink.end_piece())
     if writer is None:
         return None
+    writer.add_key_value_metadata({ROW_GROUP_CHECKSUMS: ",".join(checksums).encode()})
     writer.close()
     data, checksum = sink.finish()
     return EncodedTable(data, sink.size, checksum, rows, first, last, _footer(data))
@@ -225,21 +242,48 @@ class PartialFile:
 
     def needed(self) -> tuple[int, int]:
         """Start and length of the bytes to `add`; row groups lie one behind the other."""
-        chunks = [
-            self._file.metadata.row_group(group).column(column)
-            for group in self._groups
-            for column in range(self._file.metadata.num_columns)
-        ]
-        if not chunks:
+        extents = [row_group_extent(self._file.metadata, group) for group in self._groups]
+        if not extents:
             return 0, 0
-        start = min(chunk.data_page_offset for chunk in chunks)
-        end = max(chunk.data_page_offset + chunk.total_compressed_size for chunk in chunks)
-        return start, end - start
+        start = min(start for start, _ in extents)
+        return start, max(end for _, end in extents) - start
 
     def read(self, start: int, data: bytes) -> pa.Table:
-        """The own rows, given the bytes that are `needed`. Blocking."""
+        """The own rows, given the bytes that are `needed`. Blocking.
+
+        Raises:
+            OSError: a row group is not the one that was written.
+        """
+        for group in self._groups:
+            first, end = row_group_extent(self._file.metadata, group)
+            verify_row_group(self._file.metadata, group, data[first - start : end - start])
         self._pieces.add(start, data)
         return own_rows(self._file.read_row_groups(self._groups, use_threads=False), self._own)
+
+
+def row_group_extent(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
+    """Where the bytes of a row group begin and end in the file."""
+    found = metadata.row_group(group)
+    chunks = [found.column(column) for column in range(found.num_columns)]
+    return (
+        min(chunk.data_page_offset for chunk in chunks),
+        max(chunk.data_page_offset + chunk.total_compressed_size for chunk in chunks),
+    )
+
+
+def verify_row_group(metadata: pq.FileMetaData, group: int, data: bytes | memoryview) -> None:
+    """Compare the bytes of a row group with the checksum in the footer; older files have none.
+
+    Raises:
+        OSError: they are not the ones that were written.
+    """
+    written = (metadata.metadata or {}).get(ROW_GROUP_CHECKSUMS)
+    if written is None:
+        return
+    expected = written.decode().split(",")[group]
+    checksum = xxhash.xxh3_64_hexdigest(data)
+    if checksum != expected:
+        raise OSError(f"row group {group} expected_checksum=`{expected}` checksum=`{checksum}`")
 
 
 class _Pieces(io.RawIOBase):

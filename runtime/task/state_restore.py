@@ -2,7 +2,7 @@
 
 A subtask that owns all key groups of a file reads it whole and compares its checksum. One that owns a
 part (after a change of parallelism) reads the footer, then the row groups it needs: the footer's checksum
-is in the handle, and each page has one of its own.
+is in the handle, and those of the row groups are in the footer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from ...errors import MissingFileError, StateError, StorageError
+from ...errors import CorruptError, MissingFileError, StorageError
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import OperatorSnapshot, RestoredFiles, RestoredState, StateHandle
 from ..protocol import names
@@ -87,7 +87,7 @@ class StateReader:
         """The state of one operator, from what possibly several old subtasks had.
 
         Raises:
-            StateError: a file is missing, or its bytes are not the ones that were written.
+            CorruptError: a file is missing, or its bytes are not the ones that were written.
             StorageError: the store does not answer.
         """
         parts = await all_of([self._load_part(operator, i, s) for i, s in enumerate(snapshots)])
@@ -138,7 +138,7 @@ class StateReader:
         """The pieces of records on their way, in order.
 
         Raises:
-            StateError: one is missing, or its bytes are not the ones that were written.
+            CorruptError: one is missing, or its bytes are not the ones that were written.
             StorageError: the store does not answer.
         """
         found = await all_of([self._read(_target(handle), 0, handle) for handle in handles])
@@ -160,7 +160,7 @@ class StateReader:
                 content = await self._content(operator, number, handle)
             except MissingFileError as error:
                 self._fail("is missing", operator, handle, error)
-            except (OSError, pa.ArrowInvalid) as error:
+            except (OSError, pa.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise self._refused(operator, handle, error) from error
                 self._fail("is corrupt", operator, handle, error)  # so says the Parquet reader
@@ -284,7 +284,7 @@ class StateReader:
         if handle.file is not None and self._store is not None:
             place = f"{self._store.describe()}: {handle.file}"
         detail = cause.message if isinstance(cause, MissingFileError) else cause
-        raise StateError(
+        raise CorruptError(
             f"state {what} operator=`{operator}` state=`{handle.state}` subtask=`{self._subtask}` "
             f"kind=`{handle.kind}`: {detail}",
             where=place,

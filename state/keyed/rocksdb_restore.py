@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from rocksdict import Rdict
 
-from ...errors import StateError
+from ...errors import CorruptError, StateError
 from ..evolution import check_compatible
 from ..keygroups import KeyGroupRange
 from ..snapshot import RestoredFiles, RestoredState, StateInfo
@@ -101,7 +101,7 @@ def _decoded(data: bytes) -> DatabaseMeta:
     try:
         meta = msgspec.msgpack.decode(data, type=DatabaseMeta)
     except msgspec.MsgspecError as error:
-        raise StateError(f"the list of files of a RocksDB is damaged reason=`{error}`") from error
+        raise CorruptError(f"the list of files of a RocksDB is damaged reason=`{error}`") from error
     if meta.version != META_VERSION:
         raise StateError(
             f"the list of files of a RocksDB has a format this version does not know "

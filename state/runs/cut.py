@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StateError, StorageError
+from ...errors import CorruptError, StateError, StorageError
 from ..hashing import Hashes, key_group_of, key_groups_of
 from ..snapshot import (
     KEY_GROUP_COLUMN,
@@ -170,7 +170,7 @@ class RunRestorer:
         try:
             meta = msgspec.msgpack.decode(one.meta, type=RunsMeta)
         except msgspec.MsgspecError as error:
-            raise StateError(f"the list of run files is damaged reason=`{error}`") from error
+            raise CorruptError(f"the list of run files is damaged reason=`{error}`") from error
         if meta.version != META_VERSION:
             raise StateError(
                 f"the list of run files has a format this version does not know "

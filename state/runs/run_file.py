@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ...errors import StateError, StorageError
+from ...errors import CorruptError, StateError, StorageError
 from .file_pool import FilePool
 from .layout import PackedRows, Records, RowLayout
 
@@ -259,7 +259,7 @@ def _as_bytes(records: Records) -> npt.NDArray[np.uint8]:
     return flat
 
 
-def unreadable(path: Path, error: OSError) -> StateError | StorageError:
+def unreadable(path: Path, error: OSError) -> CorruptError | StorageError:
     """The error of a run file that the system does not let us read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, str(error))
@@ -270,6 +270,6 @@ def unreadable(path: Path, error: OSError) -> StateError | StorageError:
     )
 
 
-def damaged(path: Path, reason: str) -> StateError:
+def damaged(path: Path, reason: str) -> CorruptError:
     """The error of a run file that is not what it was."""
-    return StateError(f"a run file is damaged file=`{path}` reason=`{reason}`", fix=_FIX)
+    return CorruptError(f"a run file is damaged file=`{path}` reason=`{reason}`", fix=_FIX)

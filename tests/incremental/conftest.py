@@ -87,7 +87,7 @@ class Call:
         """The log entry that the call writes; None if it is none."""
         if self.verb != "create_if_absent" or self.name.startswith("log/generation/"):
             return None
-        return joblog.decode_entry(self.data, self.name) if self.name.startswith("log/") else None
+        return joblog.ENTRIES.decode(self.data, self.name) if self.name.startswith("log/") else None
 
 
 @dataclass
@@ -230,7 +230,7 @@ class Disk:
 
     def put(self, call: Call) -> None:
         """A record was replaced: where the log begins now."""
-        record = joblog.decode_record(call.data, call.name)
+        record = joblog.RECORDS.decode(call.data, call.name)
         self.heads[record.generation] = record.head
 
     def deleted(self, call: Call) -> None:

@@ -15,6 +15,7 @@ from headgate.runtime.protocol.adoption import (
     refusal_by_log,
 )
 from headgate.runtime.protocol.joblog import (
+    ENTRIES,
     AttemptDeployed,
     CheckpointCompleted,
     Deployment,
@@ -23,8 +24,6 @@ from headgate.runtime.protocol.joblog import (
     JobStatus,
     LogView,
     apply_trim,
-    decode_entry,
-    encode,
     fold,
 )
 from headgate.runtime.protocol.manifest import Manifest
@@ -71,7 +70,7 @@ def completed(id_: int, **changes: Any) -> CheckpointCompleted:
 def view_of(*entries: Any) -> LogView:
     view = LogView()
     for entry in entries:
-        view = fold(view, decode_entry(encode(entry), "entry"))
+        view = fold(view, ENTRIES.decode(ENTRIES.encode(entry), "entry"))
     return view
 
 

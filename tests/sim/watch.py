@@ -75,7 +75,7 @@ class Watch:
             self._world.violated(f"deleted, though the newest checkpoint needs it: {name}")
 
     def _logged(self, name: str) -> None:
-        entry = joblog.decode_entry(self.storage.roots[JOB_ROOT][name], name)
+        entry = joblog.ENTRIES.decode(self.storage.roots[JOB_ROOT][name], name)
         if isinstance(entry, GenerationStarted):
             if self._ended is not None and self._ended.run != entry.run:
                 self._ended = None  # one of the same run only tidies up

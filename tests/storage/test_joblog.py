@@ -8,8 +8,9 @@ import itertools
 
 import msgspec
 import pytest
+import xxhash
 
-from headgate.errors import FencedError, InternalError, StorageError
+from headgate.errors import CorruptError, FencedError, InternalError, StateError, StorageError
 from headgate.runtime.protocol import joblog, names
 from headgate.runtime.protocol.joblog import (
     AlreadyAppended,
@@ -117,20 +118,60 @@ def view_of(*entries, head=1):
     ],
 )
 def test_entries_survive_json(record):
-    assert joblog.decode_entry(joblog.encode(record), "x") == record
+    assert joblog.ENTRIES.decode(joblog.ENTRIES.encode(record), "x") == record
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b'{"entry":"Unknown"}', b'{"entry":"JobEnded"}', b"\xff"]
 )
 def test_unreadable_entries_are_named(data):
-    with pytest.raises(StorageError, match=r"log/7\.json"):
-        joblog.decode_entry(data, "log/7.json")
+    with pytest.raises(CorruptError, match=r"log/7\.json"):
+        joblog.ENTRIES.decode(data, "log/7.json")
 
 
-def test_fields_of_a_newer_version_are_ignored():
-    data = joblog.encode(start(1, "a"))[:-1] + b',"added_later":1}'
-    assert joblog.decode_entry(data, "x") == start(1, "a")
+def sealed(body: bytes, version: int = 2) -> bytes:
+    """A record with these fields, as a program that knows the envelope would write it."""
+    head, rest = b'{"format":%d,"checksum":"' % version, b'",' + body[1:]
+    return head + xxhash.xxh3_64_hexdigest(head + rest).encode() + rest
+
+
+def test_unknown_fields_are_refused_with_the_format():
+    body = msgspec.json.encode(start(1, "a"))
+    assert joblog.ENTRIES.decode(sealed(body), "x") == start(1, "a")
+    with pytest.raises(CorruptError, match=r"fields of format 2 name=`x`.*`added_later`"):
+        joblog.ENTRIES.decode(sealed(body[:-1] + b',"added_later":1}'), "x")
+
+
+def test_missing_fields_are_refused_with_the_format_and_their_path():
+    body = msgspec.json.encode(done(1, "a", 3))
+    without = body.replace(b'"is_final":false,', b"")
+    with pytest.raises(CorruptError, match=r"fields of format 2 name=`x`.*`is_final` is missing"):
+        joblog.ENTRIES.decode(sealed(without), "x")
+    inner = body.replace(b',"finished":false', b"")
+    with pytest.raises(CorruptError, match=r"`manifest.operators\[0\].subtasks\[0\].finished` is"):
+        joblog.ENTRIES.decode(sealed(inner), "x")
+
+
+def test_a_newer_format_is_named_also_if_its_fields_are_not_known():
+    with pytest.raises(StateError, match=r"newer format, or damaged name=`x` format=`3` known=`2`"):
+        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', 3), "x")
+
+
+def test_entries_of_the_first_format_are_read_if_they_have_its_fields_only():
+    body = msgspec.json.encode(done(1, "a", 3))
+    assert joblog.ENTRIES.decode(body, "x") == done(1, "a", 3)
+    with pytest.raises(CorruptError, match="format 1.*`manifesr`"):
+        joblog.ENTRIES.decode(body.replace(b'"is_final"', b'"manifesr"'), "x")
+
+
+def test_a_sealed_entry_without_its_head_is_not_taken_for_an_old_one():
+    data = joblog.ENTRIES.encode(done(1, "a", 3))
+    old = b"{" + data[data.index(b'"entry"') :]
+    for length in range(1, data.index(b'"entry"') + 2):
+        for rest in (data[length:], b"{" + data[length:], b'{"' + data[length:]):
+            if rest not in (old, data):  # no flip, swap or truncation takes exactly the head away
+                with pytest.raises(CorruptError):
+                    joblog.ENTRIES.decode(rest, "x")
 
 
 def test_ends_of_before_failures_were_kept_are_read():
@@ -138,7 +179,7 @@ def test_ends_of_before_failures_were_kept_are_read():
         b'{"entry":"JobEnded","generation":2,"writer":"a","status":"FAILED","reason":"out of attempts",'
         b'"ended_ms":1,"last_checkpoint_id":4,"run":"r"}'
     )
-    ended = joblog.decode_entry(data, "x")
+    ended = joblog.ENTRIES.decode(data, "x")
     assert (ended.reason, ended.checkpoint, ended.failure) == ("out of attempts", 0, None)
 
 
@@ -190,7 +231,7 @@ def test_the_view_of_a_whole_life():
 )
 def test_a_log_that_no_coordinators_could_have_written_is_refused(entries):
     view_of(*entries[:-1])
-    with pytest.raises(StorageError, match="the job log is damaged"):
+    with pytest.raises(CorruptError, match="the job log is damaged"):
         view_of(*entries)
 
 
@@ -414,9 +455,9 @@ def test_a_damaged_log_is_never_taken_for_an_empty_or_older_one(missing):
     async def main():
         objects = await trimmed_log()
         del objects[missing]
-        with pytest.raises(StorageError, match="the job log is damaged"):
+        with pytest.raises(CorruptError, match="the job log is damaged"):
             await make_log(objects).load()
-        with pytest.raises(StorageError, match="the job log is damaged"):
+        with pytest.raises(CorruptError, match="the job log is damaged"):
             await started(objects, "b")
 
     asyncio.run(main())
@@ -428,7 +469,7 @@ def test_the_last_generation_is_found_among_any_number(claims):
         objects = {}
         for generation in range(1, claims + 1):
             record = GenerationRecord(generation=generation, writer="crashed")
-            objects[names.generation_record(generation)] = joblog.encode(record)
+            objects[names.generation_record(generation)] = joblog.RECORDS.encode(record)
         log = await started(objects)
         assert log.view.generation == claims + 1
 

@@ -1,0 +1,97 @@
+"""A job log, and the metadata of a savepoint, read after one of their objects was damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import cache
+from typing import Any
+
+from headgate.operators.clock import SystemClock
+from headgate.runtime.protocol import names
+from headgate.runtime.protocol.job_result import JobFailure
+from headgate.runtime.protocol.joblog import Deployment, JobStatus
+from headgate.runtime.protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
+from headgate.runtime.savepoint import store as savepoints
+from headgate.runtime.savepoint.metadata import savepoint_of
+from headgate.runtime.storage.joblog_store import JobLog
+from headgate.runtime.storage.memory import MemoryStore
+
+from .corruption import damaged, judge
+from .damaged_files import files
+
+
+def _manifest(checkpoint_id: int) -> Manifest:
+    return Manifest(
+        checkpoint_id=checkpoint_id,
+        trigger_ms=1,
+        completed_ms=7,
+        duration_ms=6,
+        max_parallelism=64,
+        operators=(
+            ManifestOperator(
+                name="op",
+                parallelism=1,
+                subtasks=(ManifestSubtask(subtask=0, snapshots=(files().snapshot,)),),
+            ),
+        ),
+    )
+
+
+async def _write(store: MemoryStore) -> None:
+    """Two generations, a trimmed log, each kind of entry, and a savepoint beside it."""
+    deployment = Deployment(
+        attempt=1, workers=("a", "b"), plan="p", parallelism=2, max_parallelism=64
+    )
+    for generation in range(2):
+        log = JobLog(store, f"writer-{generation}", SystemClock())
+        await log.start_generation(parallelism=2, max_parallelism=64, run="run", host="here", pid=1)
+        await log.deploy(deployment)
+        for number in range(3):
+            await log.complete_checkpoint(_manifest(3 * generation + number + 1))
+            await log.trim(2)
+    failure = JobFailure(
+        kind="job", text="text", vertex="op", error="JobError", message="it failed"
+    )
+    await log.end_job(JobStatus.FAILED, "it failed", failure=failure)
+    await savepoints.publish(store, savepoint_of(_manifest(9), "job", native=False))
+
+
+@cache
+def objects() -> dict[str, bytes]:
+    """What is written; always the same, but for times."""
+    store = MemoryStore("log", {})
+    asyncio.run(_write(store))
+    return dict(store._objects)
+
+
+async def _read(store: MemoryStore) -> list[Any]:
+    view = await JobLog(store, "reader", SystemClock()).load()
+    leader = JobLog(store, "next", SystemClock())
+    generation = await leader.start_generation(parallelism=2, max_parallelism=64, run="run")
+    savepoint = await savepoints.read(store)
+    return [view, generation, leader.view.checkpoints, savepoint]
+
+
+def read(found: dict[str, bytes]) -> list[Any]:
+    """What a reader, a new leader and whoever restores the savepoint get."""
+    return asyncio.run(_read(MemoryStore("log", dict(found))))
+
+
+@cache
+def undamaged() -> list[Any]:
+    """What they get of objects that are as they were written."""
+    return read(objects())
+
+
+def check_damage(name: str, rng: random.Random) -> str:
+    """Damage the object called `name`, and read everything; see `judge`."""
+    kind, data = damaged(objects()[name], rng)
+    return judge(lambda: read({**objects(), name: data}), undamaged(), name, f"{kind} in {name}")
+
+
+def kind_of(name: str) -> str:
+    """What an object is, for tables of results."""
+    if name == names.SAVEPOINT_METADATA:
+        return "savepoint metadata"
+    return "generation record" if name.startswith("log/generation/") else "log entry"
