@@ -68,6 +68,7 @@ class ListSource(Source):
         self.row_type = row_type
         self.batch_rows = batch_rows
         self.split_count = splits
+        self.at_rest = not any(isinstance(item, Pause) for item in self.items)
 
     def splits(self, parallelism: int) -> list[bytes]:
         return [

@@ -84,6 +84,7 @@ class RowSource(Source):
         self.batch_rows = batch_rows
         self.split_count = splits
         self.bounded = rows is not None
+        self.at_rest = rows is not None and rate is None
 
     def splits(self, parallelism: int) -> list[bytes]:
         """The same splits at any parallelism."""

@@ -144,6 +144,9 @@ class Source:
         rejected_schema: Arrow schema of the side output `rejected`, None for Python objects.
         needs_storage: True if it keeps data in the job's storage, so that the job must have one.
         has_history: True if it reads a history before it goes live; see `SourceSplits.history`.
+        at_rest: True if all its records are there before it is read, and it hands them out as fast as they
+            are taken, in an order per subtask that is always the same. Watermarks then have fixed places
+            between the records, so that results do not depend on the pace of the job.
     """
 
     schema: pa.Schema | None = None
@@ -152,6 +155,7 @@ class Source:
     rejected_schema: pa.Schema | None = None
     needs_storage: bool = False
     has_history: bool = False
+    at_rest: bool = False
 
     def configure(self, options: Mapping[str, str]) -> Source:
         """The same source with what it takes from the job's options; called before `splits`.

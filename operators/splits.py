@@ -65,6 +65,8 @@ class SourceSplits:
         """The split that the batch under way is from."""
         self.behind_source = False
         """True in a chain that begins with a source."""
+        self.at_rest = False
+        """See `Source.at_rest`."""
         self.can_pause = False
         """The reader can leave out single splits."""
         self.report: WatermarkReport = _nobody_listens

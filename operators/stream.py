@@ -218,7 +218,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
         idle_after: Duration | None = None,
         close_after: Duration | None = None,
         per_split: bool = True,
-        wait_for_queued: bool = False,
+        wait_for_queued: bool | None = None,
         align: str | None = None,
         max_drift: Duration | None = None,
         align_every: Duration | None = None,
@@ -235,8 +235,10 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
             idle_after: a split, or a subtask, without records for so long no longer holds others back.
             close_after: without records for so long, time goes on with the clock, so that windows close.
             per_split: right behind a source, each of the splits being read has watermarks of its own.
-            wait_for_queued: also those not yet being read, such as files behind others, hold time: they
-                may be in any order, and windows stay open until the last is being read.
+            wait_for_queued: splits that the reader has not come to, such as files behind others, hold
+                time as well: no record is late because of the order of files, and windows stay open until
+                the last file is being read. Right behind a source that ends this is so unless you give
+                False; elsewhere it is not so unless you give True.
             align: sources of the same group, by its name, wait for each other.
             max_drift: how far a split may be ahead of the slowest subtask of its group.
             align_every: how often they tell each other how far they are; 1s unless said.

@@ -123,7 +123,7 @@ WATERMARK_INTERVAL = Option[int](
     Duration(),
     200,
     "ms",
-    "How often watermarks are sent; 0: after every batch.",
+    "How often watermarks of live data are sent; 0: after every batch, also of data at rest.",
 )
 TAKEOVERS_MAX = Option[int](
     "headgate.coordinator.takeovers-max",

@@ -86,6 +86,7 @@ class FileSource(Source):
     """Files of one format, each record read exactly once."""
 
     bounded = True
+    at_rest = True
     rejected_schema = REJECTED_SCHEMA
 
     def __init__(

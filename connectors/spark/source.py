@@ -31,6 +31,7 @@ class SparkSource(Source):
     """The rows of a Spark query, each read exactly once."""
 
     bounded = True
+    at_rest = True
     needs_storage = True
 
     def __init__(self, query: SparkQuery, files: FileSource, keep_result: bool) -> None:

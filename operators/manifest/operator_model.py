@@ -72,7 +72,10 @@ EVENT_TIME = Section(
         "idleAfter": Field(duration(), "a split silent for so long no longer holds time back"),
         "closeAfter": Field(duration(), "after so long a silence time goes on with the clock"),
         "perSplit": Field(Boolean(), "false: the splits of a source share their watermarks"),
-        "waitForQueued": Field(Boolean(), "true: splits not yet being read hold time back, too"),
+        "waitForQueued": Field(
+            Boolean(),
+            "splits not yet being read hold time back, too; true by default where the source ends",
+        ),
         "align": Field(NAME, "sources that name the same group wait for each other"),
         "maxDrift": Field(duration(), "how far one may be ahead of the slowest of its group"),
         "alignEvery": Field(duration(), "how often they tell each other how far they are"),

@@ -20,17 +20,34 @@ from .generators import BoundedGenerator, WatermarkGenerator
 @final
 @dataclass(slots=True)
 class Lane:
-    """Event time of one split. `active_at_s`: when it last brought a record, or first could have."""
+    """Event time of one split.
+
+    Attributes:
+        active_at_s: when it last brought a record, or first could have.
+        due: the watermark that its generator had reached at the restored checkpoint, and not announced.
+    """
 
     generator: WatermarkGenerator
     active_at_s: float
     watermark: int = WATERMARK_MIN
     idle: bool = False
+    due: int = WATERMARK_MIN
 
     def rise(self, watermark: int | None) -> None:
         """Go on to `watermark`; never back."""
         if watermark is not None and watermark > self.watermark:
             self.watermark = watermark
+
+    def ask(self) -> None:
+        """Go on to what the generator has reached."""
+        self.rise(self.reached)
+        self.due = WATERMARK_MIN
+
+    @property
+    def reached(self) -> int:
+        """The watermark that the records so far allow, announced or not."""
+        asked = self.generator.on_interval()
+        return max(self.watermark, self.due, WATERMARK_MIN if asked is None else asked)
 
 
 @final
@@ -52,6 +69,8 @@ class Lanes:
         self._make = make
         self._wait_for_queued = wait_for_queued
         self._restored: dict[str, int] = {}
+        self._due: dict[str, int] = {}
+        """By split: see `Lane.due`."""
         self._lanes: dict[str, Lane] = {WHOLE: Lane(make(), now_s)}
         self._queued: dict[str, None] = {}
         """Splits that the reader has not come to, in order: they are never idle."""
@@ -68,21 +87,30 @@ class Lanes:
         if not self._told:
             self._told = True
             del self._lanes[WHOLE]
-        if queued and split not in self._restored:
+        if queued and split not in self._restored and split not in self._due:
             self._queued[split] = None
         else:
             self._lanes[split] = self._lane(split, now_s)
 
-    def restore(self, splits: Mapping[str, int]) -> None:
-        """Splits that were being read, and how far they were: they go on from there. Call it at once."""
-        self._restored = dict(splits)
+    def restore(self, splits: Mapping[str, int], due: Mapping[str, int]) -> None:
+        """Splits that were being read go on from where they were. Call this before any other method.
+
+        Args:
+            splits: the watermarks they had announced.
+            due: the watermarks their records allowed beyond that.
+        """
+        self._restored, self._due = dict(splits), dict(due)
         for split, lane in self._lanes.items():
-            lane.rise(self._restored.pop(split, None))
+            self._go_on(split, lane)
 
     def _lane(self, split: str, now_s: float) -> Lane:
         lane = Lane(self._make(), now_s)
-        lane.rise(self._restored.pop(split, None))
+        self._go_on(split, lane)
         return lane
+
+    def _go_on(self, split: str, lane: Lane) -> None:
+        lane.rise(self._restored.pop(split, None))
+        lane.due = max(lane.due, self._due.pop(split, WATERMARK_MIN))
 
     def end(self, split: str) -> None:
         """Nobody has to wait for the split any more."""
@@ -90,7 +118,7 @@ class Lanes:
         lane = self._lanes.pop(split, None)
         if lane is None:
             return
-        lane.rise(lane.generator.on_interval())
+        lane.ask()
         self._ended = max(self._ended, lane.watermark)
         if not self._lanes and not self._wait_for_queued:
             # Small splits begin and end between two ticks, so that none is ever seen being read. What this
@@ -120,7 +148,7 @@ class Lanes:
     def tick(self) -> None:
         """Ask all generators how far they are."""
         for lane in self._lanes.values():
-            lane.rise(lane.generator.on_interval())
+            lane.ask()
 
     def silence(self, now_s: float, longest_s: float, paused: Set[str]) -> None:
         """Mark splits idle that have been silent for `longest_s`; those that must wait are not silent."""
@@ -167,6 +195,17 @@ class Lanes:
         """Of the splits being read that have one."""
         lanes = self._lanes.items()
         return {name: lane.watermark for name, lane in lanes if lane.watermark > WATERMARK_MIN}
+
+    @property
+    def due(self) -> dict[str, int]:
+        """Of the splits being read: the watermarks that their records allow beyond those announced."""
+        found = {name: lane.reached for name, lane in self._lanes.items()}
+        return {name: due for name, due in found.items() if due > self._lanes[name].watermark}
+
+    @property
+    def none_is_read(self) -> bool:
+        """The reader is between two splits, or has come to the end of the last."""
+        return not self._lanes
 
     def above(self, limit: int) -> frozenset[str]:
         """The splits being read whose watermark is above `limit`."""

@@ -26,7 +26,8 @@ from .settings import Alignment, WatermarkSettings
 INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
 INTERVAL_DEFAULT_MS: Final = 200
 ROWS_PER_WATERMARK: Final = 65_536
-"""A watermark goes out at least this often, in records: replay at full speed must not pile up windows."""
+"""Rows of a subtask between two watermarks, at most. For data at rest it is exact: a watermark goes out
+behind so many rows, wherever a batch ends, and at the end of a split, and nowhere else."""
 BEHIND_CLOCK: Final = "numRecordsBehindClock"
 
 
@@ -108,7 +109,9 @@ class EventTimeOperator(Operator):
         self._behind_clock = context.metrics.counter(BEHIND_CLOCK)
         context.splits.listen(self)
         self._arm()
-        if self._settings.wait_for_queued:
+        self._by_rows = self._interval_ms > 0 and context.splits.at_rest
+        self._by_rows = self._by_rows and self._settings.alignment is None
+        if self._settings.wait_for_queued and not self._settings.waits_by_default:
             self._check_source("it cannot wait for queued splits")
         if (alignment := self._settings.alignment) is not None:
             self._check_source(f"it cannot be aligned group=`{alignment.group}`")
@@ -135,10 +138,27 @@ class EventTimeOperator(Operator):
         if self._settings.per_split:
             self._lanes.end(split)
             self._pause_splits()
+            if self._by_rows:
+                self._send_reached()
+                if (
+                    self._lanes.none_is_read
+                ):  # so that the next one does not depend on its neighbours
+                    self._rows = 0
 
     # -- records ------------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input_index: int) -> None:
+        if not self._by_rows:
+            self._take(batch)
+            return
+        offset = 0
+        while offset < len(batch):
+            room = ROWS_PER_WATERMARK - self._rows
+            fits = offset == 0 and len(batch) <= room
+            self._take(batch if fits else batch.slice(offset, room))
+            offset += room
+
+    def _take(self, batch: Batch) -> None:
         if not len(batch):
             return
         times = self._times(batch)
@@ -190,13 +210,15 @@ class EventTimeOperator(Operator):
             self._cancels["tick"] = self.context.timers.call_later(delay_ms, self._tick)
 
     def _tick(self) -> None:
-        self._send_watermark()
+        if not self._by_rows:
+            self._send_watermark()
         splits, now_s = self.context.splits, self._awake_s()
         in_backlog = splits.history is History.BEING_READ
         if splits.paused or in_backlog:
             self._active_at = now_s  # what must wait, or takes long to read, is not silent
         silent_s = now_s - self._active_at
-        if self._idle_after_s is not None and not in_backlog:
+        # Data at rest is there: that reading it takes a while is not silence.
+        if self._idle_after_s is not None and not in_backlog and not self._by_rows:
             self._lanes.silence(now_s, self._idle_after_s, splits.paused)
             self._send_reached()
             if silent_s >= self._idle_after_s:
@@ -223,7 +245,8 @@ class EventTimeOperator(Operator):
         """Go on where the step was; what it had said by then is said again at once."""
         context = self.context
         self._floor = reached.restored(state, self._of, context.subtask_index, context.parallelism)
-        self._lanes.restore(self._floor.splits)
+        self._lanes.restore(self._floor.splits, self._floor.due)
+        self._rows = self._floor.rows if self._by_rows else 0
         if self._close_after_s is not None:
             self._restored = restored(state)
             self._earned = self._restored.earned
@@ -232,7 +255,8 @@ class EventTimeOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
         context = self.context
-        self._lanes.tick()  # what is due counts: perhaps no other record comes
+        if not self._by_rows:
+            self._lanes.tick()  # what is due counts: perhaps no other record comes
         sent = max(self._sent, self._floor.watermark, self._lanes.reached)
         note = Reached(
             of=self._of,
@@ -241,6 +265,8 @@ class EventTimeOperator(Operator):
             sent=sent,
             idle=self._idle,
             splits=self._lanes.watermarks,
+            due=self._lanes.due if self._by_rows else {},
+            rows=self._rows if self._by_rows else 0,
         )
         items = {reached.STATE: note.cut()}
         if self._close_after_s is not None:

@@ -15,6 +15,7 @@ from ..map_batches import MapBatchesOperator
 from ..origin import capture_origin
 from ..partitioning import Forward
 from ..schema import unknown_column
+from ..source import Source
 from .operator import EventTimeOperator
 from .settings import ALIGN_EVERY_MS, Alignment, WatermarkSettings
 from .strategy import WatermarkStrategy, bounded_by
@@ -35,7 +36,7 @@ def add_event_time(
     idle_after: Duration | None,
     close_after: Duration | None,
     per_split: bool,
-    wait_for_queued: bool,
+    wait_for_queued: bool | None,
     align: str | None,
     max_drift: Duration | None,
     align_every: Duration | None,
@@ -53,7 +54,8 @@ def add_event_time(
         _optional_ms(close_after, "close_after", origin),
         per_split and _knows_splits(stream),
         _alignment(align, max_drift, align_every, origin),
-        wait_for_queued,
+        _waits_by_default(stream, per_split) if wait_for_queued is None else wait_for_queued,
+        waits_by_default=wait_for_queued is None,
     )
     if wait_for_queued and not settings.per_split:
         raise PlanError(
@@ -97,6 +99,12 @@ def add_event_time(
     timed._node.watermarks = settings
     timed._node.stateful = settings.close_after_ms is not None
     return timed
+
+
+def _waits_by_default(stream: Stream[Any], per_split: bool) -> bool:
+    """True right behind a source that ends: with an end in sight, no record has to be late."""
+    source = _source_of(stream)
+    return per_split and _knows_splits(stream) and source is not None and source.bounded
 
 
 def _strategy(
@@ -215,6 +223,15 @@ def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
         nodes.append(input_.node)
         (input_,) = input_.node.inputs
     return None
+
+
+def _source_of(stream: Stream[Any]) -> Source | None:
+    """The source whose subtask runs `stream` as well, if there is one."""
+    nodes = _up_to_source(stream)
+    if nodes is None:
+        return None
+    first = nodes[-1].inputs[0].node if nodes else stream._input().node
+    return first.source
 
 
 def _optional_ms(value: Duration | None, what: str, origin: Origin) -> int | None:

@@ -31,6 +31,9 @@ class Reached(msgspec.Struct, frozen=True):
         sent: the last watermark, or the one that was due, ms.
         idle: nobody waited for this subtask.
         splits: the watermark of each split being read, ms.
+        due: the watermark of each split being read that its records allow and that was not announced, ms.
+            Only of data at rest: there the next watermark has its fixed place.
+        rows: how many rows of data at rest were read since the last such place.
     """
 
     of: str
@@ -39,6 +42,8 @@ class Reached(msgspec.Struct, frozen=True):
     sent: int
     idle: bool
     splits: dict[str, int]
+    due: dict[str, int] = {}
+    rows: int = 0
 
     def cut(self) -> ItemsCut:
         """As state that every subtask gets back."""
@@ -52,10 +57,14 @@ class Floor(msgspec.Struct, frozen=True):
     Attributes:
         watermark: no record that is to come can hold it further back.
         splits: the same of splits that were being read.
+        due: see `Reached`.
+        rows: see `Reached`.
     """
 
     watermark: int = WATERMARK_MIN
     splits: Mapping[str, int] = {}
+    due: Mapping[str, int] = {}
+    rows: int = 0
 
 
 def declared() -> Sequence[StateInfo]:
@@ -73,7 +82,7 @@ def restored(state: RestoredState, of: str, subtask: int, parallelism: int) -> F
     notes = [note for note in notes if note.of == of and note.sent != WATERMARK_MAX]
     own = [n for n in notes if (n.subtask, n.parallelism) == (subtask, parallelism)]
     if own:
-        return Floor(own[0].sent, own[0].splits)
+        return Floor(own[0].sent, own[0].splits, own[0].due, own[0].rows)
     if not notes or any(note.parallelism == parallelism for note in notes):
         return Floor()  # this one had ended
     active = [note.sent for note in notes if not note.idle]
@@ -81,7 +90,9 @@ def restored(state: RestoredState, of: str, subtask: int, parallelism: int) -> F
     splits = _least(note.splits for note in notes)
     if WHOLE in splits:
         splits[WHOLE] = watermark
-    return Floor(watermark, splits)
+    due = _least(note.due for note in notes)
+    due.pop(WHOLE, None)  # its records went to several subtasks
+    return Floor(watermark, splits, due)
 
 
 def _least(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:

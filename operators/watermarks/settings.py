@@ -42,6 +42,7 @@ class WatermarkSettings:
         close_after_ms: silence after which the watermark goes on with the clock; None: never.
         per_split: a generator for each split of the source, not one for all.
         wait_for_queued: splits that the reader has not come to hold time as well.
+        waits_by_default: the user has not said so: it has no effect where it cannot be had.
     """
 
     strategy: WatermarkStrategy
@@ -50,6 +51,7 @@ class WatermarkSettings:
     per_split: bool = True
     alignment: Alignment | None = None
     wait_for_queued: bool = False
+    waits_by_default: bool = False
 
     @property
     def beside_source(self) -> bool:

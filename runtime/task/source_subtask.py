@@ -41,6 +41,7 @@ class SourceSubtask(Subtask):
         self._fresh_splits = fresh_splits
         self._splits = env.splits
         self._splits.behind_source = True
+        self._splits.at_rest = source.at_rest
         self._splits.can_pause = self._reader.can_pause_splits
         self._splits.on_pause = self._pause
         self._splits.may_go_live = not source.has_history  # else the coordinator says when

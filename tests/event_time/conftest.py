@@ -20,6 +20,7 @@ from headgate.operators.watermarks.operator import EventTimeOperator
 from headgate.operators.watermarks.settings import Alignment, WatermarkSettings
 from headgate.operators.watermarks.strategy import WatermarkStrategy, bounded_by
 from headgate.state.keygroups import KeyGroupRange
+from headgate.state.snapshot import RestoredState
 
 ORIGIN = Origin("job.py:5")
 
@@ -62,6 +63,7 @@ class Step:
         options: dict[str, str] | None = None,
         of: str = "",
         subtask: tuple[int, int] = (0, 1),
+        at_rest: bool = False,
         **settings: Any,
     ) -> None:
         self.subtask = subtask
@@ -69,6 +71,7 @@ class Step:
         self.clock = Clock()
         self.splits = SourceSplits()
         self.splits.behind_source = True
+        self.splits.at_rest = at_rest
         self.splits.report = self._report
         self.events: list[tuple[str, Any]] = []
         self.reports: list[int | None] = []
@@ -138,6 +141,12 @@ class Step:
         if times:
             self.operator.process(ObjectBatch(list(times)), 0)
         self.splits.batch_done()
+        return self
+
+    def restored_from(self, before: Step) -> Step:
+        """Take over what another step had at a checkpoint of this moment."""
+        items = before.operator.snapshot(1).items["reached"].items  # type: ignore[union-attr]
+        self.operator.restore(RestoredState(items={"reached": items}))
         return self
 
     def wait(self, ms: int) -> Step:

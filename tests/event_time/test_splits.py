@@ -376,12 +376,12 @@ def windows_of(times, **event_time):
     return windows, len(late.rows)
 
 
-def test_a_job_that_reads_splits_one_after_the_other_may_wait_for_all():
+def test_a_job_that_reads_splits_one_after_the_other_waits_for_all_of_them():
     times = [time for at in range(0, 40, 5) for time in (at, at)]  # the same in both splits
     everything = ([(0, 4), (10, 4), (20, 4), (30, 4)], 0)
-    assert windows_of(times, wait_for_queued=True) == everything
+    assert windows_of(times, wait_for_queued=True) == windows_of(times) == everything
     behind = ([(0, 2), (10, 2), (20, 2), (30, 4)], 6)
-    assert windows_of(times) == behind
+    assert windows_of(times, wait_for_queued=False) == behind
     assert windows_of(times, per_split=False) == behind
 
 

@@ -161,7 +161,8 @@ def test_explain_says_what_can_hold_time():
     text = job.explain()
     assert (
         "\nevent time\n"
-        "  a: at most 10s out of order, idle after 1m, aligned with group g to 5s; "
+        "  a: at most 10s out of order, idle after 1m, waiting for queued splits, "
+        "aligned with group g to 5s; "
         "each split of in can hold it back\n"
         "  b: in order, by the clock after 30s of silence; each subtask can hold it back\n"
         "  c: by WatermarkGenerator; each subtask can hold it back\n"
