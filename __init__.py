@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FailedRecord": "operators.dead_letters",
     "Job": "runtime.job",
-    "JobOutcome": "runtime.coordinator.job",
+    "JobOutcome": "runtime.protocol.job_result",
     "Stream": "operators.stream",
     "KeyedStream": "operators.keyed_stream",
     "AggregateFunction": "operators.windowing.functions",
@@ -144,8 +144,8 @@ if TYPE_CHECKING:
     from .operators.windowing.triggers import Trigger, TriggerResult
     from .operators.windowing.window import Window
     from .operators.windows import count_window, cumulative, global_window, sliding, tumbling
-    from .runtime.coordinator.job import JobOutcome
     from .runtime.job import Job
+    from .runtime.protocol.job_result import JobOutcome
     from .state.descriptors import (
         AggregatingState,
         BroadcastState,

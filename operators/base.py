@@ -19,6 +19,7 @@ from ..errors import InternalError
 from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
 from .clock import Clock
+from .drops import Drops
 from .elements import Batch
 from .splits import SourceSplits
 
@@ -37,7 +38,7 @@ class Output(Protocol):
         ...
 
     def emit_side(self, tag: str, batch: Batch) -> None:
-        """Send a batch to the side output `tag`; without a consumer it is dropped by choice."""
+        """Send a batch to the side output `tag`; without a consumer it is dropped, and counted as such."""
         ...
 
     def emit_watermark(self, timestamp: int) -> None:
@@ -109,6 +110,8 @@ class OperatorContext:
     """Seconds so far in which the subtask could not go on, whatever waited for it: backpressure."""
     splits: SourceSplits = field(default_factory=SourceSplits)
     """What the subtask's reader tells of its splits; one for all operators of the chain."""
+    drops: Drops = field(default_factory=Drops)
+    """Counts what this operator subtask lets go."""
 
     @property
     def file_token(self) -> str:
@@ -133,6 +136,8 @@ class Operator:
     function_life: FunctionLife | None = None
     """Of a user's function object with `open` or `close`: called behind the operator's own `open`, and
     behind its `close`."""
+    optional_sides: frozenset[str] = frozenset()
+    """Side outputs that are no loss if nothing reads them."""
     stores_what_waits: bool = False
     """While it is true, records in front of a barrier come also while the operator is full, to be kept as
     state: so a checkpoint need not wait until there is room."""

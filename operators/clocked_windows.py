@@ -15,6 +15,7 @@ import numpy as np
 
 from ..state.snapshot import RestoredState, StateInfo, StateSnapshot
 from .base import Operator, OperatorContext, Output
+from .drops import DropKind
 from .elements import WATERMARK_MIN, Batch, ColumnBatch
 from .keyed_aggregate import columns_of
 from .panes.operator import PaneAggregate
@@ -102,6 +103,7 @@ class ClockedWindows(Operator):
         self._results.dropped = 0
         self._advance(self._last_end(self._now()))
         self.context.metrics.counter(DROPPED_COUNTER).inc(self._results.dropped)
+        self.context.drops.add(DropKind.OPEN_WINDOWS, self._results.dropped)
 
     # --- state ---------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ..errors import PlanError
 from .base import OperatorContext, Output
+from .drops import DropKind
 from .elements import Batch, ColumnBatch, ObjectBatch
 from .graph import Origin
 from .user_code import TEXT_MAX, text_of
@@ -130,6 +131,7 @@ class DeadLetters:
         self._output = output
         self._failed = context.metrics.counter(FAILED_COUNTER)
         self._dropped = context.metrics.counter(DROPPED_COUNTER)
+        self._drops = context.drops
 
     def take(
         self,
@@ -147,6 +149,7 @@ class DeadLetters:
         self._failed.inc(len(errors))
         if self._policy.then == "drop":
             self._dropped.inc(len(errors))
+            self._drops.add(DropKind.FAILED, len(errors))
         elif isinstance(records, ColumnBatch):
             self._output.emit_side(FAILED, self._columns(records, errors))
         else:

@@ -31,8 +31,7 @@ from .checkpoint_options import (
     RECOVERY_PATH,
     SAVEPOINT_DIR,
 )
-from .control.messages import Event
-from .coordinator.job import JobOutcome
+from .control.messages import WARNINGS, Event
 from .explain import explain_plan
 from .job_spec import JobSpec, checkpoint_rules
 from .option_types import Option
@@ -44,6 +43,7 @@ from .options import (
     current_key,
 )
 from .plan import make_plan
+from .protocol.job_result import JobOutcome
 from .restart_settings import restart_settings
 from .unshippable import unshippable
 
@@ -257,5 +257,5 @@ def _travelling(options: Options) -> dict[str, str]:
 def _log_event(event: Event) -> None:
     """A job on a cluster runs in other processes: what it announces goes to the log of this one."""
     if event.kind not in ("progress", "ended"):
-        level = logging.WARNING if event.kind == "failure" else logging.INFO
+        level = logging.WARNING if event.kind in WARNINGS else logging.INFO
         _log.log(level, "%s", event.text)

@@ -11,8 +11,9 @@ from ..runtime.cluster.inprocess import InProcessCluster
 from ..runtime.control.client import CoordinatorClient
 from ..runtime.control.link import MemoryLink
 from ..runtime.control.messages import Event
-from ..runtime.coordinator.job import JobCoordinator, JobOutcome
+from ..runtime.coordinator.job import JobCoordinator
 from ..runtime.job_spec import JobSpec
+from ..runtime.protocol.job_result import JobOutcome
 from ..runtime.storage.base import CheckpointStore
 from ..runtime.storage.memory import MemoryStore
 from .loop import VirtualClock, VirtualLoop

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from ...errors import BadRecordError, UsageError
 from ...operators.base import OperatorContext
+from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
@@ -347,6 +348,8 @@ class FileReader(SourceReader):
                 fix="correct the file, or choose on_bad_record=`drop` or `side_output`",
             )
         self._errors.inc(len(bad))
+        if self._source.on_bad_record is OnBadRecord.DROP:
+            self.context.drops.add(DropKind.UNREADABLE, len(bad))
         if self._source.on_bad_record is OnBadRecord.SIDE_OUTPUT:
             columns = [
                 [path] * len(bad),

@@ -80,6 +80,8 @@ class MatchOperator(ProcessOperator):
     def states(self) -> Sequence[StateInfo]:
         return [*super().states(), times_info(_LIMITS, "window", _LIMITS_SCHEMA)]
 
+    optional_sides = frozenset({TIMED_OUT})
+
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         assert self._timers is not None

@@ -27,6 +27,7 @@ from ...state.snapshot import (
     state_info,
 )
 from ..base import Operator, OperatorContext
+from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..sizes import parse_size
 from .queue import MEMORY_BYTES, Entry, FeedbackQueue
@@ -114,7 +115,7 @@ class IterationHead(Operator):
     def come_back(self, batch: Batch) -> None:
         """A batch reached the tail."""
         if self.closed:
-            self._dropped.inc(len(batch))
+            self._drop(len(batch))
             return
         self._arrived += self._count(batch)
         before = self.queue.spilled_bytes
@@ -136,9 +137,11 @@ class IterationHead(Operator):
     def close_loop(self) -> None:
         """The loop is over: drop what nobody will send in any more."""
         self.closed = True
-        dropped = self.queue.drop(self.queue.end)
-        if dropped:
-            self._dropped.inc(dropped)
+        self._drop(self.queue.drop(self.queue.end))
+
+    def _drop(self, rows: int) -> None:
+        self._dropped.inc(rows)
+        self.context.drops.add(DropKind.FEEDBACK, rows)
 
     # -- rounds -------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from ...state.keyed.key_shape import KeyShape
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.timers import TimerTable, timer_layout
 from ..base import OperatorContext
+from ..drops import DropKind
 from ..elements import WATERMARK_MAX
 from .declared import TIMER_TABLES
 
@@ -83,8 +84,10 @@ class FunctionTimers:
     def drop_processing(self) -> None:
         """The input has ended: the machine's clock does not count any more; counted."""
         self.disarm()
-        for _ in self.processing.pop_due(WATERMARK_MAX):
-            self._dropped.inc()
+        dropped = sum(1 for _ in self.processing.pop_due(WATERMARK_MAX))
+        if dropped:
+            self._dropped.inc(dropped)
+        self._context.drops.add(DropKind.TIMERS, dropped)
 
     def snapshot_into(self, snapshot: StateSnapshot) -> None:
         """Add a cut of both tables."""

@@ -20,25 +20,27 @@ from typing import Any
 from ...errors import HeadgateError, JobError
 from ...operators.base import OperatorContext
 from ...operators.clock import SystemClock
+from ...operators.drops import dropped_text, how_to_keep
 from ...operators.graph import Graph, Node
 from ...operators.sink import Guarantee, Sink
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..batch_options import RUNTIME_MODE
 from ..checkpoint_options import LOCAL_DIRS
-from ..coordinator.job import JobOutcome
 from ..coordinator.output import begin_output, check_output
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options import Options
 from ..plan import PhysicalPlan, make_plan
+from ..protocol.drops import Dropped
+from ..protocol.job_result import JobOutcome
 from ..task.timers import MailboxTimers
 from .blocks import RESULT
 from .frames import Frames, make_frames
 from .session import spark_session
 from .sources import source_splits
 from .stage import unpacked
-from .subtask import COMMIT
+from .subtask import COMMIT, DROPPED
 
 _log = logging.getLogger("headgate.batch")
 
@@ -84,7 +86,12 @@ def run_batch(spec: JobSpec) -> JobOutcome:
         return JobOutcome("FAILED", error.message, error)
     for name, count in sorted(totals.items()):
         _log.info("job %s: %s %d", spec.name, name, count)
-    return JobOutcome("FINISHED", "all data was processed")
+    parts = {name: name.rpartition(DROPPED) for name in sorted(totals) if DROPPED in name}
+    dropped = tuple(Dropped(s, kind, totals[name]) for name, (s, _, kind) in parts.items())
+    for each in dropped:
+        text = dropped_text(each.kind, each.count)
+        _log.warning("step `%s` has dropped %s; %s", each.step, text, how_to_keep(each.kind))
+    return JobOutcome("FINISHED", "all data was processed", dropped=dropped)
 
 
 def explain_batch(spec: JobSpec) -> str:

@@ -38,6 +38,8 @@ from .whole import OnlyTheEnd
 _THREADS: Final = 2
 COMMIT: Final = 1
 """The number of the one checkpoint that a batch job has: its end."""
+DROPPED: Final = ".dropped."
+"""Stands in the names of counters between a step and the kind of what it has dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ class Subtask:
         for chained in self._chain.operators:
             found[f"{chained.name}.numRecordsIn"] = chained.records_in
             found[f"{chained.name}.numRecordsOut"] = chained.output.records_out
+            for kind, count in chained.output.drops.counts.items():
+                found[f"{chained.name}{DROPPED}{kind.value}"] = count
         return {name: count for name, count in found.items() if count}
 
     @property
@@ -229,7 +233,7 @@ class Subtask:
         if source is None:
             raise InternalError(f"a stage without a source vertex=`{self.stage.vertex.name}`")
         reader: SourceReader = source.reader()
-        context = make_context(head.name, env, self._timers, _never_held)
+        context = make_context(head, env, self._timers, _never_held)
 
         def reject(batch: Batch) -> None:
             head.output.emit_side(REJECTED, batch)

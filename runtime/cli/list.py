@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...operators.drops import dropped_text, how_to_keep
 from ...operators.durations import format_duration
 from .console import make_console
 
@@ -47,6 +48,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
         "last_checkpoint_at_ms": known.get("last_checkpoint_at_ms") or None,
         "event_time": known.get("event_time", []),
         "backpressure": known.get("backpressure", []),
+        "dropped": known.get("dropped", []),
         "cluster": record.cluster,
         "pid": record.pid,
         "workers": known.get("workers", []),
@@ -78,7 +80,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_row(*map(Text, cells))  # as they are: brackets in a name are no markup
     console = make_console()
     console.print(table)
-    for line in (line for row in rows for line in (*_held(row), *_backpressure(row))):
+    for line in (
+        line for row in rows for line in (*_held(row), *_backpressure(row), *_dropped(row))
+    ):
         console.print(Text(line))
 
 
@@ -95,6 +99,15 @@ def _held(row: dict[str, Any]) -> list[str]:
 def _backpressure(row: dict[str, Any]) -> list[str]:
     """Who is slow, and makes others wait."""
     return [f"{row['name']}: {each['sentence']}" for each in row.get("backpressure", ())]
+
+
+def _dropped(row: dict[str, Any]) -> list[str]:
+    """What steps have dropped, and how to keep it."""
+    return [
+        f"{row['name']}: step `{each['step']}` has dropped {dropped_text(each['kind'], each['count'])}"
+        f"; to keep them: {how_to_keep(each['kind'])}"
+        for each in row.get("dropped", ())
+    ]
 
 
 def _holder(holder: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ _SHOWN_ABOVE = frozenset(
         "stopping",
         "savepoint",
         "disposed",
+        "dropped",
         "rescaling",
         "rescaled",
     }
@@ -71,7 +72,8 @@ class LiveReporter:
             self._status = f"RESTORING {body['percent']}%"
         failed = event.kind == "checkpoint" and body.get("status") == "FAILED"
         if event.kind in _SHOWN_ABOVE or failed:
-            self.note(event.text, style="red" if failed or event.kind == "failure" else "")
+            style = "red" if failed or event.kind == "failure" else ""
+            self.note(event.text, style="yellow" if event.kind == "dropped" else style)
 
     def note(self, text: str, style: str = "") -> None:
         """A line above the table."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..control.messages import Event
+from ..control.messages import WARNINGS, Event
 from ..observe.logs import FORMAT_VARIABLE
 from .console import say
 from .rates import Progress
@@ -85,7 +85,7 @@ class LineReporter:
             return
         line = {
             "time_ms": _now_ms(),
-            "level": "WARNING" if kind == "failure" else "INFO",
+            "level": "WARNING" if kind in WARNINGS else "INFO",
             "logger": "headgate.cli",
             "message": text,
             "job": self._job,

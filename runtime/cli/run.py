@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import HeadgateError, JobError, UsageError
+from ...operators.drops import dropped_text
 from .console import CANCELLED, FAILED, OK, report, say
 from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 if TYPE_CHECKING:
     from ..control.messages import Event
-    from ..coordinator.job import JobOutcome
     from ..job_spec import JobSpec
+    from ..protocol.job_result import JobOutcome
     from .interrupts import Interrupts
     from .progress import Reporter
     from .rates import Progress
@@ -143,7 +144,8 @@ def _run_batch(spec: JobSpec) -> int:
         return CANCELLED
     if outcome.error is not None:
         return max(FAILED, report(outcome.error))
-    say(f"job {spec.name} finished after {time.monotonic() - began:.1f} s")
+    dropped = [f", DROPPED {dropped_text(d.kind, d.count)} in {d.step}" for d in outcome.dropped]
+    say(f"job {spec.name} finished after {time.monotonic() - began:.1f} s{''.join(dropped)}")
     return OK
 
 
@@ -222,6 +224,7 @@ def _summary(spec: JobSpec, outcome: JobOutcome, progress: Progress, seconds: fl
         f"job {spec.name} {end} after {seconds:.1f} s: read {progress.read:,} records{rate}, "
         f"wrote {progress.written:,}{since}"
     ]
+    parts += [f"DROPPED {dropped_text(d.kind, d.count)} in {d.step}" for d in outcome.dropped]
     if outcome.checkpoint:
         parts.append(f"last checkpoint {outcome.checkpoint}")
     if outcome.checkpoint and outcome.status != "FINISHED":

@@ -10,11 +10,12 @@ from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control import registry
 from ..control.cluster import Cluster
-from ..coordinator.job import JobCoordinator, JobOutcome
+from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
 from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
 from ..options import METRICS_HOST, METRICS_PORT, Options
+from ..protocol.job_result import JobOutcome
 from ..storage.base import StoreOpener
 
 

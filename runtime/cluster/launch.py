@@ -8,9 +8,10 @@ from ...errors import UsageError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..control.messages import Event
-from ..coordinator.job import JobCoordinator, JobOutcome
+from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
 from ..options import Options
+from ..protocol.job_result import JobOutcome
 from ..storage.open_store import open_store
 from .embedded import prepare_environment
 from .host import host_coordinator

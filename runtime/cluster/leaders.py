@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ray.exceptions import RayActorError, RayTaskError
 
 from ...errors import HeadgateError, JobError
-from ..coordinator.job import JobOutcome
+from ..protocol.job_result import JobOutcome
 from .ray_actors import Lead
 
 TAKEOVER_TIMEOUT_S = 60.0

@@ -26,7 +26,7 @@ from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
 from ..control.link import Link, connect
-from ..coordinator.job import JobCoordinator, JobOutcome
+from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
 from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
@@ -34,6 +34,7 @@ from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
 from ..observe.metrics import MetricsRegistry
 from ..options import Options
+from ..protocol.job_result import JobOutcome
 from ..protocol.standby import Turn
 from ..shipping import unship
 from ..storage.open_store import open_store

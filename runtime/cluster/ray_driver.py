@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import ray
 
 from ...errors import JobError
@@ -21,9 +22,10 @@ from ..availability_options import STANDBY_COORDINATORS
 from ..control import registry
 from ..control.client import CoordinatorClient, error_of
 from ..control.messages import Event
-from ..coordinator.job import JobOutcome
 from ..job_spec import JobSpec
 from ..options import METRICS_HOST, METRICS_PORT, Options
+from ..protocol.drops import Dropped
+from ..protocol.job_result import JobOutcome
 from ..shipping import ship
 from .console import console
 from .embedded import embedded_ray
@@ -215,8 +217,13 @@ async def _watch(
                 on_event(event)
             if event.kind == "ended":
                 body = json.loads(event.body)
+                dropped = msgspec.convert(body.get("dropped", []), tuple[Dropped, ...])
                 return JobOutcome(
-                    body["status"], body["reason"], error_of(event), body.get("checkpoint", 0)
+                    body["status"],
+                    body["reason"],
+                    error_of(event),
+                    body.get("checkpoint", 0),
+                    dropped,
                 )
     except JobError:
         return None

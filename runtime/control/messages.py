@@ -7,7 +7,7 @@ number; whoever gets a message of another attempt ignores it (features.md REC-11
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -398,6 +398,10 @@ class Reply(Message, frozen=True):
     body: bytes = b"null"
     """JSON."""
     error: bytes = b""
+
+
+WARNINGS: Final = frozenset({"failure", "dropped"})
+"""Kinds of events that are logged as warnings."""
 
 
 class Event(Message, frozen=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from ...operators.splits import History
 from ..protocol.backpressure import HotGroup, WaitsFor
+from ..protocol.drops import Dropped
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -46,3 +47,5 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Where most of what it sends goes, by exchange; only while it is backpressured."""
     history: History = History.NONE
     """Where its reader stands."""
+    dropped: tuple[Dropped, ...] = ()
+    """By its steps."""

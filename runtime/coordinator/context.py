@@ -14,13 +14,15 @@ import msgspec
 from ...errors import HeadgateError
 from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
+from ...operators.drops import dropped_text, how_to_keep
 from ...operators.splits import History
-from ..control.messages import Event, Warm
+from ..control.messages import WARNINGS, Event, Warm
 from ..control.statistics import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
+from ..protocol.drops import DropLedger
 from ..protocol.failover import RegionId
 from ..protocol.failure_history import FailureEntry, FailureHistory
 from ..protocol.failures import FailureKind
@@ -194,6 +196,7 @@ class JobContext:
     """Of attempts that were over; they had no effect."""
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     recent: RecentRecords = field(default_factory=RecentRecords)
+    dropped: DropLedger = field(default_factory=DropLedger)
     failures: FailureHistory = field(default_factory=lambda: FailureHistory(1))
     judge: Callable[[Failure], Failure] = lambda failure: failure
     """Makes of a failure one that is not to be tried again, if it has come too often."""
@@ -250,6 +253,23 @@ class JobContext:
                 continue
             self.statistics[subtask.vertex, subtask.index] = subtask
             self.recent.report(subtask.vertex, subtask.index, subtask.records_in)
+            self.dropped.report(subtask.vertex, subtask.index, subtask.dropped)
+        self.announce_dropped()
+
+    def announce_dropped(self, *, at_the_end: bool = False) -> None:
+        """Warn of what steps have dropped, as far as it is due."""
+        now_ms = round(1_000 * self.clock.monotonic())
+        for each in self.dropped.due(now_ms, at_the_end=at_the_end):
+            keep = how_to_keep(each.kind)
+            self.publish(
+                "dropped",
+                f"step `{each.step}` has dropped {dropped_text(each.kind, each.count)}"
+                + (f"; to keep them: {keep}" if keep else ""),
+                step=each.step,
+                reason=each.kind,
+                count=each.count,
+                keep=keep,
+            )
 
     def adopt(self, plan: PhysicalPlan, parallelism: int) -> None:
         """Run another plan from the next attempt on."""
@@ -264,6 +284,7 @@ class JobContext:
         """A number no attempt of this job ever had, in any generation. Its subtasks count from 0."""
         self.statistics.clear()
         self.recent.clear()
+        self.dropped.attempt_over()
         return self._begin(self.executions.failover.everything)
 
     def next_attempt_of(self, regions: frozenset[RegionId]) -> int:
@@ -271,6 +292,7 @@ class JobContext:
         for subtask in self.executions.failover.subtasks_of(regions):
             self.statistics.pop((subtask.vertex, subtask.index), None)
             self.recent.forget(subtask.vertex, subtask.index)
+            self.dropped.attempt_over([(subtask.vertex, subtask.index)])
         return self._begin(regions)
 
     def _begin(self, regions: frozenset[RegionId]) -> int:
@@ -299,7 +321,7 @@ class JobContext:
 
     def publish(self, kind: str, text: str, **body: Any) -> None:
         """Log something and tell all subscribers."""
-        level = logging.WARNING if kind == "failure" else logging.INFO
+        level = logging.WARNING if kind in WARNINGS else logging.INFO
         if kind != "progress":
             fields = {"job": self.spec.name, "attempt": self.attempt or None}
             _log.log(level, "%s", text, extra={**fields, "detail": body.get("detail", "")})
@@ -382,6 +404,10 @@ class JobContext:
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
             "event_time": describe_event_time(self.plan, self.statistics, self.clock.now_ms()),
             "backpressure": self._describe_backpressure(),
+            "dropped": [
+                {"step": each.step, "kind": each.kind, "count": each.count}
+                for each in self.dropped.totals
+            ],
             "busy_steps": describe_busy(self.pool.live.values()),
             "exceptions": [story.as_json() for story in self.failures.stories],
         }

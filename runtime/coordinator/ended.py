@@ -49,6 +49,7 @@ class Ended(State):
             except HeadgateError as error:
                 _log.warning("checkpoints were not all deleted: %s", error)
         job.end = end
+        job.announce_dropped(at_the_end=True)
         job.publish("progress", "", **job.describe())  # the final counts
         job.set_status(shown(end.status))
         if end.wish is not None:

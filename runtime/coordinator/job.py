@@ -12,7 +12,6 @@ import random
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,6 +38,7 @@ from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
+from ..protocol.job_result import JobOutcome
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
 from ..protocol.start_failures import StartFailures
@@ -69,16 +69,6 @@ from .watchdog import Watchdog
 from .workers import WorkerPool
 
 PROGRESS_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """How a job ended. `error` is set if it failed."""
-
-    status: str
-    reason: str
-    error: HeadgateError | None = None
-    checkpoint: int = 0
 
 
 class _OverBefore(Exception):
@@ -232,6 +222,7 @@ class JobCoordinator:
                 "status": outcome.status,
                 "reason": outcome.reason,
                 "checkpoint": outcome.checkpoint,
+                "dropped": msgspec.to_builtins(outcome.dropped),
             },
             outcome.error,
         )
@@ -506,4 +497,10 @@ def _outcome(context: JobContext) -> JobOutcome:
     if end is None:
         raise HeadgateError("the job ended without an end")
     error = end.failure.error if end.failure is not None else None
-    return JobOutcome(context.status, end.reason, error, context.checkpoints.last_completed)
+    return JobOutcome(
+        context.status,
+        end.reason,
+        error,
+        context.checkpoints.last_completed,
+        context.dropped.totals,
+    )

@@ -218,6 +218,13 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         COUNTER,
     ),
     _operator(
+        "numDropped",
+        "records, timers",
+        "Let go for good: late, unreadable or failed records, and others, that no stream takes; see "
+        "[what is dropped](operations.md#what-is-dropped).",
+        COUNTER,
+    ),
+    _operator(
         "numPartialMatchesTimedOut",
         "matches",
         "Were begun and not complete within the time of their pattern; they go to the side output "

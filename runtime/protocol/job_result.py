@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 from ...errors import HeadgateError, JobError, ManifestErrors
 from ...state.sealed import Record
+from .drops import Dropped
 
 TEXT_MAX = 20_000
 """Characters of each text that are kept."""
@@ -56,3 +58,23 @@ class JobFailure(Record, frozen=True, kw_only=True):
         if hasattr(error, "detail"):
             error.detail = self.detail
         return error
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """How a job ended.
+
+    Attributes:
+        status: `FINISHED`, `SUSPENDED` (it was stopped), `CANCELED` or `FAILED`.
+        reason: why, in words.
+        error: set if it failed.
+        checkpoint: the newest completed one; 0: there is none.
+        dropped: what each step has dropped in this run, by kind. What is read again after a failure, and
+            dropped again, counts again. Empty: nothing was lost on the way.
+    """
+
+    status: str
+    reason: str
+    error: HeadgateError | None = None
+    checkpoint: int = 0
+    dropped: tuple[Dropped, ...] = ()

@@ -38,6 +38,7 @@ def build_chain(
     for node in env.vertex.nodes:
         output = ChainOutput(node.name)
         operator = _instantiate(node)
+        output.optional_sides = operator.optional_sides
         operator.output = output
         chained[node.id] = ChainedOperator(node.id, node.name, operator, output)
         for side, partition in partitions.get(node.id, ()):
@@ -74,16 +75,20 @@ async def open_chain(
 ) -> None:
     """Open all operators, tail to head, so that each can already emit when its turn comes."""
     for chained in reversed(chain.operators):
-        context = make_context(chained.name, env, timers, held_s)
+        context = make_context(chained, env, timers, held_s)
         await call_and_wait(chained, chained.operator.open, context)
         if chained.operator.function_life is not None:
             await call_and_wait(chained, chained.operator.function_life.open, context)
 
 
 def make_context(
-    name: str, env: TaskEnvironment, timers: TimerService, held_s: Callable[[], float]
+    chained: ChainedOperator,
+    env: TaskEnvironment,
+    timers: TimerService,
+    held_s: Callable[[], float],
 ) -> OperatorContext:
-    """The context of operator `name` in this subtask."""
+    """The context of an operator in this subtask."""
+    name = chained.name
     logger = logging.LoggerAdapter(
         logging.getLogger("headgate.operator"),
         {
@@ -115,4 +120,5 @@ def make_context(
         local_directory=lambda: env.directory.of_operator(name),
         held_s=held_s,
         splits=env.splits,
+        drops=chained.output.drops,
     )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ...errors import HeadgateError, UserCodeError
 from ...operators.base import Operator
+from ...operators.drops import Drops
 from ...operators.elements import Batch, Control, Watermark, WatermarkStatus
 from .threads import to_the_end
 
@@ -56,6 +57,8 @@ class ChainOutput:
     side_partitions: dict[str, list[Partition]] = field(default_factory=dict)
     records_out: int = 0
     watermark: int = -(2**63)
+    drops: Drops = field(default_factory=Drops)
+    optional_sides: frozenset[str] = frozenset()
 
     def emit(self, batch: Batch) -> None:
         rows = len(batch)
@@ -72,10 +75,14 @@ class ChainOutput:
         rows = len(batch)
         if rows == 0:
             return
-        for chained, index in self.side_next.get(tag, ()):
+        chained_readers = self.side_next.get(tag, ())
+        partitions = self.side_partitions.get(tag, ())
+        if not (chained_readers or partitions or tag in self.optional_sides):
+            self.drops.unread(tag, rows)
+        for chained, index in chained_readers:
             chained.records_in += rows
             chained.operator.process(batch, index)
-        for partition in self.side_partitions.get(tag, ()):
+        for partition in partitions:
             partition.emit(batch)
 
     def emit_watermark(self, timestamp: int) -> None:

@@ -61,7 +61,7 @@ class SourceSubtask(Subtask):
         await super().prepare(states, finished, own)
         head = self.chain.head
         self._opened = True
-        context = make_context(head.name, self.env, self.timers, self.time.backpressured_s)
+        context = make_context(head, self.env, self.timers, self.time.backpressured_s)
         with_context(head, self._reader.open, context, self._reject)
         if self._fresh_splits is not None:
             splits = list(self._fresh_splits)

@@ -9,6 +9,7 @@ from ...operators.watermarks.operator import EventTimeOperator
 from ..control.statistics import StepTime, SubtaskStatistics
 from ..exchange.key_group_sampler import KeyGroupSampler
 from ..protocol.backpressure import HotGroup, Level, WaitsFor, level_of
+from ..protocol.drops import Dropped
 from ..task.input_subtask import InputSubtask
 from ..task.subtask import Subtask
 
@@ -37,6 +38,11 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         queued=subtask.gate.queued_buffers if isinstance(subtask, InputSubtask) else 0,
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
         history=subtask.env.splits.history,
+        dropped=tuple(
+            Dropped(each.name, kind.value, count)
+            for each in operators
+            for kind, count in each.output.drops.counts.items()
+        ),
     )
 
 

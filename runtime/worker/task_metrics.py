@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...operators.drops import DROPPED_COUNTER
 from ...operators.splits import History
 from ..observe.catalogue import TASK
 from ..observe.metrics import MetricsGroup
@@ -60,6 +61,7 @@ def _register_operator(
     scope = group.operator(subtask.env.vertex.name, chained.name, subtask.env.index)
     scope.count("numRecordsIn", lambda: chained.records_in)
     scope.count("numRecordsOut", lambda: chained.output.records_out)
+    scope.count(DROPPED_COUNTER, lambda: chained.output.drops.total)
     scope.gauge("currentInputWatermark", lambda: chained.current_watermark)
     scope.gauge("currentOutputWatermark", lambda: chained.output.watermark)
     if is_sink:

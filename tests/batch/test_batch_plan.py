@@ -17,8 +17,8 @@ from headgate.errors import ManifestErrors, PlanError, StateError, UsageError
 from headgate.runtime.cli import run as cli
 from headgate.runtime.cli.app import app
 from headgate.runtime.cli.console import CANCELLED
-from headgate.runtime.coordinator.job import JobOutcome
 from headgate.runtime.manifest import load_job
+from headgate.runtime.protocol.job_result import JobOutcome
 
 MODE = "execution.runtime-mode"
 ROWS = [{"k": 1, "v": 2}]

@@ -21,7 +21,7 @@ import headgate as hg
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
-from headgate.runtime.coordinator.job import JobOutcome
+from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.tests.chaos.leftovers import left_in
 
 DEADLINE_S = 110.0

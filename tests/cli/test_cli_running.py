@@ -186,6 +186,38 @@ def test_a_failing_function_is_shown_with_its_place(cli) -> None:
     assert "Traceback" not in done.stderr
 
 
+LATE = """\
+import headgate as hg
+from headgate.connectors import Pause, blackhole, from_list
+
+rows = [{"k": "a", "at": at} for at in (0, 100_000, 0, 1, 100_001)]
+job = hg.Job("late", options={"pipeline.auto-watermark-interval": "0 ms"})
+source = from_list([*rows, *PAUSE], schema={"k": "string", "at": "int64"}, batch_rows=1)
+windows = job.read(source, name="in").event_time("at").key_by("k").window(hg.tumbling("10s"))
+windows.agg(n=hg.count(), name="counts").write(blackhole(), name="out")
+"""
+SENTENCE = "step `counts` has dropped 2 late records; to keep them: read its stream `.late`"
+
+
+def test_what_was_dropped_is_in_the_final_line(cli) -> None:
+    done = cli("run", cli.write("late.py", LATE.replace("*PAUSE", "")), *IN_PROCESS)
+    assert done.returncode == 0
+    *_, final = done.stderr.splitlines()
+    assert "job late finished after" in final
+    assert final.endswith(", DROPPED 2 late records in counts")
+    assert done.stderr.count(SENTENCE) == 1
+
+
+def test_what_was_dropped_is_in_the_list(cli) -> None:
+    run = cli.start("run", cli.write("late.py", LATE.replace("*PAUSE", 'Pause("1h")')), *IN_PROCESS)
+    run.wait_for(SENTENCE)
+    (job,) = json.loads(cli("list", "--json").stdout)
+    assert job["dropped"] == [{"step": "counts", "kind": "late", "count": 2}]
+    assert f"late: {SENTENCE}" in cli("list").stdout
+    cli("cancel", "late")
+    assert run.end()[1].splitlines()[-1].endswith("DROPPED 2 late records in counts")
+
+
 def test_json_lines(cli) -> None:
     cli.environment["HEADGATE_LOG_FORMAT"] = "json"
     done = cli("run", cli.write("bounded.py", BOUNDED), *IN_PROCESS)

@@ -23,7 +23,8 @@ from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Event
-from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
+from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.protocol.joblog import LogView
 from headgate.runtime.storage.base import CheckpointStore, Created, Existed, StoreOpener
 from headgate.runtime.storage.joblog_store import JobLog

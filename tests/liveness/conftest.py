@@ -19,7 +19,8 @@ from headgate.operators.clock import Clock, SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.messages import Event
-from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
+from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.storage.open_store import open_store
 from headgate.testing.loop import VirtualClock, VirtualLoop
 

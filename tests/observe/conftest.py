@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import headgate as hg
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
-from headgate.runtime.coordinator.job import JobOutcome
+from headgate.runtime.protocol.job_result import JobOutcome
 
 DEADLINE_S = 100.0
 Labels = dict[str, str]

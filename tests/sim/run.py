@@ -21,8 +21,9 @@ from unittest import mock
 from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
-from headgate.runtime.coordinator.job import JobCoordinator, JobOutcome
+from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job_spec import JobSpec
+from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.testing.waiting import waiting_tasks
 
 from . import nemesis
