@@ -112,6 +112,13 @@ class UserCodeError(JobError):
         self.position = ""
 
 
+class UserTraceback(Exception):
+    """The `__cause__` of the UserCodeError that ends a job: the traceback of the user's code, as text."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0]).rstrip()
+
+
 class BadRecordError(JobError):
     """An input record could not be read and the source's policy is `fail`."""
 

@@ -58,7 +58,9 @@ class HybridSource(Source):
         self.schema = history.schema
         self.row_type = history.row_type
         self.rejected_schema = history.rejected_schema
+        self.extras = history.extras
         if isinstance(live, Source):
+            self.extras += live.extras
             self.bounded = live.bounded
             self.whole = self.schema = _check_alike(history, live)
             self.row_type = history.row_type if history.row_type is live.row_type else None

@@ -37,6 +37,7 @@ class _Throttled(Source):
         self.rejected_schema = source.rejected_schema
         self.needs_storage = source.needs_storage
         self.has_history = source.has_history
+        self.extras = source.extras
 
     def configure(self, options: Mapping[str, str]) -> Source:
         return _Throttled(self._source.configure(options), self._rate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Final
 
 from ..errors import OptionError
@@ -12,6 +11,7 @@ from ..state.keyed.base import KeyedBackend, TableSpec
 from ..state.keyed.key_shape import KeyShape
 from ..state.keyed.memory import MemoryBackend
 from .base import OperatorContext
+from .extras import missing_extra
 from .sizes import parse_size
 
 _TYPE: Final = "state.backend.type"
@@ -32,11 +32,9 @@ def check_state_backend(options: Mapping[str, str]) -> None:
             f"no such state backend {_TYPE}=`{kind}`",
             fix=f"it can be: {', '.join((*_MEMORY, _ROCKSDB))}",
         )
-    if kind == _ROCKSDB and find_spec("rocksdict") is None:
-        raise OptionError(
-            f"the package of this state backend is not installed {_TYPE}=`{kind}` package=`rocksdict`",
-            fix="pip install 'headgate[rocksdb]', on all machines of the cluster",
-        )
+    missing = missing_extra("rocksdb", f"the state backend {_TYPE}=`{kind}`")
+    if kind == _ROCKSDB and missing is not None:
+        raise OptionError(missing.message, fix=missing.fix)
 
 
 def open_keyed_backend(

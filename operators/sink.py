@@ -178,11 +178,13 @@ class Sink:
         guarantees: what this sink can do.
         guarantee: what the job asks of it.
         needs_columns: True if it takes only column batches.
+        extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
     guarantees: frozenset[Guarantee] = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     needs_columns: bool = False
+    extras: tuple[str, ...] = ()
 
     def bind(self, schema: pa.Schema | None) -> None:
         """Called at plan time with the schema of the stream; raise PlanError if it does not fit."""

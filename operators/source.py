@@ -147,6 +147,7 @@ class Source:
         at_rest: True if all its records are there before it is read, and it hands them out as fast as they
             are taken, in an order per subtask that is always the same. Watermarks then have fixed places
             between the records, so that results do not depend on the pace of the job.
+        extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
     schema: pa.Schema | None = None
@@ -156,6 +157,7 @@ class Source:
     needs_storage: bool = False
     has_history: bool = False
     at_rest: bool = False
+    extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:
         """The same source with what it takes from the job's options; called before `splits`.

@@ -14,6 +14,7 @@ from polars.exceptions import PanicException
 
 from ..errors import UserCodeError
 from .graph import Origin
+from .origin import is_own_module
 
 FAILURES: Final = (Exception, asyncio.CancelledError, PanicException)
 """What a user's function fails with. Code that is called, not awaited, is never cancelled from outside.
@@ -79,6 +80,14 @@ def is_own_cancellation(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
+def traceback_text(error: BaseException) -> str:
+    """The traceback of an exception as text, without the calls of ours that led to the user's code."""
+    first = error.__traceback__
+    while first is not None and is_own_module(str(first.tb_frame.f_globals.get("__name__"))):
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
+
+
 def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> UserCodeError:
     """The error to raise, `from error`, when the function of `step` failed on `record`."""
     reason = text_of(error, TEXT_MAX)
@@ -86,7 +95,7 @@ def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> 
     return UserCodeError(
         f"the function of `{step}` raised {shown} record=`{describe_record(record)}`",
         where=str(origin),
-        detail="".join(traceback.format_exception(error)),
+        detail=traceback_text(error),
         step=step,
         record_id=record_id(record),
     )

@@ -11,7 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import JobError, PlanError, UsageError
+from ..errors import (
+    HeadgateError,
+    InternalError,
+    JobError,
+    PlanError,
+    UsageError,
+    UserCodeError,
+    UserTraceback,
+)
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings
@@ -44,6 +52,7 @@ from .options import (
 )
 from .plan import make_plan
 from .protocol.job_result import JobOutcome
+from .requirements import missing_packages
 from .restart_settings import restart_settings
 from .unshippable import unshippable
 
@@ -91,30 +100,34 @@ class Job(JobGraph):
                 was started.
             JobError: the job failed, and restarting did not help.
         """
-        from .cluster.launch import launch
+        try:
+            spec = self.spec(
+                fresh=fresh,
+                allow_non_restored_state=allow_non_restored_state,
+                restore_from=restore_from,
+                claim=claim,
+                if_exists=if_exists,
+            )
+            outcome = self._outcome(spec, cluster)
+        except InternalError:
+            raise
+        except HeadgateError as error:
+            raise error.with_traceback(None) from _cause_of(error)
+        if outcome.status == "FAILED":
+            failure = outcome.error or JobError(f"the job failed: {outcome.reason}")
+            raise failure.with_traceback(None) from _cause_of(failure)
+        return outcome
 
-        spec = self.spec(
-            fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
-            restore_from=restore_from,
-            claim=claim,
-            if_exists=if_exists,
-        )
+    def _outcome(self, spec: JobSpec, cluster: str) -> JobOutcome:
         if self.as_batch:
             from .batch.run import run_batch
 
-            outcome = run_batch(spec)
-            if outcome.error is not None:
-                raise outcome.error
-            return outcome
+            return run_batch(spec)
+        from .cluster.launch import launch
+
         # In this process the coordinator's own log says it all.
         on_event = None if cluster == "in-process" else _log_event
-        outcome = asyncio.run(launch(spec, cluster, on_event=on_event))
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.status == "FAILED":
-            raise JobError(f"the job failed: {outcome.reason}")
-        return outcome
+        return asyncio.run(launch(spec, cluster, on_event=on_event))
 
     def override(self, options: Mapping[str, str]) -> None:
         """Put `options`, under their current keys, in the place of the job's own."""
@@ -129,7 +142,10 @@ class Job(JobGraph):
         Raises:
             UsageError: the job is wrong as written.
         """
-        spec = self.spec()
+        try:
+            spec = self.spec()
+        except UsageError as error:
+            raise error.with_traceback(None) from error.__cause__
         if not self.as_batch:
             return explain_plan(spec)
         from .batch.run import explain_batch
@@ -138,8 +154,10 @@ class Job(JobGraph):
 
     def problems(self) -> Iterator[PlanError]:
         """Every reason why the job cannot run as a whole, with its options taken into account."""
-        self._settle()
+        options = self._settle()
         yield from super().problems()
+        storage = None if self.checkpoint_settings is None else self.checkpoint_settings.storage
+        yield from missing_packages(self.graph, options, storage, self.as_batch)
         yield from unshippable(self.graph)
         if self.as_batch:
             yield from batch_problems(self.graph)
@@ -217,6 +235,13 @@ class Job(JobGraph):
             claim=claim or options.get(RECOVERY_CLAIM_MODE) == "CLAIM",
             if_exists=None if if_exists is None else parse_if_exists(if_exists),
         )
+
+
+def _cause_of(error: HeadgateError) -> BaseException | None:
+    """What a user's function raised, if the error is of one; else what it had as its cause."""
+    if isinstance(error, UserCodeError) and error.detail:
+        return UserTraceback(error.detail)
+    return error.__cause__
 
 
 def _checkpoint_settings(

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ...errors import OptionError, StorageError, UsageError
+from ...operators.extras import check_extra
 from ..s3_config import S3_ENDPOINT, S3_PATH_STYLE, S3_REGION, S3Service, compatibility, s3_service
 
 _OPTIONS = (S3_ENDPOINT, S3_REGION, S3_PATH_STYLE)
@@ -117,11 +118,10 @@ def s3_client(options: Mapping[str, str]) -> Any:
 
 @cache
 def _s3_client(service: S3Service) -> Any:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError:
-        raise UsageError("writing to S3 needs boto3", fix='pip install "headgate[s3]"') from None
+    check_extra("s3", "writing to S3")
+    import boto3
+    from botocore.config import Config
+
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_REQUEST_TIMEOUT_S,

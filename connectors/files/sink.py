@@ -109,6 +109,7 @@ class FileSink(Sink):
         self.storage_options = dict(storage_options)
         self.if_exists = if_exists
         self.location = parse_location(path)
+        self.extras = ("s3",) if self.location.scheme == "s3" else ()
 
     def bind(self, schema: pa.Schema | None) -> None:
         if schema is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import UsageError
+from ...operators.extras import check_extra
 
 OLDEST: Final = 17
 NEWEST: Final = 23
@@ -50,8 +51,7 @@ class Java:
 
 def check_pyspark(who: str = "a Spark source") -> None:
     """Raise UsageError unless pyspark is installed; it is looked for, not imported."""
-    if find_spec("pyspark") is None:
-        raise UsageError(f"{who} needs the package pyspark", fix=INSTALL)
+    check_extra("spark", who)
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:

@@ -33,6 +33,7 @@ class SparkSource(Source):
     bounded = True
     at_rest = True
     needs_storage = True
+    extras = ("spark",)
 
     def __init__(self, query: SparkQuery, files: FileSource, keep_result: bool) -> None:
         self.query = query

@@ -160,8 +160,12 @@ class Builder:
         if self.problems.found:
             return
         for problem in job.problems():
-            at = re.match(re.escape(self.problems.file) + r":(\d+)", problem.where)
-            self.problems.add(int(at[1]) if at else self._spec.line, problem.message, problem.fix)
+            here = re.compile(re.escape(self.problems.file) + r":(\d+).*")
+            at = here.search(problem.where)
+            # A problem may have a second place, in code that the manifest names.
+            others = [each for each in problem.where.split("\n  at ") if not here.match(each)]
+            message = "\n  at ".join([problem.message, *filter(None, others)])
+            self.problems.add(int(at[1]) if at else self._spec.line, message, problem.fix)
 
     # sources
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ...errors import UsageError
+from ...operators.extras import check_extra
 from ..protocol import names
 from .base import CheckpointStore
 from .local import LocalStore
@@ -75,13 +76,7 @@ def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
     # Connectors take a while to import, which those who read one state in a new process need not wait for.
     from ...connectors.s3_config import s3_service
 
-    try:
-        from .s3 import S3Settings, S3Store
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("aiobotocore", "botocore", "aiohttp"):
-            raise
-        raise UsageError(
-            f"checkpoints on S3 need the package aiobotocore address=`{uri}`",
-            fix="run: pip install 'headgate[s3]'",
-        ) from error
+    check_extra("s3", f"storage on S3 address=`{uri}`")
+    from .s3 import S3Settings, S3Store
+
     return S3Store(S3Settings(bucket=bucket, prefix=prefix.strip("/"), service=s3_service(options)))

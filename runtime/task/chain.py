@@ -7,7 +7,6 @@ the result partitions that leave the vertex. With a single next operator a hop i
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from ...errors import HeadgateError, UserCodeError
 from ...operators.base import Operator
 from ...operators.drops import Drops
 from ...operators.elements import Batch, Control, Watermark, WatermarkStatus
+from ...operators.user_code import traceback_text
 from .threads import to_the_end
 
 LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
@@ -189,5 +189,5 @@ async def call_and_wait(
 def wrap_error(name: str, error: BaseException) -> UserCodeError:
     """An unexpected exception in operator `name` as an error of ours, with its traceback text."""
     text = f"{type(error).__name__}: {error}"
-    detail = "".join(traceback.format_exception(error))
+    detail = traceback_text(error)
     return UserCodeError(f"operator `{name}` failed: {text}", where=name, detail=detail)

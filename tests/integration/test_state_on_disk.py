@@ -11,7 +11,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.errors import OptionError
-from headgate.operators import keyed_backend
+from headgate.operators import extras
 from headgate.operators.clock import SystemClock
 from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.joblog_store import JobLog
@@ -141,7 +141,7 @@ def test_run_files_that_did_not_change_are_not_uploaded_again(
 def test_only_state_by_single_keys_needs_the_package(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed_backend, "find_spec", lambda _: None)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
     job = job_of(lab, sinks(), 1, None)
     job.spec()
 

@@ -14,7 +14,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import Pause, collect, from_list
 from headgate.errors import OptionError
-from headgate.operators import keyed_backend
+from headgate.operators import extras, keyed_backend
 from headgate.state.keyed.backend_settings import RocksDBSettings
 from headgate.state.keyed.rocksdb_settings import shared_memory
 
@@ -74,7 +74,7 @@ def _first(record: tuple[int, int]) -> int:
 
 
 def test_without_the_package_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_backend, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     job = hg.Job("counts", options={"state.backend.type": "rocksdb"})
     rows = job.read(from_list([(1, 1)]), name="in")
     rows.key_with(_first).process(Count(""), name="count").write(

@@ -19,6 +19,7 @@ from headgate.connectors.spark.java import find_java
 from headgate.connectors.spark.query import make_query
 from headgate.connectors.spark.schema import arrow_schema, check_declared
 from headgate.errors import PlanError, UsageError
+from headgate.operators import extras
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("sql", "table", "path", "format", "options", "query", "conf")
@@ -204,10 +205,10 @@ def test_the_packaged_java_starts_without_the_module_it_lacks(tmp_path: Path) ->
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs the package pyspark") as caught:
         hg.spark_source(sql="SELECT 1 id")
-    assert caught.value.fix == "run: pip install 'headgate[spark]'"
+    assert caught.value.fix == "run: pip install 'headgate[spark]', on all machines of the cluster"
 
 
 def test_a_job_without_spark_loads_none_of_it() -> None:

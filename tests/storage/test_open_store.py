@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
-
 import pytest
 
 from headgate.connectors.s3_config import compatibility, s3_service
 from headgate.errors import OptionError, UsageError
+from headgate.operators import extras
 from headgate.runtime.storage.local import LocalStore
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
@@ -89,15 +87,7 @@ def test_the_bucket_goes_into_the_path_where_an_endpoint_is_given(options, path_
 
 
 def test_without_aiobotocore_the_install_line_is_given(monkeypatch):
-    real_import = builtins.__import__
-
-    def without_aiobotocore(name, *arguments, **named):
-        if name.partition(".")[0] == "aiobotocore":
-            raise ModuleNotFoundError("No module named 'aiobotocore'", name="aiobotocore")
-        return real_import(name, *arguments, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without_aiobotocore)
-    monkeypatch.delitem(sys.modules, "headgate.runtime.storage.s3", raising=False)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "aiobotocore" else name)
     with pytest.raises(UsageError) as refused:
         open_store("s3://bucket/x", "job", {})
     assert "pip install 'headgate[s3]'" in str(refused.value)

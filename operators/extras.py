@@ -1,0 +1,41 @@
+"""The extras of headgate's installation, and the error that names one which is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+from ..errors import PlanError
+
+_PACKAGES: Final = {
+    "rocksdb": ("rocksdict",),
+    "s3": ("aiobotocore", "boto3"),
+    "spark": ("pyspark",),
+}
+"""What is imported of each extra. Packages that only some uses of it need are not among them."""
+
+
+def missing_extra(extra: str, who: str, where: str = "") -> PlanError | None:
+    """The error to raise or to list if packages of `extra` are not installed. Nothing is imported.
+
+    Args:
+        extra: one of those in pyproject.toml.
+        who: what needs it, as the subject of a sentence.
+        where: the user's line.
+    """
+    missing = [name for name in _PACKAGES[extra] if find_spec(name) is None]
+    if not missing:
+        return None
+    packages = f"package {missing[0]}" if len(missing) == 1 else f"packages {' and '.join(missing)}"
+    return PlanError(
+        f"{who} needs the {packages}, not installed here",
+        where=where,
+        fix=f"run: pip install 'headgate[{extra}]', on all machines of the cluster",
+    )
+
+
+def check_extra(extra: str, who: str) -> None:
+    """Raise PlanError if packages of `extra` are not installed."""
+    error = missing_extra(extra, who)
+    if error is not None:
+        raise error
