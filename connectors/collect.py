@@ -106,6 +106,7 @@ class CollectSink(Sink):
     ) -> None:
         self.guarantee = guarantee
         self.if_exists = if_exists
+        self.pickled = guarantee is Guarantee.EXACTLY_ONCE
         self._store = store
 
     @property

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import InternalError
+from ..state.evolution import is_pickled
 from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
 from .clock import Clock
@@ -196,6 +197,10 @@ class Operator:
     def states(self) -> Sequence[StateInfo]:
         """What states this operator has. Also asked before `open`, to check a savepoint against a job."""
         return ()
+
+    def pickled_states(self) -> Sequence[str]:
+        """The names of the states whose content is pickled. Also asked before `open`."""
+        return [info.name for info in self.states() if is_pickled(info)]
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged.

@@ -2,19 +2,24 @@
 
 Emits the running value for each record, with the record's event time. A value is whatever the function
 returns, perhaps the object it was given, changed in place. So while a snapshot is being written, the value
-of a key is pickled before the function gets it for the first time, and the snapshot takes that.
+of a key is encoded before the function gets it for the first time, and the snapshot takes that.
+
+Values are stored as columns where their type is known: that of the stream's columns, or the one that the
+function's annotations name. All other values are pickled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from ..errors import StateError
-from ..state.codecs import PickleCodec, dumps
-from ..state.evolution import check_compatible
+from ..state.annotated import returned_type
+from ..state.codecs import Codec, PickleCodec, codec_of
+from ..state.evolution import check_compatible, is_declared_later
 from ..state.keyed.canonical import Layout, Rows
 from ..state.keyed.cuts import Changes, Cut
 from ..state.keyed.identity import key_of, token
@@ -23,6 +28,7 @@ from ..state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from .base import Operator
 from .elements import Batch, ColumnBatch, ObjectBatch
 from .graph import Origin
+from .row_codec import row_codec
 from .rows import PER_RECORD_ROWS, RowMismatch, to_columns, to_list, to_rows
 from .user_code import bad_result, user_error
 
@@ -34,18 +40,49 @@ _PLAIN_KEYS = frozenset({int, str, bytes})
 
 
 class _PickledCodec(PickleCodec):
-    """Values that come to the table as pickles."""
+    """Pickled values whose `to_array` takes what `hold` made."""
 
     def to_array(self, values: Iterable[Any]) -> pa.Array:
         return pa.array(values, self.type_)
 
 
-def _pickled(value: Any) -> bytes | Exception:
-    """The value pickled, or why it cannot be: perhaps only because it is changed at the same time."""
+class _TypedCodec(Codec):
+    """Values of a declared type whose `to_array` takes what `hold` made."""
+
+    def __init__(self, inner: Codec) -> None:
+        self._inner = inner
+        self.type_, self.nullable, self.adapts = inner.type_, inner.nullable, inner.adapts
+
+    def hold(self, value: Any) -> Any:
+        return self._inner.hold(value)
+
+    def release(self, held: Any) -> Any:
+        return self._inner.release(held)
+
+    def encode(self, value: Any) -> bytes:
+        return self._inner.encode(value)
+
+    def decode(self, data: bytes) -> Any:
+        return self._inner.decode(data)
+
+    def to_array(self, values: Iterable[Any]) -> pa.Array:
+        return self._inner.to_array([self._inner.release(held) for held in values])
+
+    def from_array(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+        return self._inner.from_array(array)
+
+
+def _codec(
+    function: Callable[[Any, Any], Any], schema: pa.Schema | None, row_type: type[Any] | None
+) -> Codec:
+    """How values are kept: as columns where their type is known, else pickled."""
+    if schema is not None:
+        return row_codec(schema, row_type) or _PickledCodec()
     try:
-        return dumps(value)
-    except Exception as error:
-        return error
+        found = codec_of(returned_type(function))
+    except StateError:  # a field of a type that only a type checker knows
+        return _PickledCodec()
+    return _PickledCodec() if found.encoding is not None else _TypedCodec(found)
 
 
 class ReduceOperator(Operator):
@@ -77,7 +114,7 @@ class ReduceOperator(Operator):
         shape = OPAQUE_KEYS
         if not callable(key) and schema is not None:
             shape = keys_of_columns([schema.field(name) for name in key])
-        self._layout = Layout(shape, "reduce", _PickledCodec())
+        self._layout = Layout(shape, "reduce", _codec(function, schema, row_type))
         self._values: dict[Any, Any] = {}
         self._order: list[Any] = []  # the keys as they came; only grows, so a thread can read along
         self._changes = Changes()
@@ -148,20 +185,27 @@ class ReduceOperator(Operator):
         return results
 
     def _keep_old(self, keys: list[Any]) -> None:
-        """Pickle the values that open cuts need, before the function can change them."""
+        """Encode the values that open cuts need, before the function can change them."""
         changes, values = self._changes, self._values
         for key in keys:
             cut = changes.newest
             if cut is None:
                 return
             if key in values and key not in cut.undo[0]:
-                changes.log(0, key, _pickled(values[key]))
+                changes.log(0, key, self._held(values[key]))
+
+    def _held(self, value: Any) -> Any:
+        """The value encoded, or why it cannot be: perhaps only because it is changed at the same time."""
+        try:
+            return self._layout.value.hold(value)
+        except Exception as error:
+            return error
 
     def states(self) -> Sequence[StateInfo]:
         return [self._layout.info(_STATE)]
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `reduce`: key group, the key columns, the value pickled."""
+        """Table `reduce`: key group, the key columns, the value."""
         cut, count = self._changes.cut(), len(self._order)
         max_parallelism = self.context.max_parallelism
 
@@ -195,16 +239,28 @@ class ReduceOperator(Operator):
         return rows
 
     def _add(self, rows: Rows, cut: Cut, key: Any) -> None:
-        """The value of a key at the cut; if it changes while it is pickled, the old one was kept."""
-        data = cut.find(0, key, _pickled(self._values[key]))
+        """The value of a key at the cut; if it changes while it is encoded, the old one was kept."""
+        data = cut.find(0, key, self._held(self._values[key]))
         if isinstance(data, Exception):
+            verb = (
+                "pickled"
+                if self._layout.value.encoding
+                else f"stored as {self._layout.value.type_}"
+            )
             raise StateError(
-                f"a value cannot be pickled step=`{self._step}` key=`{key_of(key)!r}`: {data}",
+                f"a value cannot be {verb} step=`{self._step}` key=`{key_of(key)!r}`: {data}",
                 where=str(self._origin),
-                fix="let the function return plain data",
+                fix="let the function return plain data, of the type that it is annotated to return",
             ) from data
         rows.keys.append(key_of(key))
         rows.values.append(data)
+
+    def _layout_of(self, state: RestoredState) -> Layout:
+        """How restored values are stored: pickled, if that was before their type was known."""
+        old = state.states.get(_STATE)
+        if old is not None and is_declared_later(old, self._layout.info(_STATE)):
+            return replace(self._layout, value=_PickledCodec())
+        return self._layout
 
     def restore(self, state: RestoredState) -> None:
         table = state.tables.get(_STATE)
@@ -216,11 +272,15 @@ class ReduceOperator(Operator):
         if not {*self._layout.identity, "value"} <= set(table.column_names):
             raise StateError(f"the snapshot holds no state of a reduce step=`{self._step}`")
         try:
-            rows = self._layout.rows(table)
+            rows = self._layout_of(state).rows(table)
         except StateError as error:
             raise StateError(
                 f"{error.message} step=`{self._step}`", where=str(self._origin), fix=error.fix
             ) from error
         self._order = list(map(token, rows.keys))
         self._values = dict(zip(self._order, rows.values, strict=True))
-        self._changes.restored()
+        # Deltas in another shape cannot build on what was stored.
+        old, schema = state.states.get(_STATE), info.arrow_schema()
+        stored = None if old is None else old.arrow_schema()
+        reshaped = stored is not None and not stored.equals(schema, check_metadata=True)
+        self._changes.restored(rebase=reshaped)

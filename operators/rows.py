@@ -194,7 +194,7 @@ def to_columns(records: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
     if isinstance(first, tuple):
         columns: list[Sequence[Any]] = _transpose(records, len(schema.names), schema)
     else:
-        columns = [_gather(records, name, _getter(first, name)) for name in schema.names]
+        columns = [_gather(records, name, getter_of(first, name)) for name in schema.names]
     arrays = [_to_array(values, field) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -215,7 +215,7 @@ def _transpose(records: Sequence[Any], width: int, schema: pa.Schema) -> list[Se
     return list(zip(*records, strict=True))
 
 
-def _getter(record: Any, name: str) -> Callable[[Any], Any]:
+def getter_of(record: Any, name: str) -> Callable[[Any], Any]:
     """How records like this one give the value of a column."""
     by_item = isinstance(record, Mapping) or _attribute(name, 0) != name
     return itemgetter(name) if by_item else attrgetter(name)

@@ -9,7 +9,7 @@ a restore everything in the restored snapshot is committed first. So commits mus
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -179,12 +179,14 @@ class Sink:
         guarantee: what the job asks of it.
         needs_columns: True if it takes only column batches.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
+        pickled: True if committables are pickled, so that a restore unpickles them.
     """
 
     guarantees: frozenset[Guarantee] = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     needs_columns: bool = False
     extras: tuple[str, ...] = ()
+    pickled: bool = False
 
     def bind(self, schema: pa.Schema | None) -> None:
         """Called at plan time with the schema of the stream; raise PlanError if it does not fit."""
@@ -309,6 +311,9 @@ class SinkOperator(Operator):
                 self._ledger.add(pending.checkpoint_id, pending.committables)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
         return self._commit(CommitPermit(self.context.job_name, 0, restored))
+
+    def pickled_states(self) -> Sequence[str]:
+        return [_STATE] if self._sink.pickled else []
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)

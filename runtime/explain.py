@@ -19,6 +19,7 @@ from ..operators.partitioning import (
 from ..operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.sink import Guarantee
 from .job_spec import JobSpec
+from .pickled_state import pickled_states
 from .plan import PhysicalPlan, Vertex
 
 
@@ -35,6 +36,7 @@ def explain_plan(spec: JobSpec) -> str:
     for vertex in plan.vertices:
         lines += _physical(plan, vertex)
     lines += _event_time(plan)
+    lines += _pickled(spec)
     lines += ["", "delivery guarantees"]
     sinks = [n for v in plan.vertices for n in v.nodes if n.sink is not None]
     lines += [f"  {node.name}: {_guarantee(spec, node)}" for node in sinks]
@@ -102,6 +104,12 @@ def _event_time(plan: PhysicalPlan) -> list[str]:
                 held = f"each {of} can hold it back"
                 lines.append(f"  {node.name}: {node.watermarks.text}; {held}")
     return ["", "event time", *lines] if lines else []
+
+
+def _pickled(spec: JobSpec) -> list[str]:
+    """The states of no declared type, which cannot be looked into, or changed, or read without the code."""
+    found = pickled_states(spec.graph)
+    return ["", "pickled state", *(f"  {each}" for each in found)] if found else []
 
 
 def describe_partitioning(partitioning: Partitioning) -> str:

@@ -50,6 +50,7 @@ from .options import (
     Options,
     current_key,
 )
+from .pickled_state import check_pickles
 from .plan import make_plan
 from .protocol.job_result import JobOutcome
 from .requirements import missing_packages
@@ -214,6 +215,7 @@ class Job(JobGraph):
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
         )
+        check_pickles(plan, graph, options)
         return JobSpec(
             name=self.name,
             plan=plan,

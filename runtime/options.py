@@ -279,6 +279,15 @@ MATCH_PARTIAL_MAX = Option[int](
     "(a record once for each beginning behind which it was taken). More fails the job.",
 )
 
+ALLOW_PICKLE = Option[bool](
+    "headgate.state.allow-pickle",
+    Boolean(),
+    True,
+    "",
+    "false: nothing that lies in checkpoints and savepoints is unpickled. Jobs with state of no declared "
+    "type are refused, and so are checkpoints and savepoints that hold pickled state.",
+)
+
 OPTIONS: tuple[Option[Any], ...] = (
     *CHECKPOINT_OPTIONS,
     *RESTART_OPTIONS,

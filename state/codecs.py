@@ -33,6 +33,7 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 
+from .evolution import PICKLE
 from .forms import PLAIN, Form, enum_values, form_of, is_plain, is_record, unwrapped, without_none
 
 _INT_LIMIT = 1 << 63
@@ -302,7 +303,7 @@ class PickleCodec(_EncodedCodec):
 
     type_ = pa.binary()
     nullable = True
-    encoding = b"pickle"
+    encoding = PICKLE
 
     def hold(self, value: Any) -> bytes:
         return dumps(value)

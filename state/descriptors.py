@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, ForwardRef, Generic, Literal, Self, TypeVar, get_args, overload
 
 from ..errors import PlanError
+from .annotated import returned_type
 from .codecs import Codec, codec_of
 from .keyed.base import Tables, TableSpec
 from .keyed.canonical import Layout
@@ -65,10 +66,14 @@ class StateDescriptor:
         Raises:
             PlanError: a type given as text is not known.
         """
-        args = get_args(getattr(self, "__orig_class__", None)) or get_args(self._annotation())
+        args = self._arguments()
         if not args:
             return (Any,) * self.parameters
         return tuple(Any if isinstance(arg, TypeVar) else self._resolved(arg) for arg in args)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """The type parameters as they are written; empty if there are none."""
+        return get_args(getattr(self, "__orig_class__", None)) or get_args(self._annotation())
 
     def _annotation(self) -> Any:
         annotation = getattr(self.owner, "__annotations__", {}).get(self.attribute)
@@ -261,6 +266,9 @@ class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
         self.reduce = reduce
 
+    def value_type(self) -> Any:
+        return super().value_type() if self._arguments() else returned_type(self.reduce)
+
     def handle(self, backend: Tables, expiry: Expiry | None) -> ReducingHandle[T]:
         return ReducingHandle(self._values(backend, expiry), self.reduce)
 
@@ -297,7 +305,7 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
                 )
 
     def value_type(self) -> Any:
-        return self.types()[1]
+        return self.types()[1] if self._arguments() else returned_type(self.aggregate.create)
 
     def handle(self, backend: Tables, expiry: Expiry | None) -> AggregatingHandle[IN, OUT]:
         return AggregatingHandle(self._values(backend, expiry), self.aggregate)

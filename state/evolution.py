@@ -19,6 +19,11 @@ from .snapshot import KEY_GROUP_COLUMN, StateInfo
 
 ENCODING: Final = b"headgate.encoding"
 """Metadata of a column whose bytes only its owner can read; the value says how they are encoded."""
+PICKLE: Final = b"pickle"
+"""The encoding of values of no declared type."""
+_VALUE: Final = "value"
+_DECLARED_LATER: Final = ("value", "list", "map", "reducing", "aggregating", "reduce")
+"""Kinds of state whose pickled values are loaded as values of a type that was declared later."""
 AGGREGATE: Final = b"aggregate"
 """Metadata of a state column of an aggregate: which one, such as `sum(amount)`."""
 LAST_USED_COLUMN: Final = "last_used"
@@ -92,8 +97,23 @@ def _differences(old: StateInfo, new: StateInfo) -> tuple[list[str], list[str]]:
             continue
         was = before.field(name) if name in before.names else None
         now = after.field(name) if name in after.names else None
+        if name == _VALUE and is_declared_later(old, new):
+            changes.append(f"it was pickled, and is now {after.field(name).type}")
+            continue
         _compare_field(was, now, name in old.keys or name in new.keys, problems, changes)
     return problems, changes
+
+
+def is_pickled(info: StateInfo) -> bool:
+    """True if values of a state are pickled, because no type was declared that has columns."""
+    schema = info.arrow_schema()
+    return schema is not None and any(_encoding(field) == PICKLE for field in schema)
+
+
+def is_declared_later(old: StateInfo, new: StateInfo) -> bool:
+    """True if the values of a state were pickled and now have a declared type: each is checked."""
+    known = old.schema is not None and new.schema is not None
+    return known and new.kind in _DECLARED_LATER and is_pickled(old) and not is_pickled(new)
 
 
 def _new_version(old: StateInfo, new: StateInfo) -> str:

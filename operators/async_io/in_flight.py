@@ -21,7 +21,7 @@ from ..elements import Batch, Watermark, WatermarkStatus
 from .call import Call, Status, attempt
 from .queues import Mark, OrderedQueue, Queue, UnorderedQueue
 from .retry import RetryRule
-from .stored import InFlightState
+from .stored import STATE, InFlightState
 
 IN_FLIGHT_GAUGE: Final = "numRecordsInFlight"
 RETRIES_COUNTER: Final = "numCallsRetried"
@@ -250,6 +250,9 @@ class InFlight(Operator):
 
     def states(self) -> Sequence[StateInfo]:
         return self._state.infos()
+
+    def pickled_states(self) -> Sequence[str]:
+        return [STATE] if self._state.pickled else []
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """The records of all calls that were not sent, in order.

@@ -69,6 +69,11 @@ class InFlightState:
         self._step = step
         self._origin = origin
 
+    @property
+    def pickled(self) -> bool:
+        """True if records are Python objects, which are pickled."""
+        return self._schema is None
+
     def infos(self) -> Sequence[StateInfo]:
         """What state there is."""
         if self._keyed:

@@ -33,7 +33,7 @@ from ..sizes import parse_size
 from .queue import MEMORY_BYTES, Entry, FeedbackQueue
 from .settings import LoopSettings
 from .spill import Spill
-from .stored import decode, fitting
+from .stored import restored
 
 LOG: Final = "feedback"
 ROUND: Final = "round"
@@ -190,6 +190,9 @@ class IterationHead(Operator):
             infos.append(state_info(ROUND, "union"))
         return infos
 
+    def pickled_states(self) -> Sequence[str]:
+        return [LOG] if self.settings.schema is None else []
+
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         number, entries = self._cuts.pop(checkpoint_id)
         group, step = self.context.key_groups.first, self.settings.name
@@ -227,7 +230,7 @@ class IterationHead(Operator):
             self._starts = [(0, self.round), (self.restored_end, self.round + 1)]
 
     def _restore_batch(self, number: int, data: bytes) -> None:
-        batch = fitting(decode(data), self.settings.schema, self.settings.name)
+        batch = restored(data, self.settings.schema, self.settings.name)
         self.queue.put(batch)
         if number <= self.round:
             self.restored_end = self.queue.end

@@ -56,15 +56,24 @@ def decode(data: bytes) -> Batch:
     return ColumnBatch(batch.remove_column(last), times)
 
 
+def restored(data: bytes, schema: pa.Schema | None, step: str) -> Batch:
+    """A batch of a checkpoint with the columns the loop has now; objects are only unpickled for a loop
+    of objects.
+
+    Raises:
+        StateError: it has others, or is of another kind.
+    """
+    _check_kind(data[:1] == _OBJECTS, schema, step)
+    return fitting(decode(data), schema, step)
+
+
 def fitting(batch: Batch, schema: pa.Schema | None, step: str) -> Batch:
     """A restored batch with the columns the loop has now.
 
     Raises:
         StateError: it has others, or is of another kind.
     """
-    if isinstance(batch, ObjectBatch) != (schema is None):
-        now = "Python objects" if schema is None else "columns"
-        raise _misfit(step, f"the loop is now of {now}, and was not")
+    _check_kind(isinstance(batch, ObjectBatch), schema, step)
     if isinstance(batch, ObjectBatch) or schema is None:
         return batch
     if batch.data.schema.names != schema.names:
@@ -75,6 +84,12 @@ def fitting(batch: Batch, schema: pa.Schema | None, step: str) -> Batch:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _misfit(step, str(error)) from error
     return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema), batch.timestamps)
+
+
+def _check_kind(objects: bool, schema: pa.Schema | None, step: str) -> None:
+    if objects != (schema is None):
+        now = "Python objects" if schema is None else "columns"
+        raise _misfit(step, f"the loop is now of {now}, and was not")
 
 
 def _misfit(step: str, problem: str) -> StateError:

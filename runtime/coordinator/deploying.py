@@ -22,6 +22,8 @@ from ..control.messages import (
     SubtaskAssignment,
     SubtaskFailed,
 )
+from ..options import Options
+from ..pickled_state import check_restored_pickles
 from ..plan import Vertex
 from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
@@ -77,6 +79,7 @@ class Deploying(State):
             check_restorable(
                 restored.manifest, plan, allow_non_restored=job.spec.allow_non_restored_state
             )
+            check_restored_pickles(restored.manifest, Options(job.spec.options))
             if _with_channel_state(job, restored.manifest):
                 check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)

@@ -97,11 +97,11 @@ class InFlightRecords:
             yield channel, msgspec.msgpack.encode((FORMAT, kinds, encoded)), rows
 
 
-def decode(data: bytes) -> Iterator[Batch]:
+def decode(data: bytes, *, allow_pickle: bool = True) -> Iterator[Batch]:
     """The batches of a run, in order.
 
     Raises:
-        ExchangeError: a newer headgate wrote them.
+        ExchangeError: a newer headgate wrote them, or they are pickled, and must not be.
     """
     found = msgspec.msgpack.decode(data)
     if not isinstance(found, list) or found[:1] != [FORMAT]:
@@ -111,6 +111,8 @@ def decode(data: bytes) -> Iterator[Batch]:
         )
     _, kinds, pieces = found
     for pickled, piece in zip(kinds, pieces, strict=True):
+        if pickled and not allow_pickle:
+            raise ExchangeError("records on their way are pickled: they are Python objects")
         if pickled:
             records, timestamps = pickle.loads(piece)
             yield ObjectBatch(records, timestamps)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...operators.graph import Node
-from ...state.evolution import compare
+from ...state.evolution import compare, is_pickled
 from ...state.snapshot import HINT, ChannelAddress, StateInfo
 from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..job_spec import JobSpec
-from ..options import Options
+from ..options import ALLOW_PICKLE, Options
 from ..plan import PhysicalPlan
 from ..protocol.manifest import Manifest
 from .describe import SPLITS, describe, states_of
@@ -45,6 +45,11 @@ def check(located: Located, spec: JobSpec) -> Check:
     found = Check()
     _check_parallelism(located, spec, found)
     _check_in_flight(located, spec, found)
+    if not Options(spec.options).get(ALLOW_PICKLE):
+        found.other.extend(
+            f"state `{name}` is pickled, and {ALLOW_PICKLE.key} is false"
+            for name in stored_pickles(located.manifest)
+        )
     declared = declared_states(spec.plan)
     found.unclaimed.extend(unclaimed_states(located.manifest, declared))
     stored = {operator.name: states_of(operator) for operator in located.manifest.operators}
@@ -80,6 +85,16 @@ def _check_in_flight(located: Located, spec: JobSpec, found: Check) -> None:
         f"it holds records on their way from step `{channel.source}` to `{channel.target}`, which are not "
         f"connected in the job: start from a savepoint, or give them up with {WITHOUT_CHANNEL_STATE.key}"
         for channel in unconnected(located.manifest, spec.plan)
+    )
+
+
+def stored_pickles(manifest: Manifest) -> list[str]:
+    """The states of a checkpoint that it says are pickled, as `operator.state`."""
+    return sorted(
+        f"{operator.name}.{name}"
+        for operator in manifest.operators
+        for name, info in states_of(operator).items()
+        if info is not None and is_pickled(info)
     )
 
 

@@ -32,7 +32,7 @@ from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.key_group_sampler import KeyGroupSampler
 from ..observe.metrics import MetricsRegistry
-from ..options import Options
+from ..options import ALLOW_PICKLE, Options
 from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
 from ..task.accounting import Activity
@@ -280,6 +280,7 @@ class Deployment:
                 assignment.index,
                 pieces,
                 before=assignment.in_flight_parallelism,
+                allow_pickle=self._options.get(ALLOW_PICKLE),
             ),
         )
 

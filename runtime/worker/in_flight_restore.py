@@ -8,13 +8,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from ...errors import StateError, check
+from ...errors import ExchangeError, StateError, check
 from ...operators.elements import Batch
 from ...operators.partitioning import HashColumns, HashFunction
 from ...state.snapshot import ChannelAddress, StateHandle
 from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..exchange.in_flight import decode
 from ..exchange.partitioners import Partitioner, make_partitioner
+from ..options import ALLOW_PICKLE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..task.input_subtask import InputBatch
 from .channels import rows_of
@@ -23,7 +24,13 @@ Piece: TypeAlias = tuple[StateHandle, bytes]
 
 
 def recovered_batches(
-    plan: PhysicalPlan, vertex: Vertex, index: int, pieces: Sequence[Piece], *, before: int
+    plan: PhysicalPlan,
+    vertex: Vertex,
+    index: int,
+    pieces: Sequence[Piece],
+    *,
+    before: int,
+    allow_pickle: bool,
 ) -> list[InputBatch]:
     """The batches that subtask `index` of `vertex` has to process before all others. Takes its time.
 
@@ -34,9 +41,10 @@ def recovered_batches(
         pieces: handles with their bytes, in order.
         before: parallelism of the vertex when the checkpoint was taken. If it was another one, others
             get the same pieces: only records that the partitioner gives us are kept.
+        allow_pickle: Python objects may be unpickled.
 
     Raises:
-        StateError: the key of the step is another one than it was.
+        StateError: the key of the step is another one than it was, or objects must not be unpickled.
     """
     exchanges = plan.exchanges()
     ways: dict[ChannelAddress, _Way] = {}
@@ -49,10 +57,21 @@ def recovered_batches(
         assert edge is not None  # for the type checker
         way = ways.setdefault(channel.exchange, _Way(plan, edge, vertex, index, before))
         ours = msgspec.structs.replace(channel, receiver=index)
-        for batch in decode(data):
+        for batch in _decoded(data, channel, allow_pickle):
             way.check_unchanged(batch, channel)
             recovered += [InputBatch(ours, edge.input_index, part) for part in way.own(batch)]
     return recovered
+
+
+def _decoded(data: bytes, channel: ChannelAddress, allow_pickle: bool) -> Iterator[Batch]:
+    try:
+        yield from decode(data, allow_pickle=allow_pickle)
+    except ExchangeError as error:
+        raise StateError(
+            f"{error.message} from=`{channel.source}` to=`{channel.target}`",
+            fix=error.fix
+            or f"{ALLOW_PICKLE.key} is false: restore a savepoint, which holds no such records",
+        ) from error
 
 
 class _Way:
