@@ -69,7 +69,7 @@ class S3Server:
 
     def _control(self, method: str, body: bytes | None = None) -> dict:
         request = urllib.request.Request(f"{self.endpoint}/__faults__", body, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
 
@@ -128,7 +128,7 @@ def _with_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     url = f"{endpoint}/{server.bucket}"
     authorization = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request"
     request = urllib.request.Request(url, method="PUT", headers={"Authorization": authorization})
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
     server.inject()
     return server
 

@@ -117,7 +117,7 @@ def test_it_stops_and_goes_on_at_another_parallelism(lab: Any, kind: Any, way: s
         done = await running.request("stop", drain=way == "drain", **given)
         taken.append(done.get("savepoint", ""))
 
-    ran = lab.run(make_job(lab, sink, 2, kind), script)
+    ran = lab.run(make_job(lab, sink, 2, kind), script, batches=6)
     assert ran.outcome.status == "SUSPENDED", ran.failures
     before = sorted(sink.rows)
     assert len(before) < ROWS

@@ -24,7 +24,7 @@ from headgate.runtime.control.messages import Event
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.tests.chaos.leftovers import left_in
 
-DEADLINE_S = 110.0
+DEADLINE_S = 240.0
 
 
 @dataclass

@@ -289,7 +289,7 @@ def test_files_that_are_visible_are_forgotten(tmp_path: Path, guarantee: str) ->
         without_threads(operator).finish()
         operator.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
     assert ids(visible(tmp_path, "json")) == list(range(31))
 
 

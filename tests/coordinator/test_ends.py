@@ -90,6 +90,7 @@ def test_who_asks_after_the_end_is_told_the_same(lab: Any, fails: bool) -> None:
     told: list[Any] = []
 
     async def script(job: Any) -> None:
+        job.over.set()
         told.append(await job.task)
         job.begin()
         told.append(await job.task)

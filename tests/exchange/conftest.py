@@ -41,7 +41,7 @@ def run(request):
     def run(coroutine):
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(asyncio.wait_for(coroutine, 30))
+            return runner.run(asyncio.wait_for(coroutine, 120))
 
     return run
 

@@ -118,9 +118,9 @@ def test_slow_consumer_bounds_both_ends(run, hubs, make, clock, take, lent, tran
 
         producer = asyncio.create_task(produce())
         # Nobody reads: the producer must come to rest with all credits used and one batch queued.
-        await until(lambda: gate.queued_buffers == 5)
-        await asyncio.sleep(0.02)
-        assert emitted == 6
+        await until(lambda: gate.queued_buffers == 5 and emitted == 6)
+        await asyncio.sleep(0.02)  # in which it would go on, if anything let it
+        assert (gate.queued_buffers, emitted) == (5, 6)
         assert partition.backlogged
         assert lent(gate) == 3
         rows = []

@@ -65,7 +65,7 @@ def test_the_main_job_equals_the_batch_answer(file, parallelism, flights, answer
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     streamed = pl.read_parquet(tmp_path / "delays" / "*.parquet").select(COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
@@ -30,9 +31,63 @@ from headgate.runtime.storage.base import CheckpointStore, Created, Existed, Sto
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
+from headgate.runtime.task.source_subtask import SourceSubtask
 
-DEADLINE_S = 40.0
+DEADLINE_S = 240.0
+"""Ends a test that hangs; no test is a matter of how fast the machine is."""
 _stores = itertools.count()
+
+
+class HeldReader:
+    """A reader that does not end before the script of its job is over, whatever it has read by then.
+
+    Before that it reads at most `batches` batches, if that is not None.
+    """
+
+    def __init__(self, reader: Any, over: asyncio.Event, batches: int | None) -> None:
+        self.__dict__.update(_reader=reader, _over=over, _left=batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._reader, name, value)
+
+    def _waits(self) -> bool:
+        return not self._over.is_set() and (self._reader.finished or self._left == 0)
+
+    def poll(self) -> Any:
+        if self._waits():
+            return None
+        batch = self._reader.poll()
+        if batch is not None and self._left:
+            self.__dict__["_left"] -= 1
+        return batch
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._reader.finished) and self._over.is_set()
+
+    async def wait(self) -> None:
+        await (self._over.wait() if self._waits() else self._reader.wait())
+
+
+@contextlib.contextmanager
+def sources_held(over: asyncio.Event, batches: int | None = None) -> Iterator[None]:
+    """No source ends before `over`: a job is there for its script, however fast its records are.
+
+    A fresh subtask without splits ends at once, as ever: checkpoints include ended subtasks.
+    """
+    build = SourceSubtask.__init__
+
+    def held(subtask: Any, env: Any, outputs: Any, fresh_splits: tuple[bytes, ...] | None) -> None:
+        build(subtask, env, outputs, fresh_splits)
+        if fresh_splits != ():
+            subtask._reader = HeldReader(subtask._reader, over, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SourceSubtask, "__init__", held)
+        yield
 
 
 class RunningJob:
@@ -42,6 +97,8 @@ class RunningJob:
         self.spec = spec
         self.cluster = cluster
         self.events: list[Event] = []
+        self.over = asyncio.Event()
+        """Set once the script has nothing more to do: sources do not end before that."""
         self._open_store = open_store
         self._news = asyncio.Event()
         self._seen = 0
@@ -77,6 +134,15 @@ class RunningJob:
         """Wait for the next completed checkpoint."""
         event = await self.until("checkpoint", status="COMPLETED")
         return int(json.loads(event.body)["id"])
+
+    @property
+    def completed(self) -> int:
+        """How many checkpoints completed."""
+        return sum(
+            json.loads(e.body)["status"] == "COMPLETED"
+            for e in self.events
+            if e.kind == "checkpoint"
+        )
 
     def texts(self, kind: str) -> list[str]:
         """What events of a kind said."""
@@ -140,12 +206,7 @@ class Ran:
 
     @property
     def completed(self) -> int:
-        """How many checkpoints completed."""
-        return sum(
-            json.loads(e.body)["status"] == "COMPLETED"
-            for e in self.job.events
-            if e.kind == "checkpoint"
-        )
+        return self.job.completed
 
 
 Script = Callable[[RunningJob], Awaitable[None]]
@@ -155,6 +216,7 @@ class Lab:
     """Storage of one test, and the means to run jobs on it."""
 
     running = RunningJob
+    held = staticmethod(sources_held)
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -180,8 +242,13 @@ class Lab:
         restore_from: str | None = None,
         claim: bool = False,
         unix: bool = False,
+        batches: int | None = None,
     ) -> Ran:
-        """Run `job` to its end beside `script`."""
+        """Run `job` to its end beside `script`.
+
+        Until the script is over, or says so by `over`, no source ends; and each reader gives at most
+        `batches` batches in that time, for scripts that stop a job in the middle of its data.
+        """
         spec = replace(
             job.spec(
                 fresh=fresh,
@@ -197,7 +264,8 @@ class Lab:
                 lambda _, context: self.loop_problems.append(context)
             )
             async with asyncio.timeout(DEADLINE_S):
-                return await self._main(spec, script, opener, str(self.path) if unix else None)
+                unix_dir = str(self.path) if unix else None
+                return await self._main(spec, script, opener, unix_dir, batches)
 
         ran = asyncio.run(main())
         gc.collect()
@@ -205,14 +273,21 @@ class Lab:
         return ran
 
     async def _main(
-        self, spec: Any, script: Script | None, opener: StoreOpener, unix_dir: str | None
+        self,
+        spec: Any,
+        script: Script | None,
+        opener: StoreOpener,
+        unix_dir: str | None,
+        batches: int | None,
     ) -> Ran:
         cluster = InProcessCluster(clock=SystemClock(), open_store=opener, unix_dir=unix_dir)
         job = RunningJob(spec, cluster, opener)
         try:
-            if script is not None:
-                await script(job)
-            outcome = await job.task
+            with sources_held(job.over, batches):
+                if script is not None:
+                    await script(job)
+                job.over.set()
+                outcome = await job.task
             await job.coordinator.close()
         finally:
             job.task.cancel()
@@ -235,6 +310,16 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 class Faults:
     """Ready-made scripts."""
+
+    @staticmethod
+    def none(checkpoints: int) -> Script:
+        """Only wait until so many checkpoints have completed."""
+
+        async def script(job: RunningJob) -> None:
+            while job.completed < checkpoints:
+                await job.checkpoint()
+
+        return script
 
     @staticmethod
     def kills(seed: int, count: int) -> Script:

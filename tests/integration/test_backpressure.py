@@ -86,7 +86,7 @@ def test_a_slow_operator(lab: Any, by_subtask: Any, rate: float | None) -> None:
     assert Counter(sum(by_subtask(lab.path / "out").values(), [])) == Counter(range(rows))
 
 
-def test_a_slow_function_sink_gets_everything(lab: Any) -> None:
+def test_a_slow_function_sink_gets_everything(lab: Any, faults: Any) -> None:
     path = str(lab.path / "seen")
 
     def note(n: int) -> None:
@@ -99,7 +99,7 @@ def test_a_slow_function_sink_gets_everything(lab: Any) -> None:
     job.read(numbers(1000, batch_rows=BATCH), name="numbers").rebalance().write(
         function_sink(note), name="out"
     )
-    ran = lab.run(job)
+    ran = lab.run(job, faults.none(checkpoints=2))
     assert ran.outcome.status == "FINISHED"
     assert ran.completed >= 2
     seen = [int(line) for line in Path(path).read_text().split()]

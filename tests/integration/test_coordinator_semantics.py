@@ -22,10 +22,13 @@ from headgate.errors import (
     UsageError,
     UserCodeError,
 )
+from headgate.runtime.coordinator import failing, regional
 
 ROWS = 1000
 RATE = 2000
 KEYS = 250
+LONG_S = 120.0
+"""Longer than any test waits, however slow the machine is."""
 
 
 def bulk(key: int) -> bytes:
@@ -106,7 +109,7 @@ def test_checkpoint_on_demand_then_stop_then_resume(lab: Any, retained: Any) -> 
         assert stopped["status"] == "SUSPENDED"
         assert stopped["checkpoint"] > second["checkpoint"]
 
-    first = lab.run(make_job(lab, sink, every="1h", rate=500), script)
+    first = lab.run(make_job(lab, sink, every="1h", rate=500), script, batches=5)
     assert first.outcome.status == "SUSPENDED"
     assert first.completed >= 3
     stopped_rows = len(sink.rows)
@@ -142,7 +145,7 @@ def test_cancel(lab: Any, retained: Any, retention: str | None, kept: bool) -> N
         answer = await running.request("cancel")
         assert answer["status"] == "CANCELED"
 
-    ran = lab.run(job, script)
+    ran = lab.run(job, script, batches=5)
     assert ran.outcome.status == "CANCELED"
     assert Counter(sink.rows) < expected(4000)
     view = retained("job")
@@ -336,7 +339,7 @@ def test_rescale_from_2_to_3_to_1(lab: Any) -> None:
 
     counts = []
     for parallelism in (2, 3):
-        lab.run(make_job(lab, sink, parallelism=parallelism, rate=300), stop)
+        lab.run(make_job(lab, sink, parallelism=parallelism, rate=None), stop, batches=5)
         counts.append(len(sink.rows))
     last = lab.run(make_job(lab, sink, parallelism=1, rate=None))
     assert last.outcome.status == "FINISHED"
@@ -422,8 +425,15 @@ def test_a_bad_record_fails_at_once(lab: Any) -> None:
     assert not ran.job.texts("restart")
 
 
-def test_a_lost_worker_is_named_as_the_cause(lab: Any) -> None:
+def wait_long_for_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken connection is not taken for the cause before the loss of its worker is heard of."""
+    for module in (failing, regional):
+        monkeypatch.setattr(module, "ROOT_CAUSE_S", LONG_S)
+
+
+def test_a_lost_worker_is_named_as_the_cause(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers see broken connections first; the failure must name the worker all the same."""
+    wait_long_for_causes(monkeypatch)
     killed: list[str] = []
 
     async def script(job: Any) -> None:
@@ -440,7 +450,11 @@ def test_a_lost_worker_is_named_as_the_cause(lab: Any) -> None:
     assert all("worker lost" in text for text in ran.failures)
 
 
-def test_a_worker_that_dies_after_its_connections_is_the_cause(lab: Any) -> None:
+def test_a_worker_that_dies_after_its_connections_is_the_cause(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_long_for_causes(monkeypatch)
+
     async def script(job: Any) -> None:
         await job.checkpoint()
         worker = job.live()[0]
@@ -484,18 +498,20 @@ def test_an_old_coordinator_is_fenced(lab: Any) -> None:
         from headgate.runtime.cluster.inprocess import InProcessCluster
         from headgate.runtime.storage.open_store import open_store
 
-        kind = lab.running
+        kind, over = lab.running, asyncio.Event()
         clusters = [InProcessCluster(clock=SystemClock(), open_store=open_store) for _ in "ab"]
-        old = kind(make_job(lab, old_sink).spec(), clusters[0], open_store)
-        await old.checkpoint()
-        await old.checkpoint()
-        new = kind(make_job(lab, new_sink).spec(), clusters[1], open_store)
-        await new.until("restored")
-        at_takeover.append(len(old_sink.rows))
-        started.set()
-        with pytest.raises(FencedError):
-            await old.task
-        outcome = await new.task
+        with lab.held(over, batches=5):
+            old = kind(make_job(lab, old_sink).spec(), clusters[0], open_store)
+            await old.checkpoint()
+            await old.checkpoint()
+            new = kind(make_job(lab, new_sink).spec(), clusters[1], open_store)
+            await new.until("restored")
+            at_takeover.append(len(old_sink.rows))
+            started.set()
+            with pytest.raises(FencedError):
+                await old.task
+            over.set()
+            outcome = await new.task
         assert outcome.status == "FINISHED"
         for cluster in clusters:
             await cluster.close()

@@ -174,7 +174,7 @@ def test_a_checkpoint_that_expires(lab: Any, trouble: Any) -> None:
         assert (await job.status())["checkpoints_failed"] == 1
 
     sink = exactly_once()
-    job = make_job(lab, sink, timeout="2s", tolerable_failures=3, rows=2000)
+    job = make_job(lab, sink, timeout="5s", tolerable_failures=3, rows=2000)
     ran = lab.run(job, script, opener=trouble.open)
     assert not ran.failures
     finished_exactly(ran, sink, 2000)

@@ -40,10 +40,24 @@ def make_job(lab: Any, parallelism: int, name: str = "golden") -> hg.Job:
     return job
 
 
-def go(lab: Any, faults: Any, job: hg.Job, fault: str, seed: int = 1, **options: Any) -> Any:
-    """Run `job`; assert that it finished, and failed as often as the fault says."""
+def go(
+    lab: Any,
+    faults: Any,
+    job: hg.Job,
+    fault: str,
+    seed: int = 1,
+    checkpoints: int = 0,
+    **options: Any,
+) -> Any:
+    """Run `job`, until so many checkpoints; assert that it finished, and failed as the fault says."""
     scripts = {"kills": faults.kills(seed, 3), "takeovers": faults.takeovers(2)}
-    ran = lab.run(job, scripts.get(fault), **options)
+
+    async def script(running: Any) -> None:
+        if fault in scripts:
+            await scripts[fault](running)
+        await faults.none(checkpoints)(running)
+
+    ran = lab.run(job, script, **options)
     assert ran.outcome.status == "FINISHED", ran.failures
     expected = {"none": 0, "kills": 3, "user": 1, "takeovers": 0}[fault]
     assert len(ran.failures) == expected, ran.failures
@@ -311,7 +325,7 @@ def test_file_sinks(lab: Any, faults: Any, format: str, parallelism: int, fault:
     rows = generator({"n": sequence()}, rows=ROWS, rate=RATE, batch_rows=BLOCK)
     sink = FILE_SINKS[format](str(lab.path / "out"), guarantee="exactly_once")
     job.read(rows, name="rows").rebalance().write(sink, name="out")
-    ran = go(lab, faults, job, fault, seed=parallelism)
+    ran = go(lab, faults, job, fault, seed=parallelism, checkpoints=4)
     table = ds.dataset(lab.path / "out", format=format).to_table()
     assert sorted(table["n"].to_pylist()) == list(range(ROWS))
     assert ran.completed > 3

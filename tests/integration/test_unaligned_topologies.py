@@ -250,6 +250,7 @@ def test_a_worker_dies_while_some_subtasks_have_cut_their_state_and_others_have_
 
     async def script(running: Any) -> None:
         jobs.append(running)
+        await running.until("restored")
 
     monkeypatch.setattr(InputSubtask, "_start_capture", counted)
     ran = lab.run(job, script)
@@ -289,7 +290,7 @@ def test_at_least_once(lab: Any, faults: Any, killed: bool) -> None:
     }
     job, sink = make_job(lab, **mode), collect(guarantee="exactly_once")
     union(job).write(sink, name="out")
-    ran = lab.run(job, faults.kills(3, 2) if killed else None)
+    ran = lab.run(job, faults.kills(3, 2) if killed else faults.none(checkpoints=2))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert ran.completed >= 2
     assert set(sink.rows) == set(range(2 * ROWS))

@@ -17,7 +17,7 @@ from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.protocol.job_result import JobOutcome
 
-DEADLINE_S = 100.0
+DEADLINE_S = 240.0
 Labels = dict[str, str]
 
 
@@ -70,7 +70,7 @@ class Watched:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())
 
 

@@ -113,8 +113,16 @@ def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
         def done(scraped: Any) -> bool:
             late = scraped.value(f"{OPERATOR}_numLateRecordsDropped_total", operator_name="windows")
             lines = scraped.value(f"{OPERATOR}_numRecordsIn_total", operator_name="lines out")
-            timers = scraped.values(f"{OPERATOR}_numTimersDropped_total", operator_name="timed")
-            return late == 1 and lines == 2 and sum(timers) == 2
+            timers = [
+                sum(scraped.values(f"{OPERATOR}_{counted}_total", operator_name="timed"))
+                for counted in ("numFiredTimers", "numTimersDropped")
+            ]
+            times = [
+                *scraped.values(f"{TASK}_currentInputWatermark", task_name="windows -> out"),
+                *scraped.values(f"{OPERATOR}_currentOutputWatermark", operator_name="windows"),
+            ]
+            through = times == [299_999] * 4  # both subtasks of the window have heard of it
+            return through and late == 1 and lines == 2 and timers == [2, 2]
 
         scraped = await job.until(done)
 

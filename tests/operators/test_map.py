@@ -143,18 +143,20 @@ def test_one_failing_coroutine_stops_the_others():
 
 
 def test_cancelling_cancels_the_calls_in_flight():
-    cancelled = []
+    begun, cancelled = [], []
 
     async def work(x):
+        begun.append(x)
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.append(x)
             raise
 
     async def main():
         task = asyncio.create_task(user(work).apply_async([1, 2]))
-        await asyncio.sleep(0.01)
+        while len(begun) < 2:  # noqa: ASYNC110  it is a list
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -106,7 +106,11 @@ def run() -> Callable[..., list[Any]]:
                 start_failures=StartFailures(10, 60_000),
             )
             await script(cluster, pool)
-            await pool.close()
+            closing = asyncio.ensure_future(pool.close())
+            await settled()
+            for handle in cluster.handles.values():  # they do as they are told, and exit
+                handle.dead.set()
+            await closing
             await asyncio.gather(*cluster.serving)
             return events
 

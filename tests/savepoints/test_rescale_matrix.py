@@ -14,7 +14,6 @@ import headgate as hg
 from headgate.connectors import collect, generator, sequence
 
 ROWS, KEYS, WINDOW_MS, GROUPS = 1_200, 48, 500, 24
-RATE = 250
 CHANGES = [(1, 2), (2, 3), (3, 7), (7, 3), (3, 1), (4, 8)]
 RESTORED_FROM = ["savepoint", "checkpoint", "resume"]
 
@@ -177,8 +176,8 @@ def stop(lab: Any, place: str, found: list[str]) -> Any:
 
 def check(lab: Any, before: int, after: int, place: str, backend: str) -> None:
     sinks, found = Sinks(), []
-    first = make_job(lab, sinks, "first", before, rate=RATE, backend=backend)
-    assert lab.run(first, stop(lab, place, found)).outcome.status == "SUSPENDED"
+    first = make_job(lab, sinks, "first", before, rate=None, backend=backend)
+    assert lab.run(first, stop(lab, place, found), batches=5).outcome.status == "SUSPENDED"
     met = {row["key"] for row in told(sinks)}
     assert 0 < len(told(sinks)) < ROWS
     second = make_job(lab, sinks, "second", after, rate=None, backend=backend)

@@ -91,7 +91,7 @@ def test_a_job_goes_on_after_a_savepoint_which_is_none_of_its_checkpoints(
 
 def test_stop_with_savepoint_moved_and_restored_at_another_parallelism(lab: Any) -> None:
     sink, taken = exactly_once(), []
-    ran = lab.run(make_job(lab, sink), stop_with_savepoint(lab.path, taken))
+    ran = lab.run(make_job(lab, sink), stop_with_savepoint(lab.path, taken), batches=5)
     assert ran.outcome.status == "SUSPENDED"
     before = len(sink.rows)
     assert 0 < before < ROWS
@@ -185,7 +185,8 @@ def test_a_run_from_a_savepoint_that_got_nowhere_is_not_followed_by_an_empty_one
 
 def test_drain_ends_the_data_and_then_the_job(lab: Any) -> None:
     sink, taken = exactly_once(), []
-    ran = lab.run(make_job(lab, sink), stop_with_savepoint(lab.path, taken, drain=True))
+    stop = stop_with_savepoint(lab.path, taken, drain=True)
+    ran = lab.run(make_job(lab, sink), stop, batches=5)
     assert ran.outcome.status == "SUSPENDED"
     assert Path(taken[0], "_metadata").is_file()
     assert 0 < len(sink.rows) < ROWS

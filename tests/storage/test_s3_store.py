@@ -407,7 +407,7 @@ def test_a_failed_upload_is_given_up_in_bounded_time(s3_server, monkeypatch):
         await retrying.wait()
         writer.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(writer, 10)
+            await asyncio.wait_for(writer, 60)
         await store.close()
 
     asyncio.run(main())

@@ -33,7 +33,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     def run(coroutine: Awaitable[Any]) -> Any:
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(asyncio.wait_for(coroutine, 30))
+            return runner.run(asyncio.wait_for(coroutine, 120))
 
     return run
 

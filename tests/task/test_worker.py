@@ -26,7 +26,7 @@ from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.worker import worker as module
 from headgate.runtime.worker.worker import Worker
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 
 
 class Clock:
