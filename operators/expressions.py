@@ -6,10 +6,9 @@ them per batch: a silent lie, since batches are cut by chance. They are refused 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -17,13 +16,17 @@ import pyarrow as pa
 from ..errors import PlanError
 from .row_probe import across_rows
 from .schema import unknown_column
+from .sql.functions import ACROSS_FIX, AcrossError, ClockError
+from .sql.parser import read_sql
+from .sql.tokens import SqlError, quoted
+from .sql.tree import Node, Reading, columns_of
+from .sql.types import Types, polars_types
+from .sql.writer import write_sql
 
 ExpressionLike: TypeAlias = str | pl.Expr
 
-_STRING = re.compile(r"'(?:[^']|'')*'")
-_CLOCK = re.compile(
-    r"\b(now|current_timestamp|current_date|current_time|localtimestamp|localtime)\b", re.IGNORECASE
-)
+SHOWN_MAX: Final = 400
+"""The most of an expression that messages and `explain` show, in characters."""
 
 
 @dataclass(frozen=True)
@@ -39,54 +42,81 @@ class Column:
     reads: frozenset[str]
 
 
-def polars_schema(schema: pa.Schema) -> dict[str, pl.DataType]:
-    """The Polars types of an Arrow schema."""
-    frame = cast(pl.DataFrame, pl.from_arrow(schema.empty_table()))
-    return dict(frame.schema)
-
-
-def parse(expression: ExpressionLike, step: str, where: str) -> pl.Expr:
-    """The Polars expression of SQL text; a `pl.Expr` is itself.
+def _read(text: str, step: str, where: str) -> Reading:
+    """The tree of SQL text.
 
     Raises:
-        PlanError: not an expression, or one that asks for the time of day.
+        PlanError: not an expression about one record, too large, or one that asks for the time of day.
     """
-    if isinstance(expression, pl.Expr):
-        return expression
-    if not isinstance(expression, str):
+    try:
+        return read_sql(text)
+    except SqlError as error:
+        raise _refusal(error, text, step, where) from None
+
+
+def _polars(node: Node, text: str, schema: pa.Schema, step: str, where: str) -> pl.Expr:
+    """The Polars expression of a tree over records of `schema`."""
+    for name in sorted(columns_of(node) - set(schema.names)):
+        raise _not_a_column(name, text, schema, step, where)
+    try:
+        return pl.sql_expr(write_sql(node, Types(schema)))
+    except SqlError as error:
+        raise _refusal(error, text, step, where) from None
+    except Exception as error:
         raise PlanError(
-            f"not an expression in {step} type=`{type(expression).__name__}`",
-            where=where,
-            fix="give SQL text such as \"amount > 0\", or a polars expression such as pl.col('amount') > 0",
-        )
-    if found := _CLOCK.search(_STRING.sub("''", expression)):
-        raise PlanError(
-            f"`{found[0]}` in {step} would be fixed when the job is planned",
+            f"cannot read the expression `{shown(text)}` in {step}: {_reason(error)}", where=where
+        ) from error
+
+
+def _refusal(error: SqlError, text: str, step: str, where: str) -> PlanError:
+    text = shown(text)
+    if isinstance(error, ClockError):
+        return PlanError(
+            f"`{error.message}` in {step} would be fixed when the job is planned",
             where=where,
             fix="use the record's own time; for the time of processing use map or map_batches",
         )
-    try:
-        return pl.sql_expr(expression)
-    except Exception as error:
-        reason = str(error).splitlines()[0]
+    if isinstance(error, AcrossError):
+        return _across(error.message, text, step, where)
+    message = f"cannot read the expression `{text}` in {step}: {error.message}"
+    return PlanError(message, where=where, fix=error.fix)
+
+
+def _not_a_column(name: str, text: str, schema: pa.Schema, step: str, where: str) -> PlanError:
+    error = unknown_column(name, schema, step, where)
+    if quoted(name) in text:
+        error.fix = f"text stands in single quotes: '{name}'; {error.fix}"
+    return error
+
+
+def _expression(
+    given: ExpressionLike, schema: pa.Schema, step: str, where: str
+) -> tuple[pl.Expr, str | None]:
+    """The Polars expression of what a user gave, and its name if SQL text gives one."""
+    if isinstance(given, pl.Expr):
+        return given, None
+    if not isinstance(given, str):
         raise PlanError(
-            f"cannot read the expression `{expression}` in {step}: {reason}",
+            f"not an expression in {step} type=`{type(given).__name__}`",
             where=where,
-            fix='a column whose name is an SQL word stands in double quotes: "user" IS NOT NULL',
-        ) from error
+            fix="give SQL text such as \"amount > 0\", or a polars expression such as pl.col('amount') > 0",
+        )
+    reading = _read(given, step, where)
+    return _polars(reading.node, given, schema, step, where), reading.alias
 
 
 def check_filter(
     predicate: ExpressionLike, schema: pa.Schema, step: str = "filter", where: str = ""
 ) -> Column:
     """Parse and check a filter's condition against the stream's schema."""
-    expression = parse(predicate, step, where)
+    expression, _ = _expression(predicate, schema, step, where)
     text = show(predicate)
     columns = _resolve(expression, text, schema, step, where)
     (kind,) = columns.values() if len(columns) == 1 else (None,)
     if kind != pl.Boolean:
         raise PlanError(f"`{text}` in {step} is not a condition: its type is {kind}", where=where)
-    _refuse_across_rows(expression, text, schema, step, where)
+    if not isinstance(predicate, str):
+        _refuse_across_rows(expression, text, schema, step, where)
     return Column("", expression, None, columns_used(expression, schema))
 
 
@@ -116,25 +146,17 @@ def _select_item(given: ExpressionLike, schema: pa.Schema, step: str, where: str
         return [_as_it_stands(name) for name in schema.names]
     if isinstance(given, str) and given in schema.names:
         return [_as_it_stands(given)]
-    expression = parse(given, step, where)
+    if isinstance(given, str):
+        return [_select_text(given, schema, step, where)]
+    expression, _ = _expression(given, schema, step, where)
     text = show(given)
     types = _resolve(expression, text, schema, step, where)
     if expression.meta.is_column_selection():
         return [_as_it_stands(name) for name in types]
     bare = expression.meta.undo_aliases()
-    renamed = not bare.meta.eq(expression)
-    if renamed and bare.meta.is_column():
-        return [
-            Column(
-                next(iter(types)), expression, bare.meta.output_name(), columns_used(bare, schema)
-            )
-        ]
-    if isinstance(given, str) and not renamed:
-        raise PlanError(
-            f"`{text}` in {step} has no name",
-            where=where,
-            fix=f'write "{text} AS name" with a name',
-        )
+    if not bare.meta.eq(expression) and bare.meta.is_column():
+        source = bare.meta.output_name()
+        return [Column(next(iter(types)), expression, source, columns_used(bare, schema))]
     _refuse_across_rows(expression, text, schema, step, where)
     if len(types) > 1:
         raise PlanError(
@@ -143,6 +165,25 @@ def _select_item(given: ExpressionLike, schema: pa.Schema, step: str, where: str
             fix="write one expression for each column",
         )
     return [Column(next(iter(types)), expression, None, columns_used(expression, schema))]
+
+
+def _select_text(given: str, schema: pa.Schema, step: str, where: str) -> Column:
+    reading = _read(given, step, where)
+    node, name = reading.node, reading.alias
+    made = _polars(node, given, schema, step, where)
+    text = show(given)
+    if node.kind == "column":
+        name = name or node.text
+        return Column(name, made.alias(name), node.text, frozenset([node.text]))
+    if name is None:
+        raise PlanError(
+            f"`{text}` in {step} has no name",
+            where=where,
+            fix=f'write "{text} AS name" with a name',
+        )
+    expression = made.alias(name)
+    _resolve(expression, text, schema, step, where)
+    return Column(name, expression, None, columns_used(expression, schema))
 
 
 def _as_it_stands(name: str) -> Column:
@@ -163,8 +204,16 @@ def _selected(expression: pl.Expr, schema: pa.Schema, names: frozenset[str]) -> 
 
 
 def show(expression: ExpressionLike) -> str:
-    """The expression as text for messages and `explain`."""
-    return " ".join(expression.split()) if isinstance(expression, str) else str(expression)
+    """The expression as text for messages and `explain`; a long one is cut."""
+    return shown(expression if isinstance(expression, str) else str(expression))
+
+
+def shown(text: str) -> str:
+    """A user's text in one line of at most `SHOWN_MAX` characters."""
+    line = " ".join(text[: 4 * SHOWN_MAX].split())
+    return (
+        line if len(text) <= 4 * SHOWN_MAX and len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]} …"
+    )
 
 
 def arrow_type(kind: pl.DataType) -> pa.DataType:
@@ -191,7 +240,7 @@ def result_type(column: Column, schema: pa.Schema) -> pa.DataType:
     """The Arrow type of a checked column over a stream of `schema`."""
     if column.source is not None:
         return schema.field(column.source).type
-    frame = pl.LazyFrame(schema=polars_schema(schema)).select(column.expression)
+    frame = pl.LazyFrame(schema=polars_types(schema)).select(column.expression)
     return arrow_type(next(iter(frame.collect_schema().values())))
 
 
@@ -204,20 +253,25 @@ def _resolve(
             raise unknown_column(name, schema, step, where)
     try:
         # Evaluated without rows: some wrong types, such as text > 3, only show there.
-        return dict(pl.DataFrame(schema=polars_schema(schema)).select(expression).schema)
+        return dict(pl.DataFrame(schema=polars_types(schema)).select(expression).schema)
     except Exception as error:
-        reason = str(error).splitlines()[0]
         raise PlanError(
-            f"`{text}` in {step} does not fit the stream: {reason}", where=where
+            f"`{text}` in {step} does not fit the stream: {_reason(error)}", where=where
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return shown(str(error).partition("\n")[0])
 
 
 def _refuse_across_rows(
     expression: pl.Expr, text: str, schema: pa.Schema, step: str, where: str
 ) -> None:
     if reason := across_rows(expression, schema):
-        raise PlanError(
-            f"`{text}` in {step} looks at more than one record: {reason}",
-            where=where,
-            fix="batches are cut by chance; to combine records use key_by(...).window(...).agg(...)",
-        )
+        raise _across(reason, text, step, where)
+
+
+def _across(reason: str, text: str, step: str, where: str) -> PlanError:
+    return PlanError(
+        f"`{text}` in {step} looks at more than one record: {reason}", where=where, fix=ACROSS_FIX
+    )

@@ -133,14 +133,6 @@ def test_conditions_that_cannot_be(given, text):
     assert text in caught.value.message
 
 
-def test_a_column_named_like_an_sql_function_is_answered_with_quotes():
-    with pytest.raises(PlanError, match="cannot read the expression") as caught:
-        check_filter("user IS NOT NULL", pa.schema([("user", pa.string())]))
-    assert "double quotes" in caught.value.fix
-    quoted = check_filter('"user" IS NOT NULL', pa.schema([("user", pa.string())]))
-    assert quoted.reads == {"user"}
-
-
 def test_the_clock_inside_of_a_text_is_only_text():
     assert check_filter("url = 'now()'", SCHEMA).reads == {"url"}
 

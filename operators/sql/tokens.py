@@ -1,0 +1,87 @@
+"""SQL text as tokens."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+TokenKind: TypeAlias = Literal["word", "quoted", "text", "bytes", "number", "sign", "end"]
+
+TEXT_MAX: Final = 16 * 1024 * 1024
+"""The longest SQL text of one expression, in characters."""
+
+_TOKEN = re.compile(
+    r"""\s+|--[^\n]*|/\*.*?\*/
+    |(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+    |(?P<bytes>[xX]'(?:[0-9a-fA-F]{2})*')
+    |(?P<text>'(?:[^']|'')*')
+    |(?P<quoted>"(?:[^"]|"")+"|`[^`]+`)
+    |(?P<word>[^\W\d]\w*)
+    |(?P<sign>->>|->|::|<=>|<>|!=|==|<=|>=|\|\||!~\*|!~|~\*|~|//|[-+*/%=<>(),.\[\]&|])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
+class SqlError(Exception):
+    """The text is not an expression that headgate takes; `fix` says what to write instead."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+
+class Token(NamedTuple):
+    """A piece of the text; of a quoted name, `text` is the name itself."""
+
+    kind: TokenKind
+    text: str
+
+
+def tokens(text: str) -> list[Token]:
+    """The tokens of `text`, the last of kind `end`; comments and white space are left out.
+
+    Raises:
+        SqlError: a character that belongs to no token, or a text beyond `TEXT_MAX`.
+    """
+    if len(text) > TEXT_MAX:
+        raise SqlError(
+            f"it has {len(text):,} characters, and {TEXT_MAX:,} is the most",
+            "put the values into a table and join with lookup_join",
+        )
+    found: list[Token] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise SqlError(_unreadable(text[at:]))
+        at = match.end()
+        kind = match.lastgroup
+        if kind == "quoted":
+            found.append(Token("quoted", _unquoted(match[0])))
+        elif kind is not None:
+            found.append(Token(kind, match[0]))  # type: ignore[arg-type]
+    found.append(Token("end", ""))
+    return found
+
+
+def quoted(name: str) -> str:
+    """A column's name as SQL that means this name whatever it is."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1].replace('""', '"') if text[0] == '"' else text[1:-1]
+
+
+def _unreadable(rest: str) -> str:
+    if rest[0] in "'\"`":
+        return f"the quote {rest[0]} is never closed"
+    if rest[0].isdigit():
+        return f"`{rest.split()[0][:20]}` is not a number"
+    return f"unexpected character `{rest[0]}`"
