@@ -30,6 +30,13 @@ STORE_PATIENCE = Option[int](
     "How long a coordinator that takes over tries to read the job log, before the job ends with the error "
     "of the checkpoint store. The first coordinator of a job does not try again.",
 )
+CLUSTER_CONNECT_TIMEOUT = Option[int](
+    "headgate.cluster.connect-timeout",
+    Duration(at_least_ms=100),
+    60_000,
+    "ms",
+    "How long `headgate run --cluster ADDRESS` tries to connect to the Ray cluster before it gives up.",
+)
 AVAILABILITY_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

@@ -1,5 +1,7 @@
 """Ctrl-C: the first asks the job to stop with a final checkpoint, the second cancels it.
 
+Before the cluster is there the first cancels, since nothing has begun.
+
 A third ends this process, whatever it is doing. SIGTERM counts as one Ctrl-C, and never as the second.
 """
 
@@ -25,6 +27,7 @@ class Interrupts:
         self._checkpoints = checkpoints
         self._count = 0
         self._answered = 0
+        self._begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[Any] | None = None
         self._where: tuple[list[str], str] | None = None
@@ -38,8 +41,8 @@ class Interrupts:
 
     @property
     def cancelled(self) -> bool:
-        """True if the user asked for the end at once."""
-        return self._count > 1
+        """True if the user asked for the end at once, or before the job had begun."""
+        return self._count > (1 if self._begun else 0)
 
     def __enter__(self) -> Interrupts:
         self._loop = asyncio.get_running_loop()
@@ -53,6 +56,10 @@ class Interrupts:
             signal.signal(number, handler)
         for task in self._requests:
             task.cancel()
+
+    def connected(self) -> None:
+        """The cluster is there, and the job begins: from now on the first Ctrl-C asks it to stop."""
+        self._begun = True
 
     def listening(self, addresses: list[str], token: str) -> None:
         """The coordinator can be reached here from now on; it hears what was asked before."""
@@ -73,11 +80,11 @@ class Interrupts:
         self._loop.call_soon_threadsafe(self._act)
 
     def _act(self) -> None:
-        if self._count == 1:
+        if self.cancelled:
+            self._note("stopping at once")
+        else:
             how = "with a final checkpoint " if self._checkpoints else ""
             self._note(f"stopping {how}(press Ctrl-C again to stop at once)")
-        else:
-            self._note("stopping at once")
         if self._where is not None:
             self._ask()
         elif self.cancelled and self._main is not None:

@@ -178,7 +178,11 @@ async def _run(spec: JobSpec, cluster: str) -> int:
             watch = _Watch(reporter, interrupts)
             try:
                 outcome = await launch(
-                    spec, cluster, on_event=watch.event, on_listening=interrupts.listening
+                    spec,
+                    cluster,
+                    on_event=watch.event,
+                    on_listening=interrupts.listening,
+                    on_connected=interrupts.connected,
                 )
             except asyncio.CancelledError:
                 if not interrupts.cancelled:

@@ -28,6 +28,7 @@ async def launch(
     *,
     on_event: EventHandler | None = None,
     on_listening: Callable[[list[str], str], None] | None = None,
+    on_connected: Callable[[], None] | None = None,
 ) -> JobOutcome:
     """Run `spec` on `cluster` to its end.
 
@@ -36,12 +37,15 @@ async def launch(
         cluster: `in-process`, `local`, or the address of a Ray cluster.
         on_event: sees everything the coordinator announces.
         on_listening: gets the control addresses and the token, again after each takeover.
+        on_connected: called once the cluster is there; the job has not begun before that.
 
     Raises:
         UsageError: no such cluster.
         HeadgateError: the job could not begin, or a newer coordinator took over.
     """
     if cluster == IN_PROCESS:
+        if on_connected is not None:
+            on_connected()
         return await _in_process(spec, on_event, on_listening)
     if cluster == LOCAL or cluster.startswith("ray://") or ":" in cluster or cluster == "auto":
         address = None if cluster == LOCAL else cluster
@@ -49,7 +53,13 @@ async def launch(
             prepare_environment()
         from .ray_driver import run_on_ray
 
-        return await run_on_ray(spec, address, on_event=on_event, on_listening=on_listening)
+        return await run_on_ray(
+            spec,
+            address,
+            on_event=on_event,
+            on_listening=on_listening,
+            on_connected=on_connected,
+        )
     raise UsageError(
         f"unknown cluster cluster=`{cluster}`",
         fix="use `local`, `in-process`, `auto`, or the address of a Ray cluster (ray://host:port)",

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ import ray
 from ...errors import JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
-from ..availability_options import STANDBY_COORDINATORS
+from ..availability_options import CLUSTER_CONNECT_TIMEOUT, STANDBY_COORDINATORS
 from ..control import registry
 from ..control.client import CoordinatorClient, error_of
 from ..control.messages import Event
@@ -27,6 +27,7 @@ from ..options import METRICS_HOST, METRICS_PORT, Options
 from ..protocol.drops import Dropped
 from ..protocol.job_result import JobOutcome
 from ..shipping import ship
+from .connect import connect_to_cluster
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
@@ -44,9 +45,13 @@ async def run_on_ray(
     *,
     on_event: Callable[[Event], None] | None,
     on_listening: Callable[[list[str], str], None] | None,
+    on_connected: Callable[[], None] | None,
 ) -> JobOutcome:
     """Run `spec` on an embedded Ray (`address` None) or on the cluster at `address`."""
-    with _connected(address) as stem:
+    timeout_ms = Options(spec.options).get(CLUSTER_CONNECT_TIMEOUT)
+    async with _connected(address, timeout_ms) as stem:
+        if on_connected is not None:
+            on_connected()
         setup = _setup(spec, address, stem)
         token = secrets.token_hex(16)
         actors = await asyncio.to_thread(_make_coordinators, spec, token, setup, address)
@@ -61,23 +66,14 @@ async def run_on_ray(
                 ray.kill(actor, no_restart=True)
 
 
-@contextlib.contextmanager
-def _connected(address: str | None) -> Iterator[str | None]:
+@contextlib.asynccontextmanager
+async def _connected(address: str | None, timeout_ms: int) -> AsyncIterator[str | None]:
     """Connect to a Ray; yields where workers send what they print, if that comes here."""
     if address is None:
         with embedded_ray() as directory, console(directory) as stem:
             yield stem
         return
-    try:
-        ray.init(
-            address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False
-        )
-    except Exception as error:
-        raise JobError(
-            f"cannot connect to the Ray cluster address=`{address}`: {error}",
-            fix="check the address; ray:// needs `pip install 'headgate[ray-client]'`, and a cluster with "
-            "token authentication RAY_AUTH_TOKEN in the environment",
-        ) from error
+    await connect_to_cluster(address, NAMESPACE, timeout_ms)
     try:
         yield None
     finally:
