@@ -18,7 +18,9 @@ from ..operators.partitioning import (
 )
 from ..operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.sink import Guarantee
+from .checkpoint_options import CHECKPOINT_MODE
 from .job_spec import JobSpec
+from .options import Options
 from .pickled_state import pickled_states
 from .plan import PhysicalPlan, Vertex
 
@@ -51,7 +53,13 @@ def _checkpoints(spec: JobSpec) -> list[str]:
         "on demand" if settings.every_ms is None else f"every {format_duration(settings.every_ms)}"
     )
     restart = f"restart: {_restart(spec.restart)}"
-    return [f"checkpoints: {every} to {settings.storage}, retain {settings.retain}", restart]
+    lines = [f"checkpoints: {every} to {settings.storage}, retain {settings.retain}"]
+    if Options(spec.options).get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
+        lines.append(
+            "state: at-least-once: after a failure records may count twice  "
+            f"({CHECKPOINT_MODE.key}=AT_LEAST_ONCE)"
+        )
+    return [*lines, restart]
 
 
 def _restart(settings: RestartSettings) -> str:

@@ -20,10 +20,11 @@ from ..errors import (
     UserCodeError,
     UserTraceback,
 )
+from ..operators.graph import Graph
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings
-from ..operators.sink import parse_if_exists
+from ..operators.sink import Guarantee, parse_if_exists
 from .batch.refuse import batch_problems, runs_as_batch
 from .batch_options import RUNTIME_MODE
 from .checkpoint_options import (
@@ -31,6 +32,7 @@ from .checkpoint_options import (
     CHECKPOINT_INTERVAL,
     CHECKPOINT_MAX_CONCURRENT,
     CHECKPOINT_MIN_PAUSE,
+    CHECKPOINT_MODE,
     CHECKPOINT_RETAINED,
     CHECKPOINT_TIMEOUT,
     CHECKPOINT_TOLERABLE_FAILURES,
@@ -162,6 +164,8 @@ class Job(JobGraph):
         yield from unshippable(self.graph)
         if self.as_batch:
             yield from batch_problems(self.graph)
+        elif options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
+            yield from _promises_without_alignment(self.graph)
 
     def _settle(self) -> Options:
         """Check the options, and put those explicitly set in the place of what the program says."""
@@ -286,3 +290,15 @@ def _log_event(event: Event) -> None:
     if event.kind not in ("progress", "ended"):
         level = logging.WARNING if event.kind in WARNINGS else logging.INFO
         _log.log(level, "%s", event.text)
+
+
+def _promises_without_alignment(graph: Graph) -> Iterator[PlanError]:
+    """The sinks that promise more than checkpoints of mode AT_LEAST_ONCE can give."""
+    for node in graph.sinks():
+        if node.sink is not None and node.sink.guarantee is Guarantee.EXACTLY_ONCE:
+            yield PlanError(
+                f"sink `{node.name}` promises exactly_once, and {CHECKPOINT_MODE.key}=`AT_LEAST_ONCE` "
+                "lets records count twice after a failure",
+                where=str(node.origin),
+                fix='say guarantee="at_least_once" at the sink, or leave out the option',
+            )

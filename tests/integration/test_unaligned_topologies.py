@@ -288,7 +288,7 @@ def test_at_least_once(lab: Any, faults: Any, killed: bool) -> None:
         "execution.checkpointing.mode": "AT_LEAST_ONCE",
         "execution.checkpointing.unaligned.enabled": "false",
     }
-    job, sink = make_job(lab, **mode), collect(guarantee="exactly_once")
+    job, sink = make_job(lab, **mode), collect(guarantee="at_least_once")
     union(job).write(sink, name="out")
     ran = lab.run(job, faults.kills(3, 2) if killed else faults.none(checkpoints=2))
     assert ran.outcome.status == "FINISHED", ran.failures
