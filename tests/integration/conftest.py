@@ -264,24 +264,20 @@ class Lab:
                 lambda _, context: self.loop_problems.append(context)
             )
             async with asyncio.timeout(DEADLINE_S):
-                unix_dir = str(self.path) if unix else None
-                return await self._main(spec, script, opener, unix_dir, batches)
+                running = self.begin(spec, opener, str(self.path) if unix else None)
+                return await self._main(running, script, batches)
 
         ran = asyncio.run(main())
         gc.collect()
         assert not self.loop_problems, self.loop_problems
         return ran
 
-    async def _main(
-        self,
-        spec: Any,
-        script: Script | None,
-        opener: StoreOpener,
-        unix_dir: str | None,
-        batches: int | None,
-    ) -> Ran:
+    def begin(self, spec: Any, opener: StoreOpener, unix_dir: str | None) -> RunningJob:
+        """A job that has just begun."""
         cluster = InProcessCluster(clock=SystemClock(), open_store=opener, unix_dir=unix_dir)
-        job = RunningJob(spec, cluster, opener)
+        return RunningJob(spec, cluster, opener)
+
+    async def _main(self, job: RunningJob, script: Script | None, batches: int | None) -> Ran:
         try:
             with sources_held(job.over, batches):
                 if script is not None:
@@ -292,7 +288,7 @@ class Lab:
         finally:
             job.task.cancel()
             await asyncio.gather(job.task, return_exceptions=True)
-            await cluster.close()
+            await job.cluster.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks left behind: {left}"
         return Ran(outcome, job)
