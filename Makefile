@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 
 SEEDS ?= 2000
 MINUTES ?= 5
+SECONDS ?= 60
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo demo-spark test test-all sim sim-mutants chaos bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark test test-all sim sim-mutants chaos fuzz bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -18,6 +19,7 @@ help:
 	@echo "make sim     simulate jobs through trouble (SEEDS=20000: an hour and more on two cores)"
 	@echo "make chaos   kill the processes of a job all the time, and compare its output (MINUTES=30, ARGS=--seed 1)"
 	@echo "make sim-mutants   plant bugs, and see that the simulation finds each (half an hour)"
+	@echo "make fuzz    random manifests, expressions, records and damaged files (SECONDS=1800, ARGS='--target records')"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
@@ -54,6 +56,9 @@ sim-mutants: $(STAMP)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m headgate.tests.chaos --minutes $(MINUTES) $(ARGS)
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m headgate.tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -254,7 +254,7 @@ def _resolve(
     try:
         # Evaluated without rows: some wrong types, such as text > 3, only show there.
         return dict(pl.DataFrame(schema=polars_types(schema)).select(expression).schema)
-    except Exception as error:
+    except (Exception, pl.exceptions.PanicException) as error:
         raise PlanError(
             f"`{text}` in {step} does not fit the stream: {_reason(error)}", where=where
         ) from error

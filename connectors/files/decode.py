@@ -247,6 +247,13 @@ def _with_values(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def parse_header(line: bytes, delimiter: str) -> list[str]:
-    """The column names in the first line of a CSV file."""
+    """The column names in the first line of a CSV file.
+
+    Raises:
+        Unreadable: a carriage return within it, or a name that is too long.
+    """
     text = line.removeprefix(BOM).decode(errors="replace").rstrip("\r\n")
-    return next(csv.reader(io.StringIO(text), delimiter=delimiter), [])
+    try:
+        return next(csv.reader(io.StringIO(text), delimiter=delimiter), [])
+    except csv.Error as error:
+        raise Unreadable(str(error)) from error

@@ -39,7 +39,14 @@ from .blocks import (
     line_start,
     storage_error,
 )
-from .decode import BadRecord, CsvDecoder, JsonDecoder, excerpt, parse_header
+from .decode import (
+    BadRecord,
+    CsvDecoder,
+    JsonDecoder,
+    Unreadable,
+    excerpt,
+    parse_header,
+)
 from .latest import latest_in_files
 from .whole import read_whole
 
@@ -212,7 +219,13 @@ class FileSource(Source):
     def _read_header(self, store: pafs.FileSystem, path: str) -> tuple[int, list[str]]:
         """Length of the first line, and the column names in it."""
         line = first_line(store, path)
-        names = parse_header(line, self.text.delimiter)
+        try:
+            names = parse_header(line, self.text.delimiter)
+        except Unreadable as error:
+            raise UsageError(
+                f"the first line of an input file cannot be read as column names: {error} file=`{path}`",
+                fix="end its lines with line feeds, as `dos2unix -c mac` does, or correct the line",
+            ) from error
         self._check_columns(path, names)
         return len(line), names
 

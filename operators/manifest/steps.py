@@ -150,7 +150,8 @@ def _union(name: str, table: Table, builder: Builder) -> Step | None:
     lines = table.get("union").lines
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
-        first, *others = flows
+        # A `from` beside it, which is reported elsewhere, comes behind them.
+        first, *others = flows[: len(lines)]
         made = each(
             builder,
             table.line_of("union"),

@@ -268,7 +268,7 @@ def test_a_finished_job_runs_anew(lab: Any) -> None:
     assert again.outcome.status == "FINISHED"
     assert not again.restores
     assert any("new run" in text for text in again.job.texts("start"))
-    assert Counter(sink.rows) == expected() + expected()
+    assert Counter(sink.rows) == expected()  # a collect in memory begins with no rows
 
 
 def test_fresh_ignores_the_checkpoint_but_not_later_ones(lab: Any) -> None:
