@@ -55,3 +55,7 @@ __all__ = [
     "spark_source",
     "throttle",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

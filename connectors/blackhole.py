@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..operators.elements import Batch
-from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
+from ..operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
 
 
 class BlackholeSink(Sink):
@@ -28,6 +28,6 @@ class BlackholeWriter(SinkWriter):
         return None
 
 
-def blackhole(*, guarantee: str = "none") -> BlackholeSink:
+def blackhole(*, guarantee: GuaranteeLike = "none") -> BlackholeSink:
     """Drop all records; the operator's metrics still count them."""
     return BlackholeSink(parse_guarantee(guarantee))

@@ -21,7 +21,9 @@ from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.sink import (
     Guarantee,
+    GuaranteeLike,
     IfExists,
+    IfExistsLike,
     Sink,
     SinkRun,
     SinkWriter,
@@ -165,7 +167,10 @@ class CollectWriter(SinkWriter):
 
 
 def collect(
-    *, path: str | None = None, guarantee: str = "at_least_once", if_exists: str = "error"
+    *,
+    path: str | None = None,
+    guarantee: GuaranteeLike = "at_least_once",
+    if_exists: IfExistsLike = "error",
 ) -> CollectSink:
     """Keep all records; read them from `.rows` of what this returns.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import pyarrow as pa
@@ -15,8 +15,8 @@ from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
 from ..operators.event_time import latest_of
 from ..operators.rows import to_columns
-from ..operators.schema import SchemaLike, record_class, to_schema
-from ..operators.source import Source, SourceReader
+from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ..operators.source import Record, Record_co, Source, SourceReader
 
 
 class MarkerCrash(Exception):
@@ -50,7 +50,7 @@ class _Split(msgspec.Struct):
         return f"split {self.index}"
 
 
-class ListSource(Source):
+class ListSource(Source[Record_co]):
     """The items of a list."""
 
     bounded = True
@@ -185,6 +185,22 @@ class _ListReader(SourceReader):
         return True
 
 
+@overload
+def from_list(
+    items: Sequence[Any], *, schema: type[Record], batch_rows: int = ..., splits: int = ...
+) -> ListSource[Record]: ...
+@overload
+def from_list(
+    items: Sequence[Any], *, schema: ColumnsLike, batch_rows: int = ..., splits: int = ...
+) -> ListSource: ...
+@overload
+def from_list(
+    items: Sequence[Record | Pause | Crash],
+    *,
+    schema: None = ...,
+    batch_rows: int = ...,
+    splits: int = ...,
+) -> ListSource[Record]: ...
 def from_list(
     items: Sequence[Any],
     *,

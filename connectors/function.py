@@ -13,7 +13,7 @@ from ..operators.function_life import check_life, has_life
 from ..operators.functions import is_async
 from ..operators.origin import capture_origin
 from ..operators.rows import to_rows
-from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
+from ..operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
 
 
 class FunctionSink(Sink):
@@ -54,7 +54,7 @@ class FunctionWriter(SinkWriter):
 
 
 def function_sink(
-    function: Callable[[Any], Any], *, guarantee: str = "at_least_once"
+    function: Callable[[Any], Any], *, guarantee: GuaranteeLike = "at_least_once"
 ) -> FunctionSink:
     """Call `function(record)` for each record: with the object, or with a row that has the columns as
     attributes.

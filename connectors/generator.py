@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from ..errors import UsageError
 from ..operators.durations import parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
-from ..operators.schema import SchemaLike, record_class, to_schema
+from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ..operators.source import Record, Record_co
 from . import hashing
 from .rows import DEFAULT_SPLITS, RowSource
 
@@ -202,7 +203,7 @@ def _arrow_type(values: Sequence[Any]) -> pa.DataType:
         ) from None
 
 
-class ColumnGenerator(RowSource):
+class ColumnGenerator(RowSource[Record_co]):
     """Rows of generated columns."""
 
     def __init__(
@@ -228,7 +229,7 @@ class ColumnGenerator(RowSource):
         ]
         return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
-    def with_columns(self, columns: Sequence[str]) -> ColumnGenerator:
+    def with_columns(self, columns: Sequence[str]) -> ColumnGenerator[Record_co]:
         wanted = set(columns)
         # One column stays in any case: a batch without columns has no rows to count.
         fields = {name: field for name, field in self.fields.items() if name in wanted}
@@ -243,7 +244,7 @@ class ColumnGenerator(RowSource):
         return f"generator({', '.join(self.fields)}; {rows})"
 
 
-class FunctionGenerator(RowSource):
+class FunctionGenerator(RowSource[Record_co]):
     """Rows made one by one by a function of the row number."""
 
     def __init__(
@@ -266,7 +267,7 @@ class FunctionGenerator(RowSource):
         return f"generator({name})"
 
 
-class Numbers(RowSource):
+class Numbers(RowSource[int]):
     """The numbers 0, 1, 2, ... as Python ints."""
 
     def make(self, first: int, count: int) -> Batch:
@@ -276,6 +277,27 @@ class Numbers(RowSource):
         return "numbers()" if self.rows is None else f"numbers({self.rows})"
 
 
+class GeneratorOptions(TypedDict, total=False):
+    """Keyword arguments of `generator`, which says what they mean."""
+
+    rows: int | None
+    rate: float | None
+    batch_rows: int
+    splits: int
+    seed: int
+
+
+@overload
+def generator(fields: type[Record], **options: Unpack[GeneratorOptions]) -> RowSource[Record]: ...
+@overload
+def generator(
+    fields: Mapping[str, Field | Mapping[str, Any] | str] | ColumnsLike,
+    **options: Unpack[GeneratorOptions],
+) -> RowSource: ...
+@overload
+def generator(
+    *, function: Callable[[int], Record], **options: Unpack[GeneratorOptions]
+) -> RowSource[Record]: ...
 def generator(
     fields: Mapping[str, Field | Mapping[str, Any] | str] | SchemaLike | None = None,
     *,
@@ -326,7 +348,7 @@ def numbers(
     rate: float | None = None,
     batch_rows: int = 1024,
     splits: int = DEFAULT_SPLITS,
-) -> RowSource:
+) -> RowSource[int]:
     """The numbers 0 to rows - 1 (or without end) as Python ints."""
     return Numbers(rows, rate, batch_rows, splits)
 

@@ -23,7 +23,7 @@ from ..operators.elements import Batch, ColumnBatch
 from ..operators.event_time import check_time_column
 from ..operators.functions import check_plain, function_name
 from ..operators.origin import capture_origin
-from ..operators.source import Source, SourceReader, SourceRun
+from ..operators.source import Record, Record_co, Source, SourceReader, SourceRun
 from ..operators.splits import History
 from ..operators.suggestions import suggest
 
@@ -39,7 +39,7 @@ class _Split(msgspec.Struct):
     since: int | None = None
 
 
-class HybridSource(Source):
+class HybridSource(Source[Record_co]):
     """Reads all of one source, then another."""
 
     has_history = True
@@ -248,8 +248,11 @@ def _decoded(split: bytes) -> _Split:
 
 
 def hybrid_source(
-    history: Source, live: Source | LiveFrom, *, time_column: str | None = None
-) -> HybridSource:
+    history: Source[Record],
+    live: Source[Record] | Callable[[int | None], Source[Record]],
+    *,
+    time_column: str | None = None,
+) -> HybridSource[Record]:
     """Reads a history to its end, and then goes on with what is live.
 
     No subtask begins with the live source before all have read their part of the history. Until then the

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -416,7 +416,7 @@ class NexmarkSource(RowSource):
 
 
 def nexmark(
-    kind: str = "bid",
+    kind: Literal["bid", "auction", "person"] = "bid",
     *,
     events: int | None = None,
     rate: float | None = None,

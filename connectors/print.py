@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from ..errors import UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.sink import Guarantee, Sink, SinkWriter, parse_guarantee
+from ..operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
 
 _ELLIPSIS = "..."
 
@@ -63,7 +63,7 @@ def _fields(row: dict[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in row.items()]
 
 
-def print_sink(*, width: int = 160, guarantee: str = "none") -> PrintSink:
+def print_sink(*, width: int = 160, guarantee: GuaranteeLike = "none") -> PrintSink:
     """Print each record on a line of at most `width` characters.
 
     With parallelism above 1 a line begins with the number of the subtask: `2> a=1, b=x`.

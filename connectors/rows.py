@@ -11,7 +11,7 @@ import msgspec
 
 from ..errors import UsageError
 from ..operators.elements import Batch
-from ..operators.source import Source, SourceReader
+from ..operators.source import Record_co, Source, SourceReader
 
 DEFAULT_SPLITS = 8
 _PACE_HZ = 50  # a rate-limited source makes about this many batches a second, not one per row
@@ -56,7 +56,7 @@ def check_rate(rate: object, fix: str = "") -> None:
         raise UsageError(f"the rate must be above 0 records/s, and finite rate=`{rate!r}`", fix=fix)
 
 
-class RowSource(Source):
+class RowSource(Source[Record_co]):
     """Base of generated sources: rows 0, 1, 2, ... in blocks that are dealt to a fixed number of splits.
 
     Args:

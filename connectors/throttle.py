@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch
-from ..operators.source import Source, SourceReader, SourceRun
+from ..operators.source import Record, Source, SourceReader, SourceRun
 from .rows import check_rate
 
 _CATCH_UP_S = 1.0
 """A source that was held up may be ahead of its rate by this much, so that jitter costs no records."""
 
 
-def throttle(source: Source, rate: float) -> Source:
+def throttle(source: Source[Record], rate: float) -> Source[Record]:
     """`source` at no more than `rate` records/s over all its subtasks, rejected ones included.
 
     Whole batches are let through, so the rate holds on average, not within a batch. After a stall at

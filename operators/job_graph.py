@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ..errors import PlanError
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
@@ -17,7 +17,7 @@ from .required_name import named
 from .restarts import fixed_delay
 from .settings import CheckpointSettings, ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from .sink import Guarantee
-from .source import REJECTED, Source
+from .source import REJECTED, Record, Source
 from .stream import Stream
 from .stream_base import check_parallelism
 
@@ -59,7 +59,9 @@ class JobGraph:
         self._derived: set[int] = set()
 
     @named("source", "its position in the input is stored under this name")
-    def read(self, source: Source, *, name: str, parallelism: int | None = None) -> Stream[Any]:
+    def read(
+        self, source: Source[Record], *, name: str, parallelism: int | None = None
+    ) -> Stream[Record]:
         """The stream of a source's records."""
         origin = capture_origin()
         if not isinstance(source, Source):

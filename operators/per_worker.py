@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ..errors import PlanError
 from .functions import check_plain
@@ -39,12 +39,14 @@ class PerWorker(Generic[T]):
                 _handles[self._identity] = self
             return self._made[0]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"a per_worker object has no attribute `{name}`: call it first, as in handle().{name}"
-        )
+    if not TYPE_CHECKING:  # to a type checker it would say that any name is there
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"a per_worker object has no attribute `{name}`: call it first, as in handle().{name}"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _handle, (self._factory, self._identity)

@@ -16,7 +16,9 @@ import pyarrow as pa
 from ..errors import PlanError
 from .suggestions import suggest
 
-SchemaLike: TypeAlias = pa.Schema | type[Any] | Mapping[str, Any]
+ColumnsLike: TypeAlias = pa.Schema | Mapping[str, Any]
+"""Columns by name, without a class for the records."""
+SchemaLike: TypeAlias = ColumnsLike | type[Any]
 
 _PYTHON_TYPES: Final[dict[Any, pa.DataType]] = {
     str: pa.string(),

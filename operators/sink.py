@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -31,7 +32,10 @@ class Guarantee(Enum):
     NONE = "none"
 
 
-def parse_guarantee(text: str | Guarantee) -> Guarantee:
+GuaranteeLike: TypeAlias = Literal["exactly_once", "at_least_once", "none"] | Guarantee
+
+
+def parse_guarantee(text: GuaranteeLike) -> Guarantee:
     """The guarantee a user names.
 
     Raises:
@@ -58,7 +62,10 @@ class IfExists(Enum):
     """Delete it first."""
 
 
-def parse_if_exists(text: str | IfExists) -> IfExists:
+IfExistsLike: TypeAlias = Literal["error", "append", "overwrite"] | IfExists
+
+
+def parse_if_exists(text: IfExistsLike) -> IfExists:
     """The policy a user names.
 
     Raises:

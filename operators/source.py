@@ -11,13 +11,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import pyarrow as pa
 
 from ..errors import UsageError
 from .base import OperatorContext
 from .elements import Batch
+
+if TYPE_CHECKING:
+    from typing_extensions import (
+        TypeVar,  # the defaults of type variables are newer than Python 3.11
+    )
+
+    Record = TypeVar("Record", default=Any)
+    Record_co = TypeVar("Record_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Record = TypeVar("Record")
+    Record_co = TypeVar("Record_co", covariant=True)
 
 REJECTED = "rejected"
 """The side output of records that could not be read."""
@@ -134,8 +147,8 @@ class SourceRun:
     confirm: Callable[[], Awaitable[None]] | None = None
 
 
-class Source:
-    """Description of a source; picklable.
+class Source(Generic[Record_co]):
+    """Description of a source; picklable. Its type argument is what functions of its records take.
 
     Attributes:
         schema: Arrow schema of the records, None for a source of Python objects.

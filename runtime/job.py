@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ..errors import (
     HeadgateError,
@@ -24,7 +24,7 @@ from ..operators.graph import Graph
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings
-from ..operators.sink import Guarantee, parse_if_exists
+from ..operators.sink import Guarantee, IfExistsLike, parse_if_exists
 from .batch.refuse import batch_problems, runs_as_batch
 from .batch_options import RUNTIME_MODE
 from .checkpoint_options import (
@@ -67,6 +67,20 @@ _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
     "tolerable_failures": CHECKPOINT_TOLERABLE_FAILURES,
     "retain": CHECKPOINT_RETAINED,
 }
+
+
+_PUBLIC: Final = (
+    "checkpoint",
+    "explain",
+    "max_parallelism",
+    "name",
+    "options",
+    "parallelism",
+    "read",
+    "restart",
+    "run",
+    "validate",
+)
 
 
 class Job(JobGraph):
@@ -132,6 +146,10 @@ class Job(JobGraph):
         on_event = None if cluster == "in-process" else _log_event
         return asyncio.run(launch(spec, cluster, on_event=on_event))
 
+    def __dir__(self) -> list[str]:
+        """What users call and read; the rest is for headgate's own modules."""
+        return sorted(_PUBLIC)
+
     def override(self, options: Mapping[str, str]) -> None:
         """Put `options`, under their current keys, in the place of the job's own."""
         kept = {key: text for key, text in self.options.items() if current_key(key) not in options}
@@ -186,7 +204,7 @@ class Job(JobGraph):
         allow_non_restored_state: bool = False,
         restore_from: str | os.PathLike[str] | None = None,
         claim: bool = False,
-        if_exists: str | None = None,
+        if_exists: IfExistsLike | None = None,
     ) -> JobSpec:
         """The checked job as it is handed to a coordinator; the arguments are those of `run`.
 

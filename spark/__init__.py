@@ -51,10 +51,12 @@ def _check_installed() -> None:
         ) from error
 
 
-def __getattr__(name: str) -> Any:
-    if name != "SavepointWriter":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _check_installed()
-    from .savepoint_writer import SavepointWriter
+if not TYPE_CHECKING:  # to a type checker it would say that any name is there
 
-    return SavepointWriter
+    def __getattr__(name: str) -> Any:
+        if name != "SavepointWriter":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _check_installed()
+        from .savepoint_writer import SavepointWriter
+
+        return SavepointWriter

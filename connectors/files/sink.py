@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +30,9 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import (
     Guarantee,
+    GuaranteeLike,
     IfExists,
+    IfExistsLike,
     Sink,
     SinkRun,
     SinkWriter,
@@ -42,10 +44,11 @@ from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
 from .drafts import Committable, Draft, LocalTarget, Target
-from .formats import ENCODERS, Encoder, can_encode
+from .formats import ENCODERS, Encoder, FileFormat, can_encode
 from .locations import check_storage_options, parse_location
 from .s3_drafts import S3Target
 
+ROLL_BYTES: Final = "128mb"
 _NAME = re.compile(
     r"part-(?P<tag>[0-9a-f]{8})-(?P<attempt>\d+)-(?P<after>\d+)-(?P<subtask>\d+)-(?P<number>\d+)\.\w+"
 )
@@ -369,12 +372,12 @@ class FileWriter(SinkWriter):
 def files_sink(
     path: str,
     *,
-    format: str,
-    guarantee: str,
+    format: FileFormat,
+    guarantee: GuaranteeLike,
     roll_every: Duration | None = None,
-    roll_bytes: str | int = "128mb",
+    roll_bytes: str | int = ROLL_BYTES,
     storage_options: Mapping[str, str] | None = None,
-    if_exists: str = "error",
+    if_exists: IfExistsLike = "error",
 ) -> FileSink:
     """A sink that writes files into a directory, local or s3://bucket/prefix.
 
@@ -413,16 +416,64 @@ def files_sink(
     )
 
 
-def parquet_sink(path: str, *, guarantee: str, **options: Any) -> FileSink:
+def parquet_sink(
+    path: str,
+    *,
+    guarantee: GuaranteeLike,
+    roll_every: Duration | None = None,
+    roll_bytes: str | int = ROLL_BYTES,
+    storage_options: Mapping[str, str] | None = None,
+    if_exists: IfExistsLike = "error",
+) -> FileSink:
     """`files_sink` for Parquet."""
-    return files_sink(path, format="parquet", guarantee=guarantee, **options)
+    return files_sink(
+        path,
+        format="parquet",
+        guarantee=guarantee,
+        roll_every=roll_every,
+        roll_bytes=roll_bytes,
+        storage_options=storage_options,
+        if_exists=if_exists,
+    )
 
 
-def csv_sink(path: str, *, guarantee: str, **options: Any) -> FileSink:
+def csv_sink(
+    path: str,
+    *,
+    guarantee: GuaranteeLike,
+    roll_every: Duration | None = None,
+    roll_bytes: str | int = ROLL_BYTES,
+    storage_options: Mapping[str, str] | None = None,
+    if_exists: IfExistsLike = "error",
+) -> FileSink:
     """`files_sink` for CSV."""
-    return files_sink(path, format="csv", guarantee=guarantee, **options)
+    return files_sink(
+        path,
+        format="csv",
+        guarantee=guarantee,
+        roll_every=roll_every,
+        roll_bytes=roll_bytes,
+        storage_options=storage_options,
+        if_exists=if_exists,
+    )
 
 
-def json_sink(path: str, *, guarantee: str, **options: Any) -> FileSink:
+def json_sink(
+    path: str,
+    *,
+    guarantee: GuaranteeLike,
+    roll_every: Duration | None = None,
+    roll_bytes: str | int = ROLL_BYTES,
+    storage_options: Mapping[str, str] | None = None,
+    if_exists: IfExistsLike = "error",
+) -> FileSink:
     """`files_sink` for JSON lines."""
-    return files_sink(path, format="json", guarantee=guarantee, **options)
+    return files_sink(
+        path,
+        format="json",
+        guarantee=guarantee,
+        roll_every=roll_every,
+        roll_bytes=roll_bytes,
+        storage_options=storage_options,
+        if_exists=if_exists,
+    )

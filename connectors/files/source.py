@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import msgspec
 import pyarrow as pa
@@ -23,9 +23,9 @@ from ...errors import BadRecordError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch
-from ...operators.schema import SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
-from ...operators.source import Source, SourceReader
+from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
 from . import locations
 from .blocks import (
@@ -47,6 +47,7 @@ from .decode import (
     excerpt,
     parse_header,
 )
+from .formats import FileFormat
 from .latest import latest_in_files
 from .whole import read_whole
 
@@ -62,6 +63,8 @@ REJECTED_SCHEMA = pa.schema(
 """Columns of the side output `rejected`: `offset` is a byte (text) or a row number in a row group."""
 
 _BLOCKS_AHEAD = 2
+BATCH_ROWS: Final = 8192
+SPLIT_BYTES: Final = "64mb"
 
 
 class OnBadRecord(Enum):
@@ -72,7 +75,10 @@ class OnBadRecord(Enum):
     SIDE_OUTPUT = "side_output"
 
 
-def parse_policy(text: str) -> OnBadRecord:
+BadRecordPolicy: TypeAlias = Literal["fail", "drop", "side_output"]
+
+
+def parse_policy(text: BadRecordPolicy) -> OnBadRecord:
     """The policy of this name; raises UsageError if there is none."""
     policies = [policy.value for policy in OnBadRecord]
     if text not in policies:
@@ -90,7 +96,7 @@ class TextOptions(msgspec.Struct, frozen=True):
     null_values: tuple[str, ...] = ("",)
 
 
-class FileSource(Source):
+class FileSource(Source[Record_co]):
     """Files of one format, each record read exactly once."""
 
     bounded = True
@@ -122,7 +128,7 @@ class FileSource(Source):
         self.storage_options = dict(storage_options)
         self.row_type = row_type
 
-    def configure(self, options: Mapping[str, str]) -> FileSource:
+    def configure(self, options: Mapping[str, str]) -> FileSource[Record_co]:
         """Reaches the storage as the job's options say, where its own do not say otherwise."""
         configured = copy.copy(self)
         configured.storage_options = {**locations.of_storage(options), **self.storage_options}
@@ -143,7 +149,7 @@ class FileSource(Source):
     def reader(self) -> SourceReader:
         return FileReader(self)
 
-    def with_columns(self, columns: Sequence[str]) -> FileSource:
+    def with_columns(self, columns: Sequence[str]) -> FileSource[Record_co]:
         """Reads only these columns; values of the others are then not checked either."""
         wanted = set(columns)
         # One column stays in any case: a batch without columns has no rows to count.
@@ -384,14 +390,48 @@ def _name(split: FileSplit) -> str:
     return split.path if split.end is None else f"{split.path} to byte {split.end}"
 
 
+class ParquetOptions(TypedDict, total=False):
+    """Keyword arguments of all sources of files; `files_source` says what they mean."""
+
+    batch_rows: int
+    on_bad_record: BadRecordPolicy
+    storage_options: Mapping[str, str] | None
+
+
+class JsonOptions(ParquetOptions, total=False):
+    """Those of sources of texts besides."""
+
+    split_bytes: str | int
+
+
+class CsvOptions(JsonOptions, total=False):
+    """Those of CSV besides."""
+
+    delimiter: str
+    header: bool
+    null_values: Sequence[str]
+
+
+@overload
+def files_source(
+    path: str, *, format: FileFormat, schema: type[Record], **options: Unpack[CsvOptions]
+) -> FileSource[Record]: ...
+@overload
 def files_source(
     path: str,
     *,
-    format: str,
+    format: FileFormat,
+    schema: ColumnsLike | None = ...,
+    **options: Unpack[CsvOptions],
+) -> FileSource: ...
+def files_source(
+    path: str,
+    *,
+    format: FileFormat,
     schema: SchemaLike | None = None,
-    on_bad_record: str = "fail",
-    batch_rows: int = 8192,
-    split_bytes: str | int = "64mb",
+    on_bad_record: BadRecordPolicy = "fail",
+    batch_rows: int = BATCH_ROWS,
+    split_bytes: str | int = SPLIT_BYTES,
     delimiter: str = ",",
     header: bool = True,
     null_values: Sequence[str] = ("",),
@@ -462,19 +502,91 @@ def files_source(
     )
 
 
-def csv_source(path: str, schema: SchemaLike, **options: Any) -> FileSource:
+@overload
+def csv_source(
+    path: str, schema: type[Record], **options: Unpack[CsvOptions]
+) -> FileSource[Record]: ...
+@overload
+def csv_source(path: str, schema: ColumnsLike, **options: Unpack[CsvOptions]) -> FileSource: ...
+def csv_source(
+    path: str,
+    schema: SchemaLike,
+    *,
+    on_bad_record: BadRecordPolicy = "fail",
+    batch_rows: int = BATCH_ROWS,
+    split_bytes: str | int = SPLIT_BYTES,
+    delimiter: str = ",",
+    header: bool = True,
+    null_values: Sequence[str] = ("",),
+    storage_options: Mapping[str, str] | None = None,
+) -> FileSource:
     """`files_source` for CSV."""
-    return files_source(path, format="csv", schema=schema, **options)
+    return files_source(
+        path,
+        format="csv",
+        schema=schema,
+        on_bad_record=on_bad_record,
+        batch_rows=batch_rows,
+        split_bytes=split_bytes,
+        delimiter=delimiter,
+        header=header,
+        null_values=null_values,
+        storage_options=storage_options,
+    )
 
 
-def json_source(path: str, schema: SchemaLike, **options: Any) -> FileSource:
+@overload
+def json_source(
+    path: str, schema: type[Record], **options: Unpack[JsonOptions]
+) -> FileSource[Record]: ...
+@overload
+def json_source(path: str, schema: ColumnsLike, **options: Unpack[JsonOptions]) -> FileSource: ...
+def json_source(
+    path: str,
+    schema: SchemaLike,
+    *,
+    on_bad_record: BadRecordPolicy = "fail",
+    batch_rows: int = BATCH_ROWS,
+    split_bytes: str | int = SPLIT_BYTES,
+    storage_options: Mapping[str, str] | None = None,
+) -> FileSource:
     """`files_source` for JSON lines."""
-    return files_source(path, format="json", schema=schema, **options)
+    return files_source(
+        path,
+        format="json",
+        schema=schema,
+        on_bad_record=on_bad_record,
+        batch_rows=batch_rows,
+        split_bytes=split_bytes,
+        storage_options=storage_options,
+    )
 
 
-def parquet_source(path: str, schema: SchemaLike | None = None, **options: Any) -> FileSource:
+@overload
+def parquet_source(
+    path: str, schema: type[Record], **options: Unpack[ParquetOptions]
+) -> FileSource[Record]: ...
+@overload
+def parquet_source(
+    path: str, schema: ColumnsLike | None = ..., **options: Unpack[ParquetOptions]
+) -> FileSource: ...
+def parquet_source(
+    path: str,
+    schema: SchemaLike | None = None,
+    *,
+    on_bad_record: BadRecordPolicy = "fail",
+    batch_rows: int = BATCH_ROWS,
+    storage_options: Mapping[str, str] | None = None,
+) -> FileSource:
     """`files_source` for Parquet."""
-    return files_source(path, format="parquet", schema=schema, **options)
+    return files_source(
+        path,
+        format="parquet",
+        schema=schema,
+        on_bad_record=on_bad_record,
+        batch_rows=batch_rows,
+        storage_options=storage_options,
+    )
 
 
 def parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[int]]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.origin import capture_origin
-from ...operators.schema import SchemaLike, record_class, to_schema
-from ...operators.source import Source, SourceReader, SourceRun
+from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.source import Record, Record_co, Source, SourceReader, SourceRun
 from ..files.latest import latest_in_files
-from ..files.source import FileSource, parse_policy
+from ..files.source import BadRecordPolicy, FileSource, parse_policy
 from ..rows import check_count
 from .messages import Task
 from .process import SparkProcess
@@ -27,7 +27,7 @@ from .result import Result, ResultFiles, delete_results, find_or_make
 from .schema import arrow_schema
 
 
-class SparkSource(Source):
+class SparkSource(Source[Record_co]):
     """The rows of a Spark query, each read exactly once."""
 
     bounded = True
@@ -91,6 +91,30 @@ class SparkSource(Source):
         return f"spark({self.query.describe()})"
 
 
+class SparkOptions(TypedDict, total=False):
+    """Keyword arguments of `spark_source`, which says what they mean."""
+
+    sql: str | None
+    table: str | None
+    path: str | None
+    format: str | None
+    options: Mapping[str, Any] | None
+    query: Callable[[Any], Any] | None
+    master: str
+    conf: Mapping[str, Any] | None
+    keep_result: bool
+    on_bad_record: BadRecordPolicy
+    batch_rows: int
+
+
+@overload
+def spark_source(
+    *, schema: type[Record], **arguments: Unpack[SparkOptions]
+) -> SparkSource[Record]: ...
+@overload
+def spark_source(
+    *, schema: ColumnsLike | None = ..., **arguments: Unpack[SparkOptions]
+) -> SparkSource: ...
 def spark_source(
     *,
     sql: str | None = None,
@@ -103,7 +127,7 @@ def spark_source(
     master: str = LOCAL,
     conf: Mapping[str, Any] | None = None,
     keep_result: bool = False,
-    on_bad_record: str = "fail",
+    on_bad_record: BadRecordPolicy = "fail",
     batch_rows: int = 8192,
 ) -> SparkSource:
     """A bounded source of the result of a Spark query. Needs the extra `headgate[spark]`.

@@ -151,7 +151,15 @@ class Lookups(StreamBase[T], Generic[T]):
         how: LookupHow = "left",
         suffix: str | None = None,
         name: str = "",
-        **calls: Any,
+        into: SchemaLike | None = None,
+        cache_rows: int | None = None,
+        cache_for: Duration | None = None,
+        max_in_flight: int | None = None,
+        timeout: Duration | None = None,
+        ordered: bool | None = None,
+        retry: Retry | None = None,
+        on_timeout: OnTimeout | None = None,
+        on_error: OnErrorLike | None = None,
     ) -> Stream[Any]:
         """Each record with what a coroutine function, or a static table, has for its key.
 
@@ -162,12 +170,25 @@ class Lookups(StreamBase[T], Generic[T]):
             how: of a table: `left`, nulls where it has no row, or `inner`, only records it has a row for.
             suffix: appended to columns that are found whose names are taken.
             name: of a function, the address of the state.
-            calls: of a function, `into`: the columns that are found, which may be null in the result;
-                `cache_rows` (10,000): answers kept per process and step, None among them, 0: none;
-                `cache_for` (1m): how long an answer counts; and as for `map_async` `max_in_flight`,
-                `timeout`, `ordered`, `retry`, `on_timeout` and `on_error`.
+            into: of a function, the columns that are found, which may be null in the result.
+            cache_rows: of a function, answers kept per process and step, None among them; 0: none. By
+                default 10,000.
+            cache_for: of a function, how long an answer counts; by default 1m.
+            max_in_flight: of a function, as for `map_async`; so are the arguments behind it.
         """
         origin = capture_origin()
+        given = {
+            "into": into,
+            "cache_rows": cache_rows,
+            "cache_for": cache_for,
+            "max_in_flight": max_in_flight,
+            "timeout": timeout,
+            "ordered": ordered,
+            "retry": retry,
+            "on_timeout": on_timeout,
+            "on_error": on_error,
+        }
+        calls: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         if isinstance(function, StaticTable):
             if calls:
                 raise PlanError(
@@ -181,6 +202,12 @@ class Lookups(StreamBase[T], Generic[T]):
                 f"how=`{how}` is for tables: records that a function finds nothing for have nulls",
                 where=str(origin),
                 fix='leave it out, and add .filter("column IS NOT NULL")',
+            )
+        if into is None:
+            raise PlanError(
+                "lookup with a function needs into=: the columns that the function finds",
+                where=str(origin),
+                fix='such as into={"name": "string"}, or a Struct class',
             )
         return self._ask(key, function, suffix=suffix, name=name, origin=origin, **calls)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from typing import Any, assert_type
+from typing import assert_type
 
 import msgspec
 
@@ -81,7 +81,7 @@ def times(pages: hg.Stream[Page]) -> None:
 
 
 def ends(job: hg.Job, pages: hg.Stream[Page], numbers: hg.Stream[int]) -> None:
-    assert_type(job.read(hg.connectors.from_list([1]), name="x"), hg.Stream[Any])
+    assert_type(job.read(hg.connectors.from_list([1]), name="x"), hg.Stream[int])
     pages.write(hg.connectors.blackhole(), name="out")
     job.checkpoint("10s", "checkpoints")
     job.read(hg.connectors.from_list([1]))  # wrong

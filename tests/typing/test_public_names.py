@@ -1,0 +1,51 @@
+"""What a user finds by asking Python: names, and arguments that are named one by one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate import connectors
+
+AGGREGATES = {"agg"}
+"""Methods whose keyword arguments are the user's own names."""
+
+
+def public() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for home in (hg, connectors, hg.triggers, hg.evictors):
+        for name in getattr(home, "__all__", dir(home)):
+            found = getattr(home, name)
+            ours = str(getattr(found, "__module__", "")).startswith("headgate.")
+            if name.startswith("_") or not callable(found) or not ours:
+                continue
+            yield f"{home.__name__}.{name}", found
+            if inspect.isclass(found):
+                for method, function in inspect.getmembers(found, inspect.isfunction):
+                    if not method.startswith("_"):
+                        yield f"{home.__name__}.{name}.{method}", function
+
+
+@pytest.mark.parametrize(("name", "function"), public(), ids=lambda each: str(each))
+def test_arguments_have_names(name: str, function: Callable[..., Any]) -> None:
+    if inspect.isclass(function) or name.rpartition(".")[2] in AGGREGATES:
+        return
+    parameters = inspect.signature(function).parameters.values()
+    assert [each.name for each in parameters if each.kind is each.VAR_KEYWORD] == []
+
+
+def test_only_what_is_for_users_is_listed() -> None:
+    assert dir(connectors) == sorted(connectors.__all__)
+    assert dir(hg) == sorted(hg.__all__)
+    public = "checkpoint explain max_parallelism name options parallelism read restart run validate"
+    assert [name for name in dir(hg.Job("x")) if name in public.split()] == public.split()
+    assert not {"add_node", "spec", "derived_name", "override", "graph"} & set(dir(hg.Job("x")))
+
+
+def test_every_name_is_there() -> None:
+    for home in (hg, connectors):
+        for name in dir(home):
+            assert getattr(home, name) is not None, name
