@@ -37,6 +37,21 @@ CLUSTER_CONNECT_TIMEOUT = Option[int](
     "ms",
     "How long `headgate run --cluster ADDRESS` tries to connect to the Ray cluster before it gives up.",
 )
+PROBE_RACES = Option[int](
+    "headgate.storage.probe.races",
+    Integer(at_least=0, at_most=10_000),
+    32,
+    "objects",
+    "How many objects two writers try to create at once when a job starts on S3: a store that gives one of "
+    "them to both is refused. 0: that is not tried.",
+)
+PROBE_TIMEOUT = Option[int](
+    "headgate.storage.probe.timeout",
+    Duration(),
+    5_000,
+    "ms",
+    "No more of these tries begin after this time; how many there were is logged.",
+)
 AVAILABILITY_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)
 )

@@ -21,7 +21,7 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, Usage
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..admission import ListenerLimits
-from ..availability_options import STORE_PATIENCE
+from ..availability_options import PROBE_RACES, PROBE_TIMEOUT, STORE_PATIENCE
 from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
 from ..control.link import Link
@@ -49,6 +49,7 @@ from ..shipping import ship
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import open_store_at
+from ..storage.probe import probe_races
 from ..storage.sweep import sweep_orphans
 from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
@@ -103,6 +104,7 @@ class JobCoordinator:
         self._options = Options(spec.options)
         self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
         self._metrics_url = metrics_url
+        self._takes_over = takes_over
         self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
@@ -242,6 +244,9 @@ class JobCoordinator:
         store = self._open_store(checkpoint.storage, self.spec.name, self.spec.options)
         try:
             await store.open()
+            if not self._takes_over:  # whoever led this run before has tried it
+                races, timeout_ms = self._options.get(PROBE_RACES), self._options.get(PROBE_TIMEOUT)
+                await probe_races(store, random.Random(), races, timeout_ms / 1000)
             log = JobLog(store, secrets.token_hex(16), self._clock)
             before = await self._take_over(log)
             self._leadership.log = log

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import ClassVar, Final, TypeAlias, final
 
 CLEAN_UP_S: Final = 2.5
 """A cancelled or failed call spends at most about this long on removing what it had begun."""
@@ -40,6 +40,10 @@ class Existed:
 
 class CheckpointStore(ABC):
     """One job's part of durable storage. All calls may raise StorageError after their retries."""
+
+    creates_are_atomic: ClassVar[bool] = False
+    """True if `create_if_absent` cannot give one name to two writers by the nature of the storage, such as
+    hard links; then nothing has to be proven, or looked at twice."""
 
     @abstractmethod
     async def open(self, *, writable: bool = True) -> None:

@@ -10,6 +10,8 @@ from ...operators.clock import Clock
 from ..protocol import joblog, names
 from ..protocol.job_result import JobFailure
 from ..protocol.joblog import (
+    AlreadyAppended,
+    Appended,
     AttemptDeployed,
     CheckpointCompleted,
     Deployment,
@@ -25,7 +27,10 @@ from ..protocol.joblog import (
     Retry,
 )
 from ..protocol.manifest import Manifest
-from .base import CheckpointStore, Created, Existed
+from .base import CheckpointStore, Existed
+from .claims import Claims
+from .read_back import ReadBack
+from .retry import Sleep
 
 LOAD_ATTEMPTS_MAX = 10
 """How often a reader starts again because the log was trimmed under its eyes."""
@@ -50,9 +55,13 @@ class JobLog:
     the files of that checkpoint must not be deleted.
     """
 
-    def __init__(self, store: CheckpointStore, writer: str, clock: Clock) -> None:
+    def __init__(
+        self, store: CheckpointStore, writer: str, clock: Clock, sleep: Sleep = asyncio.sleep
+    ) -> None:
         """`writer` is a token that no other coordinator process ever had or will have."""
         self._store = store
+        self._read_back = ReadBack(store, sleep)
+        self._claims = Claims(store, self._read_back)
         self._writer = writer
         self._clock = clock
         self._view = LogView()
@@ -60,7 +69,6 @@ class JobLog:
         self._run = ""
         self._fenced_by: FencedError | None = None
         self._in_doubt: AttemptDeployed | CheckpointCompleted | JobEnded | None = None
-        self._last_claimed = 0
         self._settled = 0
         self._inherited: tuple[Doomed, ...] = ()
         self._reported: tuple[int, ...] = ()
@@ -103,12 +111,11 @@ class JobLog:
         Raises:
             StorageError: a record cannot be read.
         """
-        newest = self._last_claimed
+        newest = self._claims.last
         wanted = range(newest, max(0, newest - GENERATIONS_ASKED_MAX), -1)
         for generation in wanted if run else ():
-            name = names.generation_record(generation)
-            data = await self._store.read(name)
-            if data is not None and self._record(data, generation).run == run:
+            record = await self._claims.read(generation)
+            if record is not None and record.run == run:
                 return generation
         return 0
 
@@ -141,7 +148,7 @@ class JobLog:
             check(self._generation == 0, "this coordinator has started already")
             self._check_not_fenced()
             self._run = run
-            generation = await self._claim()
+            generation = await self._claims.claim(self._writer, run)
             started = GenerationStarted(
                 generation=generation,
                 writer=self._writer,
@@ -297,6 +304,12 @@ class JobLog:
     async def _append(self, entry: AttemptDeployed | CheckpointCompleted | JobEnded) -> None:
         self._in_doubt = entry
         decision = await self._try_append(entry)
+        if isinstance(decision, Appended | AlreadyAppended):
+            sequence, data = self._view.tail + 1, joblog.ENTRIES.encode(entry)
+            other = await self._read_back.settled(self._generation, sequence, data)
+            if other is not None:
+                existing = self._entry(other, names.log_entry(sequence))
+                decision = joblog.decide_append(self._view, entry, existing)
         self._in_doubt = None
         if isinstance(decision, Fenced):
             raise self._fence(decision.by.generation, decision.by.writer)
@@ -311,8 +324,12 @@ class JobLog:
 
     async def _try_append(self, entry: LogEntry) -> joblog.AppendDecision:
         name = names.log_entry(self._view.tail + 1)
-        result = await self._store.create_if_absent(name, joblog.ENTRIES.encode(entry))
-        existing = self._entry(result.data, name) if isinstance(result, Existed) else None
+        data = joblog.ENTRIES.encode(entry)
+        result = await self._store.create_if_absent(name, data)
+        found = result.data if isinstance(result, Existed) else None
+        if found is None:
+            found = await self._read_back.other(name, data)
+        existing = None if found is None else self._entry(found, name)
         return joblog.decide_append(self._view, entry, existing)
 
     async def _append_start(
@@ -322,7 +339,7 @@ class JobLog:
     ) -> LogHead:
         for _ in range(START_ATTEMPTS_MAX):
             self._view, _ = await self._read_log()
-            if self._view.generation > started.generation:
+            if self._view.generation >= started.generation:
                 raise self._fence(self._view.generation, self._view.writer)
             decision = await self._try_append(follow(self._view, started))
             while isinstance(decision, Retry):
@@ -333,6 +350,9 @@ class JobLog:
             # Was the slot only free because it had been trimmed after we read the log?
             head = await self._read_head()
             if not joblog.reader_was_overtaken(decision.view, head):
+                winner = await self._claims.winner(started.generation, self._writer)
+                if winner != self._writer:
+                    raise self._fence(started.generation, winner)
                 self._view = decision.view
                 return head
         raise StorageError(
@@ -341,16 +361,6 @@ class JobLog:
             where=self._store.describe(),
             fix="is an older coordinator of this job still running? stop it, or try again",
         )
-
-    async def _claim(self) -> int:
-        while True:
-            generation = await self._last_generation() + 1
-            name = names.generation_record(generation)
-            record = GenerationRecord(generation=generation, writer=self._writer, run=self._run)
-            result = await self._store.create_if_absent(name, joblog.RECORDS.encode(record))
-            if isinstance(result, Created):
-                self._last_claimed = generation
-                return generation
 
     async def _take_over(self, generation: int, head: LogHead) -> None:
         inherited: list[Doomed] = []
@@ -396,7 +406,7 @@ class JobLog:
         )
 
     def _check_claimed(self, view: LogView) -> None:
-        if view.generation > self._last_claimed:
+        if view.generation > self._claims.last:
             raise CorruptError(
                 f"the job log is damaged: a generation was never claimed "
                 f"name=`{names.generation_record(view.generation)}`",
@@ -406,53 +416,22 @@ class JobLog:
 
     async def _read_head(self) -> LogHead:
         head = LogHead()
-        for generation in range(await self._last_generation(), 0, -1):
-            name = names.generation_record(generation)
-            data = await self._store.read(name)
-            if data is None:
+        for generation in range(await self._claims.find_last(), 0, -1):
+            record = await self._claims.read(generation)
+            if record is None:
                 raise CorruptError(
-                    f"the job log is damaged: a generation record is missing name=`{name}`",
+                    f"the job log is damaged: a generation record is missing "
+                    f"name=`{names.generation_record(generation)}`",
                     where=self._store.describe(),
                     fix="were objects deleted by hand or by a lifecycle rule? restore them",
                 )
-            record = self._record(data, generation)
             head = joblog.merge_head(head, record)
             if not joblog.older_heads_matter(record):
                 break
         return head
 
-    async def _last_generation(self) -> int:
-        """The highest claimed generation. They are dense and stay, so doubling steps find it."""
-        present, step = self._last_claimed, 1
-        while await self._is_claimed(present + step):
-            present, step = present + step, step * 2
-        absent = present + step
-        while absent - present > 1:
-            middle = (present + absent) // 2
-            if await self._is_claimed(middle):
-                present = middle
-            else:
-                absent = middle
-        self._last_claimed = present
-        return present
-
     def _entry(self, data: bytes, name: str) -> LogEntry:
         return joblog.ENTRIES.decode(data, name, self._store.describe())
-
-    def _record(self, data: bytes, generation: int) -> GenerationRecord:
-        name = names.generation_record(generation)
-        record = joblog.RECORDS.decode(data, name, self._store.describe())
-        if record.generation != generation:
-            raise CorruptError(
-                f"the job log is damaged: a generation record is another one's name=`{name}` "
-                f"found=`{record.generation}`",
-                where=self._store.describe(),
-                fix="were objects copied or renamed by hand? restore them",
-            )
-        return record
-
-    async def _is_claimed(self, generation: int) -> bool:
-        return await self._store.read(names.generation_record(generation)) is not None
 
     # Leadership.
 

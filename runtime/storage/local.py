@@ -33,6 +33,8 @@ TEMPORARY_PREFIX = ".tmp-"
 class LocalStore(CheckpointStore):
     """Files below one root. A name appears only when its content is whole and on disk."""
 
+    creates_are_atomic = True
+
     def __init__(self, root: Path, rng: random.Random | None = None) -> None:
         self._root = root.absolute()
         self._rng = rng if rng is not None else random.Random()

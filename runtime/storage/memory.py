@@ -14,6 +14,7 @@ from .base import CheckpointStore, Created, Existed, FileContent
 class MemoryStore(CheckpointStore):
     """Objects in a dict. Stores of the same root in one process see the same objects."""
 
+    creates_are_atomic = True
     _shared: ClassVar[dict[str, dict[str, bytes]]] = {}
 
     def __init__(self, root: str, objects: dict[str, bytes] | None = None) -> None:

@@ -1,12 +1,20 @@
-"""Proves, while a store is opened, that it honours the one guarantee everything rests on."""
+"""Looks, while a store is opened, whether it honours the one guarantee everything rests on."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
+from collections.abc import Sequence
+from typing import Final
 
 from ...errors import StorageError
 from ..protocol import names
-from .base import CheckpointStore, Created
+from .base import CheckpointStore, Created, Existed
+
+WAVE: Final = 8
+"""Races that are under way at once: together they show more than one behind the other."""
+_log = logging.getLogger("headgate.storage")
 
 
 async def probe_conditional_create(store: CheckpointStore, rng: random.Random) -> None:
@@ -32,10 +40,73 @@ async def probe_conditional_create(store: CheckpointStore, rng: random.Random) -
         raise _unsafe(store, "it does not return what was last written")
 
 
+async def probe_races(
+    store: CheckpointStore, rng: random.Random, races: int, timeout_s: float
+) -> int:
+    """Have two writers create the same object at once, many times; exactly one must succeed each time.
+
+    A server that first looks and then writes passes the probe above. This one sees it unless all races
+    happen to go well, so it makes it improbable, and not impossible, that such a store is accepted.
+
+    Args:
+        store: any; one whose creates are atomic by nature is not asked.
+        rng: for names.
+        races: how many objects are fought for; `WAVE` at a time.
+        timeout_s: no more races begin after this time.
+
+    Returns:
+        How many races were run.
+
+    Raises:
+        StorageError: an object was given to two writers, or to none, or changed afterwards.
+    """
+    if store.creates_are_atomic:
+        return 0
+    tokens = [names.probe(f"{rng.getrandbits(128):032x}") for _ in range(races)]
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    for start in range(0, races, WAVE):
+        if loop.time() >= until:
+            _log.warning(
+                "only %d of %d concurrent creates were tried on %s: it is slow",
+                start,
+                races,
+                store.describe(),
+            )
+            return start
+        wave = tokens[start : start + WAVE]
+        try:
+            problems = await asyncio.gather(*(_race(store, name) for name in wave))
+        finally:
+            await store.delete_files(wave)
+        for problem in filter(None, problems):
+            raise _unsafe(store, problem)
+    return races
+
+
+async def _race(store: CheckpointStore, name: str) -> str:
+    """What went wrong when two writers created `name` at once; empty: nothing."""
+    bodies = [b'{"probe":%d}' % number for number in (1, 2)]
+    results: Sequence[Created | Existed] = await asyncio.gather(
+        *(store.create_if_absent(name, body) for body in bodies)
+    )
+    kept = await store.read(name)
+    winners = [body for body, r in zip(bodies, results, strict=True) if isinstance(r, Created)]
+    if len(winners) > 1:
+        return "it gave one object to two writers that created it at once"
+    if not winners:
+        return "it refused both of two writers that created an object at once"
+    told = [result.data for result in results if isinstance(result, Existed)]
+    if kept != winners[0] or told != winners:
+        return "an object is not what the writer that created it wrote"
+    return ""
+
+
 def _unsafe(store: CheckpointStore, why: str) -> StorageError:
     return StorageError(
         f"this store cannot hold checkpoints: create-if-absent does not work on it, {why}",
         where=store.describe(),
-        fix="use a store that honours `If-None-Match: *` on PutObject (Amazon S3, MinIO since 2024-11, "
-        "Cloudflare R2), check that no proxy in between strips the header, or use a directory",
+        fix="use a store that honours `If-None-Match: *` on PutObject, also for requests at the same time "
+        "(Amazon S3, MinIO since 2024-11, Cloudflare R2), check that no proxy in between strips the "
+        "header, or use a directory",
     )
