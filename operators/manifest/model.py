@@ -78,7 +78,9 @@ _METADATA = Section(
     {
         "name": Field(JOB_NAME, "the name of the job", required=True),
         "namespace": Field(JOB_NAME, "for Kubernetes"),
-        "labels": Field(Items(AnyText()), "for Kubernetes and for metrics"),
+        "labels": Field(
+            Items(AnyText()), "for tools that read manifests; headgate does not use them"
+        ),
         "annotations": Field(Items(AnyText()), "for Kubernetes"),
     },
 )
