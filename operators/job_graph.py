@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from ..errors import PlanError
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
@@ -19,7 +19,7 @@ from .settings import CheckpointSettings, ExponentialDelay, FailureRate, FixedDe
 from .sink import Guarantee
 from .source import REJECTED, Record, Source
 from .stream import Stream
-from .stream_base import check_parallelism
+from .stream_base import StreamBase, check_parallelism
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]*")
@@ -223,6 +223,10 @@ class JobGraph:
             count += 1
             name = f"{kind}-{count}"
         return name
+
+    def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
+        """See `StreamBase.show`; the subclass in `runtime/job.py` can run a job."""
+        raise PlanError("this job cannot be run", where=str(origin), fix="make it with hg.Job")
 
     def _free_name(self, node: Node) -> None:
         """Make the user's name available: a derived one gives way, the user's own does not."""

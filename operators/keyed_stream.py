@@ -23,7 +23,7 @@ from .dead_letters import OnErrorLike
 from .durations import Duration
 from .expression_steps import SelectStep
 from .expressions import Column
-from .functions import check_plain, check_returns
+from .functions import check_plain, check_returns, function_name
 from .graph import ByClock, Node, Origin
 from .joins.keyed import KeyedJoins, WindowedJoins
 from .origin import capture_origin
@@ -66,7 +66,9 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         self._keyed_by = keyed_by
 
     def __repr__(self) -> str:
-        return f"KeyedStream({self._stream.name})"
+        by = self._keyed_by
+        key = ", ".join(by.columns) if isinstance(by, HashColumns) else function_name(by.function)
+        return f"KeyedStream(by {key} of {self._stream!r})"
 
     @named("stateful step", _STATE)
     def reduce(self, function: Callable[[T, T], T], *, name: str) -> Stream[T]:

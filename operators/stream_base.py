@@ -11,6 +11,7 @@ import pyarrow as pa
 from ..errors import HeadgateError, PlanError
 from .base import AsyncOperator, Operator, OperatorFactory
 from .dead_letters import FAIL, OnError, OnErrorLike, checked_on_error, failed_sides
+from .durations import Duration, parse_duration
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
 from .function_life import with_life
 from .functions import check_callable, check_returns, function_name, is_async
@@ -63,7 +64,34 @@ class StreamBase(Generic[T]):
         return self._has_event_time
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name})"
+        """The name, and what is in the records: `Stream(clicks: url string, at timestamp[ms])`."""
+        schema = self.schema
+        columns = ["Python objects"] if schema is None else [f"{f.name} {f.type}" for f in schema]
+        time = "; event time" if self._has_event_time else ""
+        return f"{type(self).__name__}({self.name}: {', '.join(columns)}{time})"
+
+    def show(self, n: int = 10, *, within: Duration = "10s") -> None:
+        """Print the first records of this stream as a table.
+
+        Runs the part of the job that makes the stream, in this process and with parallelism 1, until there
+        are `n` records, the input ends, or the time is up. Nothing is written: the job's sinks and other
+        branches do not run, and its checkpoints are neither read nor written. Functions of steps on the
+        way are called. A window fires when its time has come, so it may take much of the input to show one.
+
+        Args:
+            n: how many records to print at most.
+            within: how long to wait for them.
+
+        Raises:
+            UsageError: the job is wrong as written, or a source keeps its data in the job's storage.
+            JobError: a step failed.
+        """
+        origin = capture_origin()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise PlanError(
+                f"show needs a whole number of records from 1 n=`{n}`", where=str(origin)
+            )
+        self._job._show(self, n, parse_duration(within, "within", str(origin)), origin)
 
     def parallel(self, parallelism: int) -> Self:
         """Run the step that makes this stream in so many subtasks."""

@@ -31,7 +31,7 @@ def explain_plan(spec: JobSpec) -> str:
     lines = [f"job {spec.name}: parallelism {spec.parallelism}, {plan.max_parallelism} key groups"]
     lines += ["", *_checkpoints(spec), "", "logical graph"]
     for vertex in plan.vertices:
-        lines += [f"  {_logical(node)}" for node in vertex.nodes]
+        lines += [f"  {describe_node(node)}" for node in vertex.nodes]
     subtasks = sum(vertex.parallelism for vertex in plan.vertices)
     lines += ["", f"physical graph: {len(plan.vertices)} vertices, {subtasks} subtasks, "
               f"{plan.slots} slots"]  # fmt: skip
@@ -80,7 +80,8 @@ def _restart(settings: RestartSettings) -> str:
             )
 
 
-def _logical(node: Node) -> str:
+def describe_node(node: Node) -> str:
+    """One line: name, kind, inputs, and what it does."""
     inputs = ", ".join(
         input_.node.name + (f".{input_.side}" if input_.side else "") for input_ in node.inputs
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import secrets
@@ -20,11 +21,13 @@ from ..errors import (
     UserCodeError,
     UserTraceback,
 )
-from ..operators.graph import Graph
+from ..operators.durations import format_duration
+from ..operators.graph import Graph, Origin
 from ..operators.job_graph import JobGraph
 from ..operators.keyed_backend import check_state_backend
 from ..operators.settings import CheckpointSettings
 from ..operators.sink import Guarantee, IfExistsLike, parse_if_exists
+from ..operators.stream_base import StreamBase
 from .batch.refuse import batch_problems, runs_as_batch
 from .batch_options import RUNTIME_MODE
 from .checkpoint_options import (
@@ -42,7 +45,7 @@ from .checkpoint_options import (
     SAVEPOINT_DIR,
 )
 from .control.messages import WARNINGS, Event
-from .explain import explain_plan
+from .explain import describe_node, explain_plan
 from .job_spec import JobSpec, checkpoint_rules
 from .option_types import Option
 from .options import (
@@ -149,6 +152,34 @@ class Job(JobGraph):
     def __dir__(self) -> list[str]:
         """What users call and read; the rest is for headgate's own modules."""
         return sorted(_PUBLIC)
+
+    def __repr__(self) -> str:
+        """The steps as they are written so far; `explain` says how they will run."""
+        checkpoint = self.checkpoint_settings
+        stores = f"checkpoints in {checkpoint.storage}" if checkpoint else "no checkpoints"
+        head = f"Job {self.name}: parallelism {self.parallelism}, {stores}"
+        steps = [f"  {describe_node(node)}" for node in self.graph.nodes]
+        return "\n".join([head, *(steps or ["  no steps yet"])])
+
+    def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
+        from .preview import preview, print_table
+
+        try:
+            found = preview(
+                self.graph, self.options, self._part, stream._input(), rows, within_ms, origin
+            )
+        except InternalError:
+            raise
+        except HeadgateError as error:
+            raise error.with_traceback(None) from _cause_of(error)
+        print_table(found, stream.schema, format_duration(within_ms))
+
+    def _part(self, graph: Graph, options: dict[str, str]) -> JobSpec:
+        """A part of this job as a job of its own, without checkpoints and with parallelism 1."""
+        part = copy.copy(self)
+        part.graph, part.options = graph, options
+        part.parallelism, part.checkpoint_settings, part.restart_settings = 1, None, None
+        return part.spec()
 
     def override(self, options: Mapping[str, str]) -> None:
         """Put `options`, under their current keys, in the place of the job's own."""

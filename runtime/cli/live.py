@@ -83,7 +83,7 @@ class LiveReporter:
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
         table.add_column("vertex", no_wrap=True, overflow="ellipsis", min_width=8)
-        for title in ("×", "in", "in/s", "out", "out/s", "busy", "idle", "backpr.", "lag"):
+        for title in ("×", "in", "in/s", "out", "out/s", "busy", "full", "idle", "backpr.", "lag"):
             table.add_column(title, justify="right", no_wrap=True)
         for vertex in self.progress.vertices:
             table.add_row(*_cells(vertex))
@@ -120,6 +120,7 @@ def _cells(vertex: VertexView) -> list[str | Text]:
         f"{vertex.records_out:,}",
         f"{vertex.out_per_second:,.0f}",
         _percent(vertex.busy),
+        Text(_percent(vertex.full), style="yellow" if vertex.full > 500 else ""),
         _percent(vertex.idle),
         pressed,
         "-" if vertex.lag_ms is None else short(vertex.lag_ms),

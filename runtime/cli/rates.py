@@ -26,6 +26,7 @@ class VertexView:
     in_per_second: float
     out_per_second: float
     busy: int
+    full: int
     idle: int
     backpressured: int
     lag_ms: int | None
@@ -107,6 +108,9 @@ class Progress:
         busiest = self.busiest
         if busiest is not None:
             parts.append(f"busy {busiest.busy / 10:.0f}% in {busiest.name}")
+            full = max(self.vertices, key=lambda vertex: vertex.full)
+            if full.full:
+                parts.append(f"full {full.full / 10:.0f}% in {full.name}")
             pressed = max(self.vertices, key=lambda vertex: vertex.backpressured)
             if pressed.backpressured:
                 parts.append(f"backpressured {pressed.backpressured / 10:.0f}% in {pressed.name}")
@@ -135,6 +139,7 @@ def _view(
         in_per_second=rate("records_in"),
         out_per_second=rate("records_out", "records_written"),
         busy=vertex["busy"],
+        full=vertex["full"],
         idle=vertex["idle"],
         backpressured=vertex["backpressured"],
         lag_ms=max(0, now_ms - watermark) if known else None,

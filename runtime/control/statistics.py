@@ -49,3 +49,5 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Where its reader stands."""
     dropped: tuple[Dropped, ...] = ()
     """By its steps."""
+    full_ms_per_second: int = 0
+    """It had as many calls under way as it may."""

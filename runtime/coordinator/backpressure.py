@@ -41,6 +41,7 @@ def describe_backpressure(
 def _load(subtask: SubtaskStatistics, records: float) -> SubtaskLoad:
     return SubtaskLoad(
         busy=subtask.busy_ms_per_second,
+        full=subtask.full_ms_per_second,
         idle=subtask.idle_ms_per_second,
         backpressured=subtask.backpressured_ms_per_second,
         records=records,
@@ -71,6 +72,7 @@ def _suspect(suspect: Suspect) -> dict[str, Any]:
         "subtask": suspect.subtask,
         "parallelism": suspect.vertex.parallelism,
         "busy": suspect.load.busy,
+        "full": suspect.load.full,
         "idle": suspect.load.idle,
         "busy_subtasks": suspect.busy_subtasks,
         "records_share": suspect.records_share,

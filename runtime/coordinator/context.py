@@ -441,6 +441,7 @@ class JobContext:
             "records_written": sum(subtask.records_written for subtask in known),
             "records_out": sum(subtask.records_out for subtask in known),
             "busy": max((subtask.busy_ms_per_second for subtask in known), default=0),
+            "full": max((subtask.full_ms_per_second for subtask in known), default=0),
             "idle": min((subtask.idle_ms_per_second for subtask in known), default=0),
             "backpressured": pressure,
             "backpressure_level": level_of(pressure).value,

@@ -170,6 +170,12 @@ CATALOGUE: tuple[MetricDoc, ...] = (
         "ms/s",
         "Share of the last second spent waiting for room downstream.",
     ),
+    _task(
+        "fullTimeMsPerSecond",
+        "ms/s",
+        "Share of the last second in which it took no records, since it had as many asynchronous calls "
+        "under way as it may. With the three above it adds up to 1000.",
+    ),
     _task("isBackPressured", "", "1 if it waits for room downstream at this moment, else 0."),
     _task(
         "isProcessingBacklog",

@@ -99,7 +99,8 @@ class Exchange:
 class SubtaskLoad:
     """Where the time of a subtask goes, in ms per second, and what it gets.
 
-    `records` it got lately; any unit, the same for all subtasks of a vertex.
+    `records` it got lately; any unit, the same for all subtasks of a vertex. `full` is the time in which it
+    took nothing, since it had as many calls under way as it may: others wait for that as for its work.
     """
 
     busy: int
@@ -108,6 +109,12 @@ class SubtaskLoad:
     records: float = 0.0
     waits_for: WaitsFor = WaitsFor.NOTHING
     hot_groups: tuple[HotGroup, ...] = ()
+    full: int = 0
+
+    @property
+    def occupied(self) -> int:
+        """The time in which others may have to wait for it."""
+        return self.busy + self.full
 
 
 @final
@@ -252,12 +259,12 @@ class _Walk:
         return [vertex for vertex in vertices if self._busy_subtasks(vertex)]
 
     def _busy_subtasks(self, vertex: int) -> int:
-        return sum(load.busy > BUSY_MIN_MS for load in self._loads[vertex].values())
+        return sum(load.occupied > BUSY_MIN_MS for load in self._loads[vertex].values())
 
     def _suspect(self, vertex: int) -> Suspect:
         shape, loads = self._vertices[vertex], self._loads[vertex]
-        busiest = max(load.busy for load in loads.values())
-        alike = [i for i, load in loads.items() if load.busy >= busiest - BUSY_ALIKE_MS]
+        busiest = max(load.occupied for load in loads.values())
+        alike = [i for i, load in loads.items() if load.occupied >= busiest - BUSY_ALIKE_MS]
         hottest = max(alike, key=lambda index: loads[index].records)
         busy = self._busy_subtasks(vertex)
         samples = self._samples(vertex, hottest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from .backpressure import Finding, Pressed, Suspect, WaitsFor
+from .backpressure import OK_MAX_MS, Finding, Pressed, SubtaskLoad, Suspect, WaitsFor
 
 NAMED_MAX: Final = 3
 """So many of the vertices that wait for the same one are named."""
@@ -35,7 +35,7 @@ def _pressed(pressed: Sequence[Pressed]) -> str:
 
 
 def _blamed(cause: Suspect) -> str:
-    text = f"{cause.name}, busy {_percent(cause.load.busy / 1000)}"
+    text = f"{cause.name}, {_time(cause.load)}"
     if cause.load.waits_for is WaitsFor.CALLS:
         text += " with as many calls under way as it may have"
     share = cause.records_share
@@ -53,7 +53,7 @@ def _in_group(cause: Suspect) -> str:
 
 
 def _waiting(suspect: Suspect) -> str:
-    text = f"{suspect.name}, busy {_percent(suspect.load.busy / 1000)}"
+    text = f"{suspect.name}, {_time(suspect.load)}"
     match suspect.load.waits_for:
         case WaitsFor.CALLS:
             return f"{text}, has as many calls under way as it may have"
@@ -61,6 +61,13 @@ def _waiting(suspect: Suspect) -> str:
             return f"{text}, waits for the other barriers of a checkpoint"
         case WaitsFor.NOTHING:
             return text
+
+
+def _time(load: SubtaskLoad) -> str:
+    """Where its time goes, as far as others wait for it."""
+    parts = {"busy": load.busy, "full": load.full}
+    said = [f"{what} {_percent(ms / 1000)}" for what, ms in parts.items() if ms > OK_MAX_MS]
+    return ", ".join(said) or f"busy {_percent(load.busy / 1000)}"
 
 
 def _percent(share: float) -> str:

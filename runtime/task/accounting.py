@@ -1,9 +1,10 @@
-"""Where a subtask's time goes: busy, idle, backpressured; they add up to wall time (OBS-02)."""
+"""Where a subtask's time goes: busy, full, idle, backpressured; they add up to wall time (OBS-02)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import NamedTuple
 
 WINDOW_S = 1.0
 """Rates are taken over at least this long."""
@@ -15,6 +16,18 @@ class Activity(IntEnum):
     BUSY = 0
     IDLE = 1
     BACKPRESSURED = 2
+    FULL = 3
+    """It takes no more records until one of its asynchronous calls ends: others wait for it, not for its
+    processor."""
+
+
+class Rates(NamedTuple):
+    """Where the time of a subtask went, in ms per second."""
+
+    busy: int
+    idle: int
+    backpressured: int
+    full: int
 
 
 class TimeAccounting:
@@ -24,10 +37,10 @@ class TimeAccounting:
         self._monotonic = monotonic
         self._since = monotonic()
         self._activity = Activity.IDLE
-        self.seconds = [0.0, 0.0, 0.0]
+        self.seconds = [0.0] * len(Activity)
         self._window_start = self._since
-        self._window_base = (0.0, 0.0, 0.0)
-        self._rates = (0, 1000, 0)
+        self._window_base = list(self.seconds)
+        self._rates = Rates(0, 1000, 0, 0)
         self.in_call_since: float | None = None
         """Since when one piece of work goes on, on the monotonic clock; None: none does. Also for other
         threads."""
@@ -58,20 +71,17 @@ class TimeAccounting:
         return self.seconds[Activity.BACKPRESSURED]
 
     @property
-    def last_rates(self) -> tuple[int, int, int]:
+    def last_rates(self) -> Rates:
         """What `rates` returned last; for other threads."""
         return self._rates
 
-    def rates(self) -> tuple[int, int, int]:
-        """(busy, idle, backpressured) in ms per second; their sum is 1000 but for rounding."""
+    def rates(self) -> Rates:
+        """Over the last window; their sum is 1000 but for rounding."""
         self.settle()
         elapsed = self._since - self._window_start
         if elapsed >= WINDOW_S:
-            busy, idle, backpressured = (
-                round(1000 * (now - then) / elapsed)
-                for now, then in zip(self.seconds, self._window_base, strict=True)
-            )
-            self._rates = (busy, idle, backpressured)
+            grown = zip(self.seconds, self._window_base, strict=True)
+            self._rates = Rates(*(round(1000 * (now - then) / elapsed) for now, then in grown))
             self._window_start = self._since
-            self._window_base = (self.seconds[0], self.seconds[1], self.seconds[2])
+            self._window_base = list(self.seconds)
         return self._rates

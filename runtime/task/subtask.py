@@ -218,8 +218,8 @@ class Subtask:
 
     async def _idle(self) -> None:
         """Wait for input or mail."""
-        # Work of the head goes on outside of the mailbox: it is what the others wait for.
-        await self._sleep(Activity.BUSY if self.chain.head.operator.full() else Activity.IDLE)
+        # Calls of the head go on outside of the mailbox: they are what the others wait for.
+        await self._sleep(Activity.FULL if self.chain.head.operator.full() else Activity.IDLE)
 
     async def _sleep(self, activity: Activity) -> None:
         """Wait for a signal; send partly filled buffers when their time is up, also while one channel

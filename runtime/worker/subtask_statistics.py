@@ -17,7 +17,7 @@ from ..task.subtask import Subtask
 def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> SubtaskStatistics:
     """What the subtask did so far, and where its time goes. Begins a new window of its samples."""
     operators = subtask.chain.operators
-    busy, idle, backpressured = subtask.time.rates()
+    busy, idle, backpressured, full = subtask.time.rates()
     sinks = {node.id for node in subtask.env.vertex.nodes if node.sink is not None}
     return SubtaskStatistics(
         vertex=subtask.env.vertex.id,
@@ -38,6 +38,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         queued=subtask.gate.queued_buffers if isinstance(subtask, InputSubtask) else 0,
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
         history=subtask.env.splits.history,
+        full_ms_per_second=full,
         dropped=tuple(
             Dropped(each.name, kind.value, count)
             for each in operators

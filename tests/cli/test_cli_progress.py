@@ -20,7 +20,8 @@ NOW_MS = 1_000_000
 def vertex(name: str, **changes: Any) -> dict[str, Any]:
     return {
         "name": name, "parallelism": 2, "records_in": 0, "records_out": 0, "records_read": 0,
-        "records_written": 0, "busy": 0, "idle": 1000, "backpressured": 0, "watermark": None,
+        "records_written": 0, "busy": 0, "full": 0, "idle": 1000,
+        "backpressured": 0, "watermark": None,
     } | changes  # fmt: skip
 
 
@@ -106,6 +107,30 @@ def test_the_table_on_a_terminal() -> None:
     assert "70%" in text
     assert "map (0): broken" in text
     assert "checkpoint 3 completed" not in text
+
+
+def test_full_and_held_up_are_told_apart_from_busy() -> None:
+    calls = vertex("calls", busy=30, full=900, idle=70)
+    source = vertex("source", busy=100, idle=0, backpressured=900)
+    progress = Progress()
+    progress.update(body(source, calls), NOW_MS, 1.0)
+    assert "busy 10% in source, full 90% in calls, backpressured 90% in source" in progress.line(
+        NOW_MS
+    )
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    with LiveReporter("clicks", console) as reporter:
+        reporter.event(event("progress", "", **body(source, calls)))
+    rows = [line.split() for line in written.getvalue().splitlines()]
+    titles = next(row for row in rows if "vertex" in row)
+    row = next(row for row in rows if "calls" in row)
+    shown = dict(zip(reversed(titles), reversed(row), strict=False))
+    assert (shown["busy"], shown["full"], shown["idle"], shown["backpr."]) == (
+        "3%",
+        "90%",
+        "7%",
+        "0%",
+    )
 
 
 SENTENCE = "`in` is backpressured (HIGH, 92 %) because of `slow` (2/4), busy 99 %"

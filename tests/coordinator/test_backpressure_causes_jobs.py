@@ -74,16 +74,19 @@ def test_a_hot_key_is_found(status: Callable[..., dict[str, Any]]) -> None:
     (found,) = described["backpressure"]
     cause = found["cause"]
     assert (cause["subtask"], cause["key_group"]) == (OWNER, GROUP)
-    assert cause["busy"] > 900
+    assert cause["full"] > 900
+    assert cause["busy"] < 100
     assert cause["waits_for"] == "calls"
     assert 0.7 < cause["records_share"] < 0.9
     assert 0.8 < cause["key_group_share"] < 1
     (pressed,) = found["vertices"]
     assert (pressed["vertex"], pressed["level"]) == ("in", "HIGH")
     assert found["sentence"].startswith("`in` is backpressured (HIGH, ")
-    assert f"because of `slow -> out` ({OWNER + 1}/{PARALLELISM}), busy " in found["sentence"]
+    assert f"because of `slow -> out` ({OWNER + 1}/{PARALLELISM}), full " in found["sentence"]
     assert found["sentence"].endswith(f" of them in key group {GROUP}")
     levels = {each["name"]: each["backpressure_level"] for each in described["vertices"]}
+    (slow,) = [each for each in described["vertices"] if each["name"] == "slow -> out"]
+    assert (slow["full"] > 900, slow["busy"] < 100) == (True, True)
     assert levels == {"in": "HIGH", "slow -> out": "OK"}
 
 

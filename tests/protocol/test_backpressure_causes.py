@@ -179,6 +179,17 @@ def test_a_step_of_calls_says_so() -> None:
     )
 
 
+def test_full_is_told_apart_from_busy() -> None:
+    waits = SubtaskLoad(busy=20, full=950, idle=30, backpressured=0, waits_for=WaitsFor.CALLS)
+    (found,) = find("a>b", a=PRESSED, b=waits)
+    assert explain(found).endswith(
+        "because of `b` (1/1), full 95 % with as many calls under way as it may have"
+    )
+    both = SubtaskLoad(busy=400, full=500, idle=100, backpressured=0)
+    (found,) = find("a>b", a=PRESSED, b=both)
+    assert explain(found).endswith("because of `b` (1/1), busy 40 %, full 50 %")
+
+
 # ---- the hottest subtask --------------------------------------------------------------------------
 
 
