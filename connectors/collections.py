@@ -10,13 +10,15 @@ from typing import Any, overload
 import msgspec
 import pyarrow as pa
 
-from ..errors import UsageError
+from ..errors import BadRecordError, UsageError
 from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
 from ..operators.event_time import latest_of
-from ..operators.rows import to_columns
+from ..operators.per_record import describe_columns
+from ..operators.rows import RowMismatch, to_columns
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import Record, Record_co, Source, SourceReader
+from ..operators.user_code import describe_record
 
 
 class MarkerCrash(Exception):
@@ -100,7 +102,14 @@ class ListSource(Source[Record_co]):
         """These records as the batch the stream expects."""
         if self.schema is None:
             return ObjectBatch(records)
-        return ColumnBatch(to_columns(records, self.schema))
+        try:
+            return ColumnBatch(to_columns(records, self.schema))
+        except RowMismatch as error:
+            record = describe_record(records[error.index])
+            raise BadRecordError(
+                f"a record of the list does not fit the columns record=`{record}` reason=`{error}`",
+                fix=f"the columns are: {describe_columns(self.schema)}",
+            ) from error
 
 
 class _ListReader(SourceReader):

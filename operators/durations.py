@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from ..errors import UsageError
+from .time_range import DURATION_MAX_MS
 
 Duration: TypeAlias = str | timedelta
 
@@ -38,12 +39,29 @@ _PART = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _FIX = 'write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"'
 
 
-def parse_duration(value: object, what: str = "duration", where: str = "") -> int:
+def parse_duration(
+    value: object,
+    what: str = "duration",
+    where: str = "",
+    longest_ms: int | None = DURATION_MAX_MS,
+) -> int:
     """Milliseconds of a duration. `what` names the argument in the error, `where` the user's line.
 
     Raises:
-        UsageError: not a duration; bare numbers are refused, for their unit would be a guess.
+        UsageError: not a duration, or longer than `longest_ms` (None: it may have any length); bare
+            numbers are refused, for their unit would be a guess.
     """
+    milliseconds = _milliseconds(value, what, where)
+    if longest_ms is not None and milliseconds > longest_ms:
+        raise UsageError(
+            f"{what} is too long value=`{value}`",
+            where=where,
+            fix=f"give at most {format_duration(longest_ms)}",
+        )
+    return milliseconds
+
+
+def _milliseconds(value: object, what: str, where: str) -> int:
     if isinstance(value, timedelta):
         return _timedelta_ms(value, what, where)
     if isinstance(value, bool | int | float):

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import BadRecordError, PlanError
+from ..errors import BadRecordError, PlanError, UserCodeError
 from .elements import Batch, ColumnBatch, Timestamps
 from .graph import Origin
 from .per_record import UserFunction
-from .rows import to_rows
+from .rows import text_of_value, to_rows
+from .time_range import EVENT_TIME_MAX_MS, EVENT_TIME_MIN_MS, RANGE_TEXT, bad_times
 from .user_code import bad_result, describe_record
 
 _MS_PER_DAY: Final = 86_400_000
+_SECONDS_MAX: Final = 2**53
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_KEEP_OR_DROP: Final = (
+    'filter such records out before, or say what becomes of them: .event_time(..., on_error="drop") '
+    'or "side_output"'
+)
 _NS_PER_UNIT: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
@@ -31,18 +39,46 @@ def check_time_column(column: str, kind: pa.DataType, where: str) -> None:
         )
 
 
-class ColumnTimes:
+class EventTimes:
+    """Reads the event times of the records of a batch."""
+
+    def __call__(self, batch: Batch) -> Timestamps:
+        """Milliseconds of each record.
+
+        Raises:
+            BadRecordError: a record has none, or one that is out of range.
+            UserCodeError: the user's function raised, or returned no time.
+        """
+        times, failures = self.read(batch, 1)
+        for error in failures.values():
+            raise error
+        return times
+
+    def read(self, batch: Batch, most: int) -> tuple[Timestamps, dict[int, BaseException]]:
+        """Milliseconds of each record, and what is wrong with those that have none.
+
+        Args:
+            batch: the records.
+            most: how many failures are of interest.
+
+        Returns:
+            The times, and errors by the place of the record, in order; times at such places mean nothing.
+        """
+        raise NotImplementedError
+
+
+class ColumnTimes(EventTimes):
     """Reads event times from a column. Timestamps without a zone are taken as UTC."""
 
     def __init__(self, column: str, origin: Origin) -> None:
         self.column = column
         self._origin = origin
 
-    def __call__(self, batch: Batch) -> Timestamps:
-        """Milliseconds of each record.
+    def read(self, batch: Batch, most: int) -> tuple[Timestamps, dict[int, BaseException]]:
+        """See `EventTimes.read`.
 
         Raises:
-            BadRecordError: a record has none.
+            BadRecordError: the records are Python objects.
         """
         if not isinstance(batch, ColumnBatch):
             raise BadRecordError(
@@ -50,18 +86,36 @@ class ColumnTimes:
                 where=str(self._origin),
             )
         values = batch.data.column(self.column)
+        failures: dict[int, BaseException] = {}
         if values.null_count:
-            self._refuse(batch, values)
-        return milliseconds(values)
+            nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+            failures = {place: self._null(batch, place) for place in nulls[:most].tolist()}
+            values = pc.fill_null(values, pa.scalar(0, pa.int64()).cast(values.type, safe=False))
+        times = milliseconds(values)
+        bad = bad_times(times)
+        if bad is not None:
+            failures |= {place: self._far(batch, place) for place in bad[:most].tolist()}
+        return times, dict(sorted(failures.items()))
 
-    def _refuse(self, batch: ColumnBatch, values: pa.Array) -> None:
-        index = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        (record,) = to_rows(batch.data.slice(index, 1))
-        raise BadRecordError(
-            f"event time is null column=`{self.column}` record=`{describe_record(record)}`",
+    def _null(self, batch: ColumnBatch, place: int) -> BadRecordError:
+        return BadRecordError(
+            f"event time is null column=`{self.column}` record=`{_shown(batch, place)}`",
             where=str(self._origin),
             fix=f'drop such records before: .filter("{self.column} IS NOT NULL")',
         )
+
+    def _far(self, batch: ColumnBatch, place: int) -> BadRecordError:
+        value = batch.data.column(self.column)[place]
+        return BadRecordError(
+            f"event time is out of range column=`{self.column}` value=`{text_of_value(value)}`",
+            where=str(self._origin),
+            fix=f"{RANGE_TEXT}; {_KEEP_OR_DROP}",
+        )
+
+
+def _shown(batch: ColumnBatch, place: int) -> str:
+    (record,) = to_rows(batch.data.slice(place, 1))
+    return describe_record(record)
 
 
 def latest_of(values: pa.Array) -> int | None:
@@ -73,7 +127,10 @@ def latest_of(values: pa.Array) -> int | None:
 
 
 def milliseconds(values: pa.Array) -> Timestamps:
-    """A timestamp, date or int64 column as milliseconds since 1970 UTC, rounded down; without nulls."""
+    """A timestamp, date or int64 column as milliseconds since 1970 UTC, rounded down; without nulls.
+
+    Seconds that are beyond 64 bits in milliseconds become times that are far out of range.
+    """
     kind = values.type
     if pa.types.is_date32(kind):
         days = pc.cast(values, pa.int32()).to_numpy(zero_copy_only=False)
@@ -85,42 +142,67 @@ def milliseconds(values: pa.Array) -> Timestamps:
     if not pa.types.is_timestamp(kind) or kind.unit == "ms":
         return raw
     if kind.unit == "s":
-        return raw * 1_000
+        return np.clip(raw, -_SECONDS_MAX, _SECONDS_MAX) * 1_000
     return raw // (_NS_PER_UNIT["ms"] // _NS_PER_UNIT[kind.unit])
 
 
-class FunctionTimes:
+class FunctionTimes(EventTimes):
     """Asks a function of the record: milliseconds, or an aware datetime."""
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
 
-    def __call__(self, batch: Batch) -> Timestamps:
-        """Milliseconds of each record.
+    def read(self, batch: Batch, most: int) -> tuple[Timestamps, dict[int, BaseException]]:
+        """See `EventTimes.read`.
 
         Raises:
-            UserCodeError: the function raised, or returned no time.
+            UserCodeError: the function raised, and the policy is to fail.
         """
         records = self._user.reader(batch)
-        results = self._user.apply(records)
+        results, failures = self._user.attempt(records)
+        times = self._whole(results)
+        if not failures and times is not None and bad_times(times) is None:
+            return times, failures
+        each = np.zeros(len(results), np.int64)
+        for place, (result, record) in enumerate(zip(results, records, strict=True)):
+            if place not in failures:
+                found = self._one(result, record)
+                if isinstance(found, int):
+                    each[place] = found
+                elif len(failures) < most:
+                    failures[place] = found
+        return each, dict(sorted(failures.items()))
+
+    def _whole(self, results: list[Any]) -> Timestamps | None:
+        """The times, if all results are whole numbers of 64 bits."""
         try:
             if all(type(result) is int for result in results):
                 return np.array(results, np.int64)
         except OverflowError:
-            pass  # said below, with the record
-        times = [self._one(r, record) for r, record in zip(results, records, strict=True)]
-        return np.array(times, np.int64)
+            pass  # said with the record
+        return None
 
-    def _one(self, result: Any, record: Any) -> int:
-        if type(result) is int and -(2**63) <= result < 2**63:
-            return result
-        if isinstance(result, datetime) and result.tzinfo is not None:
-            return round(result.timestamp() * 1_000_000) // 1_000
-        shown = "a datetime without a time zone" if isinstance(result, datetime) else f"{result!r}"
-        raise bad_result(
-            self._user.step,
-            self._user.origin,
+    def _one(self, result: Any, record: Any) -> int | UserCodeError:
+        """An event time, or what is wrong with it."""
+        if type(result) is int:
+            time = result
+        elif isinstance(result, datetime) and result.tzinfo is not None:
+            time = (result - _EPOCH) // _MILLISECOND
+        else:
+            naive = isinstance(result, datetime)
+            shown = "a datetime without a time zone" if naive else f"{result!r}"
+            return self._refused(
+                record,
+                f"returned {shown}, which is not an event time",
+                "return int milliseconds since 1970 UTC, or a datetime with tzinfo",
+            )
+        if EVENT_TIME_MIN_MS <= time <= EVENT_TIME_MAX_MS:
+            return time
+        return self._refused(
             record,
-            f"returned {shown}, which is not an event time",
-            fix="return int milliseconds since 1970 UTC, or a datetime with tzinfo",
+            f"returned {result}, which is out of range",
+            f"{RANGE_TEXT}; {_KEEP_OR_DROP}",
         )
+
+    def _refused(self, record: Any, problem: str, fix: str) -> UserCodeError:
+        return bad_result(self._user.step, self._user.origin, record, problem, fix=fix)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InternalError
+from ..errors import DataError, InternalError
 from .bytecode import used_columns
 from .elements import Batch, ColumnBatch
 from .schema import unknown_column
@@ -128,7 +128,7 @@ def to_rows(
     names = tuple(data.schema.names if columns is None else columns)
     if not names:
         return [row_type(())()] * data.num_rows
-    lists = [to_list(data.column(name)) for name in names]
+    lists = [_column_list(data.column(name), name) for name in names]
     if record_class is None:
         return list(map(row_type(names), *lists))
     if _positional_fields(cast(Any, record_class)) == names:
@@ -168,6 +168,36 @@ def to_list(column: pa.Array) -> list[Any]:
         values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return values
     return list(column.to_pylist())
+
+
+def _column_list(column: pa.Array, name: str) -> list[Any]:
+    try:
+        return to_list(column)
+    except (OverflowError, ValueError) as error:  # also pa.ArrowInvalid
+        raise _no_object(column, name, error) from error
+
+
+def _no_object(column: pa.Array, name: str, error: Exception) -> DataError:
+    """The error for a value that no Python object can hold, such as a time in the year 12000."""
+    for place in range(len(column)):
+        try:
+            to_list(column.slice(place, 1))
+        except (OverflowError, ValueError):
+            return DataError(
+                f"a value cannot be a Python object column=`{name}` "
+                f"value=`{text_of_value(column[place])}`",
+                fix="Python's datetimes have the years 1 to 9999 and whole microseconds: filter such "
+                "records out before, cast the column, or do not read it in a function",
+            )
+    return DataError(f"a column cannot be Python objects column=`{name}`: {error}")
+
+
+def text_of_value(value: pa.Scalar) -> str:
+    """A value of a column for messages, also a time that no datetime can hold."""
+    try:
+        return str(value.as_py())
+    except (OverflowError, ValueError):
+        return f"{value.value} {getattr(value.type, 'unit', 'd')} since 1970"
 
 
 def _datetimes(column: pa.Array) -> list[datetime | None]:

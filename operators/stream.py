@@ -222,6 +222,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
         align: str | None = None,
         max_drift: Duration | None = None,
         align_every: Duration | None = None,
+        on_error: OnErrorLike = "fail",
         name: str = "",
     ) -> Stream[T]:
         """Say when each record happened, and how far time has come.
@@ -242,6 +243,8 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
             align: sources of the same group, by its name, wait for each other.
             max_drift: how far a split may be ahead of the slowest subtask of its group.
             align_every: how often they tell each other how far they are; 1s unless said.
+            on_error: what becomes of records that have no event time: null, out of range, or the function
+                raised; as for `map`.
             name: names the step in errors and metrics.
         """
         return add_event_time(
@@ -256,6 +259,7 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
             align=align,
             max_drift=max_drift,
             align_every=align_every,
+            on_error=on_error,
             name=name,
         )
 
@@ -364,7 +368,10 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
                 where=str(capture_origin()),
                 fix=suggest(tag, sides, "side outputs"),
             )
-        return Stream(self._job, self._node, side=tag, has_event_time=self._has_event_time)
+        # Records that have no event time come out of `event_time`, too.
+        untimed = tag == FAILED and self._node.kind == "event_time"
+        timed = self._has_event_time and not untimed
+        return Stream(self._job, self._node, side=tag, has_event_time=timed)
 
     @property
     def late(self) -> Stream[Any]:

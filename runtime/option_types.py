@@ -37,7 +37,7 @@ class Duration:
     name: str = "duration"
 
     def parse(self, text: str) -> int:
-        value = parse_duration(text)
+        value = parse_duration(text, longest_ms=None)
         if value < self.at_least_ms:
             raise OptionError(f"must be at least {format_duration(self.at_least_ms)}")
         return value

@@ -15,6 +15,7 @@ from ..operators.elements import Batch, ColumnBatch, ObjectBatch, Timestamps
 from ..operators.rows import RowMismatch, to_columns, to_list, to_rows
 from ..operators.schema import difference, is_record_class
 from ..operators.suggestions import suggest
+from ..operators.time_range import INSTANT_TEXT, is_instant
 from .world import SourceBox
 
 Time: TypeAlias = datetime | int
@@ -36,8 +37,8 @@ def to_ms(when: Time) -> int:
             f"not a point in time value=`{when!r}`",
             fix="give a datetime, or whole milliseconds since 1970 UTC",
         )
-    if not -(2**63) <= when < 2**63:
-        raise UsageError(f"a point in time is a 64-bit number of ms value=`{when}`")
+    if not is_instant(when):
+        raise UsageError(f"a point in time lies in {INSTANT_TEXT} value=`{when}` ms since 1970 UTC")
     return when
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
+
+from ...errors import DataError
+from ...operators.event_time import milliseconds
+from ...operators.rows import text_of_value
+from ...operators.time_range import INSTANT_MAX_MS, INSTANT_MIN_MS, INSTANT_TEXT
 
 FileFormat: TypeAlias = Literal["csv", "json", "parquet"]
 
@@ -72,6 +77,7 @@ class CsvEncoder:
         self._writer = pacsv.CSVWriter(stream, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        check_times(batch)
         self._writer.write_batch(batch)
 
     def close(self) -> None:
@@ -87,6 +93,7 @@ class JsonEncoder:
         self._stream = stream
 
     def write(self, batch: pa.RecordBatch) -> None:
+        check_times(batch)
         frame: Any = pl.from_arrow(batch)
         lines = io.BytesIO()
         frame.write_ndjson(lines)
@@ -94,6 +101,41 @@ class JsonEncoder:
 
     def close(self) -> None:
         return None
+
+
+_DAY_MS: Final = 86_400_000
+
+
+def check_times(batch: pa.RecordBatch) -> None:
+    """Check that text can hold all timestamps and dates of a batch.
+
+    Encoders write others as nonsense, or panic.
+
+    Raises:
+        DataError: a time is out of the years 1 to 9999 (in a time zone, less a day at either end).
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        _check_column(field.name, column)
+
+
+def _check_column(name: str, column: pa.Array) -> None:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        for inner, part in zip(kind, column.flatten(), strict=True):
+            _check_column(f"{name}.{inner.name}", part)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _check_column(name, column.flatten())
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        margin = 0 if getattr(kind, "tz", None) in (None, "UTC") else _DAY_MS
+        times = milliseconds(column.drop_null())
+        bad = (times < INSTANT_MIN_MS + margin) | (times > INSTANT_MAX_MS - margin)
+        if bad.any():
+            value = column.drop_null()[int(bad.argmax())]
+            raise DataError(
+                f"a time has no form in text column=`{name}` value=`{text_of_value(value)}`",
+                fix=f"text files hold times of {INSTANT_TEXT}: filter such records out before, or "
+                "write Parquet",
+            )
 
 
 ENCODERS: dict[str, Callable[[io.RawIOBase, pa.Schema], Encoder]] = {

@@ -145,15 +145,34 @@ class Builder:
             for field, side in (("onError", FAILED), ("onTimeout", TIMED_OUT)):
                 read = f"{name}.{side}" in self._read or name in self._misread
                 if _asks_for_side(operator.get(field)) and not read:
-                    self.problems.add(
-                        operator.line_of(field),
-                        f"nobody reads `{name}.{side}`",
-                        f"write it to a sink (from: {name}.{side}), or do not say side_output",
-                    )
+                    self._note_unread(operator, field, f"{name}.{side}")
+        for name, table in [*self._sources.values.items(), *self._operators.values.items()]:
+            self._check_times_apart(name, table)
         for name in self._flows:
             if not self.problems.found and name not in self._read:
                 line = self._sources.lines.get(name) or self._operators.line_of(name)
                 _log.warning("nobody reads `%s` at %s", name, self.problems.where(line))
+
+    def _note_unread(self, table: Table, field: str, stream: str) -> None:
+        self.problems.add(
+            table.line_of(field),
+            f"nobody reads `{stream}`",
+            f"write it to a sink (from: {stream}), or do not say side_output",
+        )
+
+    def _check_times_apart(self, name: str, table: Table) -> None:
+        """What `eventTime` puts aside is read, and nothing else of the step has the same name."""
+        if not _asks_for_side(_on_error_of_time(table)):
+            return
+        event_time = table.get("eventTime")
+        if _asks_for_side(table.get("onError")):
+            self.problems.add(
+                event_time.line_of("onError"),
+                f"both the step and its eventTime send records to `{name}.{FAILED}`",
+                "give eventTime to a step of its own behind this one",
+            )
+        elif f"{name}.{FAILED}" not in self._read and name not in self._misread:
+            self._note_unread(event_time, "onError", f"{name}.{FAILED}")
 
     def _check_whole(self, job: JobGraph) -> None:
         """What only the whole job shows; pointless while parts of it are missing."""
@@ -342,7 +361,7 @@ class Builder:
             return None
         if not side:
             return self._flows[name]
-        root = self._roots.get(name)
+        root = self._flows[name] if self._is_of_event_time(name, side) else self._roots.get(name)
         if root is None or not self._comes_out(name, side, line):
             return None
         self._read.add(at)
@@ -364,6 +383,11 @@ class Builder:
                 f"say onBadRecord: side_output in `{name}`",
             )
         return bool(policy == "side_output")
+
+    def _is_of_event_time(self, name: str, side: str) -> bool:
+        """True for the side output of `eventTime` that has the records without a time."""
+        table = self._sources.get(name) or self._operators.get(name)
+        return side == FAILED and table is not None and _asks_for_side(_on_error_of_time(table))
 
     def _parallel(self, flow: Flow, table: Table) -> Flow:
         parallelism = table.get("parallelism")
@@ -455,6 +479,11 @@ class Builder:
                 f"name one of {', '.join(connectors)}",
             )
         return None
+
+
+def _on_error_of_time(table: Table) -> Any:
+    event_time = table.get("eventTime")
+    return event_time.get("onError") if isinstance(event_time, Table) else None
 
 
 def _asks_for_side(said: Any) -> bool:

@@ -9,6 +9,7 @@ from ...errors import HeadgateError, PlanError
 from ..stream import Stream
 from ..watermarks.generators import WatermarkGenerator
 from ..watermarks.strategy import WatermarkStrategy
+from .call_steps import on_error
 from .fields import Table
 from .references import resolve
 from .step import Builder, arguments_of, function_of, given, instance, readable, reference_of
@@ -38,6 +39,7 @@ def with_event_time(
     )
     if (strategy := _strategy(table, step, builder)) is not None:
         arguments["strategy"] = strategy
+    arguments |= on_error(table)
     _check_name(table, step, builder)
     _check_alignment(table, step, builder)
     if len(builder.problems.found) > before:

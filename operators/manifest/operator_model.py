@@ -60,6 +60,14 @@ _KEYS = {
     "keyWith": Field(REFERENCE, "instead: a function record -> key, `module:function`"),
 }
 
+_ACTIONS = Choice(("fail", "drop", "side_output"))
+ON_ERROR = Section(
+    "onError",
+    {
+        "then": Field(_ACTIONS, "fail, drop, or side_output", required=True),
+        "retries": Field(Integer(0, 1000), "so many times the function is called again before"),
+    },
+)
 EVENT_TIME = Section(
     "eventTime",
     {
@@ -79,6 +87,10 @@ EVENT_TIME = Section(
         "align": Field(NAME, "sources that name the same group wait for each other"),
         "maxDrift": Field(duration(), "how far one may be ahead of the slowest of its group"),
         "alignEvery": Field(duration(), "how often they tell each other how far they are"),
+        "onError": Field(
+            OneOf(ON_ERROR, _ACTIONS),
+            "what becomes of records without a time, or with one out of range",
+        ),
         "name": Field(NAME, "where `closeAfter` remembers how far time is; also for metrics"),
     },
 )
@@ -162,14 +174,6 @@ RETRY = Section(
             ListOf(REFERENCE), "which exceptions: `builtins:OSError`, or one function of them"
         ),
         "onResult": Field(REFERENCE, "a function result -> bool: call again? `module:function`"),
-    },
-)
-_ACTIONS = Choice(("fail", "drop", "side_output"))
-ON_ERROR = Section(
-    "onError",
-    {
-        "then": Field(_ACTIONS, "fail, drop, or side_output", required=True),
-        "retries": Field(Integer(0, 1000), "so many times the function is called again before"),
     },
 )
 ITERATE = Section(

@@ -15,6 +15,7 @@ from ...state.undo import UndoTimers
 from ..clock import Clock
 from ..durations import Duration, parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN
+from ..time_range import INSTANT_TEXT, is_instant
 from .emitter import Emitter
 from .sides import SideOutput
 
@@ -222,7 +223,7 @@ def instant_ms(when: object) -> int:
 
     Raises:
         TypeError: neither an aware datetime nor an int.
-        ValueError: it does not fit into 64 bits.
+        ValueError: it is out of the years 1 to 9999.
     """
     if isinstance(when, datetime):
         if when.tzinfo is None:
@@ -232,6 +233,6 @@ def instant_ms(when: object) -> int:
         raise TypeError(
             f"a timer needs an aware datetime or an int of milliseconds, not {type(when).__name__}"
         )
-    if not WATERMARK_MIN <= when <= WATERMARK_MAX:
-        raise ValueError(f"the time of a timer has 64 bits, got {when}")
+    if not is_instant(int(when)):
+        raise ValueError(f"the time of a timer lies in {INSTANT_TEXT}, got {when} ms since 1970")
     return int(when)

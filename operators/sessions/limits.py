@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-GAP_MS_MAX: Final = 2**53
-"""A gap of more, 285,000 years, is taken for a mistake: times plus gaps must fit 64 bits."""
+from ..time_range import DURATION_MAX_MS
+
+GAP_MS_MAX: Final = DURATION_MAX_MS
+"""A longer gap is taken for a mistake: the bounds of sessions stay within what a datetime can hold."""

@@ -9,8 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from ...errors import UserCodeError
-from ..elements import WATERMARK_MAX, WATERMARK_MIN, Timestamps
+from ..elements import WATERMARK_MIN, Timestamps
 from ..graph import Origin
+from ..time_range import INSTANT_MAX_MS
 from ..user_code import FAILURES
 from .generators import BoundedGenerator, WatermarkGenerator
 
@@ -52,13 +53,13 @@ class _Guarded(WatermarkGenerator):
         if result is None:
             return None
         whole = isinstance(result, int | np.integer) and not isinstance(result, bool)
-        if whole and WATERMARK_MIN <= result < WATERMARK_MAX:
+        if whole and WATERMARK_MIN <= result <= INSTANT_MAX_MS:
             return int(result)
         raise UserCodeError(
             f"the watermark generator of `{self._step}` returned {result!r}, "
             f"which is not a watermark",
             where=str(self._origin),
-            fix="return None, or int milliseconds since 1970 UTC below 2**63 - 1",
+            fix="return None, or int milliseconds since 1970 UTC, at most those of the year 9999",
         )
 
 

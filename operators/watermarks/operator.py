@@ -11,8 +11,10 @@ import numpy as np
 from ...errors import PlanError
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
+from ..dead_letters import FAIL, DeadLetters, OnError
 from ..durations import parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
+from ..event_time import EventTimes
 from ..graph import Origin
 from ..splits import WHOLE, History
 from . import reached
@@ -69,13 +71,15 @@ class EventTimeOperator(Operator):
 
     def __init__(
         self,
-        times: Callable[[Batch], Timestamps],
+        times: EventTimes,
         settings: WatermarkSettings,
         origin: Origin = Origin("<unknown>"),
         of: str = "",
+        on_error: OnError = FAIL,
     ) -> None:
         """`of`: what the step reads, where its name alone does not say which step it is."""
         self._times = times
+        self._on_error = on_error
         self._of = of
         self._floor = Floor()
         self._settings = settings
@@ -107,6 +111,9 @@ class EventTimeOperator(Operator):
         context.metrics.gauge("watermarkLag", self._watermark_lag)
         context.metrics.gauge("watermarkHeldTime", self._held_ms)
         self._behind_clock = context.metrics.counter(BEHIND_CLOCK)
+        if self._on_error.then != "fail":
+            self._letters = DeadLetters(context.operator_name, self._origin, self._on_error)
+            self._letters.open(context, self.output)
         context.splits.listen(self)
         self._arm()
         self._by_rows = self._interval_ms > 0 and context.splits.at_rest
@@ -161,9 +168,12 @@ class EventTimeOperator(Operator):
     def _take(self, batch: Batch) -> None:
         if not len(batch):
             return
-        times = self._times(batch)
+        batch, times = self._timed(batch)
         began_s = self.context.clock.monotonic()
         self._set_idle(False)
+        if not len(batch):
+            self._active_at = self._awake_s()
+            return
         split = self.context.splits.current if self._settings.per_split else WHOLE
         latest = int(times.max())
         at_once = self._lanes.see(split, times, latest)
@@ -184,6 +194,17 @@ class EventTimeOperator(Operator):
             self._send_watermark()
         elif at_once:
             self._send_reached()
+
+    def _timed(self, batch: Batch) -> tuple[Batch, Timestamps]:
+        """The records that have an event time, and their times; the policy says what becomes of others."""
+        if self._on_error.then == "fail":
+            return batch, self._times(batch)
+        times, failures = self._times.read(batch, len(batch))
+        if not failures:
+            return batch, times
+        self._letters.take(batch.take(np.array(list(failures))), list(failures.values()))
+        kept = np.setdiff1d(np.arange(len(batch)), np.array(list(failures)))
+        return batch.take(kept), times[kept]
 
     def on_watermark(self, timestamp: int) -> None:
         """Swallow what upstream thinks of event time, except that it is over."""

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import PlanError
+from ..dead_letters import OnErrorLike, checked_on_error, failed_sides
 from ..durations import Duration, parse_duration
-from ..event_time import ColumnTimes, FunctionTimes, check_time_column
+from ..event_time import ColumnTimes, EventTimes, FunctionTimes, check_time_column
 from ..functions import check_plain, function_name
 from ..graph import Chaining, Node, Origin
 from ..map_batches import MapBatchesOperator
@@ -40,6 +41,7 @@ def add_event_time(
     align: str | None,
     max_drift: Duration | None,
     align_every: Duration | None,
+    on_error: OnErrorLike,
     name: str,
 ) -> Stream[Any]:
     """See `Stream.event_time`.
@@ -72,7 +74,8 @@ def add_event_time(
         )
     if settings.alignment is not None:
         _check_alignment(stream, settings, settings.alignment, origin)
-    times: ColumnTimes | FunctionTimes
+    policy = checked_on_error(on_error, origin)
+    times: EventTimes
     columns: frozenset[str] | None
     if isinstance(when, str):
         schema = stream._columns("event_time by column", origin)
@@ -82,19 +85,21 @@ def add_event_time(
         times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
     else:
         check_plain(when, "event_time", origin)
-        user = stream._user_function("event_time", name, origin, when, None, 1)
+        user = stream._user_function("event_time", name, origin, when, None, 1, policy)
         times, detail = FunctionTimes(user), function_name(when)
         columns = user.reader.columns_read
+    of = "" if name else _reads(stream, detail)
     timed = stream._add(
         "event_time",
         name,
         origin,
-        partial(EventTimeOperator, times, settings, origin, "" if name else _reads(stream, detail)),
+        partial(EventTimeOperator, times, settings, origin, of, policy),
         schema=stream.schema,
         row_type=stream._row_type,
         columns=columns,
         detail=detail,
         has_event_time=True,
+        sides=failed_sides(policy, stream.schema),
     )
     timed._node.watermarks = settings
     timed._node.stateful = settings.close_after_ms is not None

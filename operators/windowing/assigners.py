@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ...errors import PlanError, UserCodeError
 from ..durations import parse_duration
 from ..sessions.limits import GAP_MS_MAX
+from ..time_range import INSTANT_TEXT, is_instant
 from .clocks import WindowTime
 from .triggers import EventTime, ProcessingTime, Trigger
 from .window import GLOBAL, Window
@@ -140,6 +141,12 @@ def checked_windows(
                 f"assign gave something else than windows got=`{window!r}` "
                 f"assigner=`{type(assigner).__name__}` step=`{step}` record=`{record!r}`",
                 fix="return a list of hg.Window(start, end), in ms, with start below end",
+            )
+        if not (window.is_global or (is_instant(window.start) and is_instant(window.end))):
+            raise UserCodeError(
+                f"assign gave a window out of {INSTANT_TEXT} got=`{window!r}` "
+                f"assigner=`{type(assigner).__name__}` step=`{step}` record=`{record!r}`",
+                fix="hg.global_window() is the window without end",
             )
     if assigner.merging and len(windows) > 1:
         raise UserCodeError(

@@ -21,6 +21,7 @@ from ..elements import WATERMARK_MAX, Batch
 from ..per_record import pieces
 from ..process.context import Context, Timer
 from ..process.operator import ProcessOperator, ProcessStep
+from ..time_range import EVENT_TIME_MAX_MS
 from ..user_code import FAILURES, user_error
 from ..window_aggregate import LATE, LATE_COUNTER
 from .assigners import WindowAssigner, checked_windows
@@ -274,7 +275,9 @@ class WindowOperator(ProcessOperator):
         context.window = window
         self._store.enter(window)
         before = emitter.time
-        emitter.time = time if window.is_global else window.last
+        emitter.time = window.last
+        if window.is_global:  # its trigger may fire at the end of time, which no record can have
+            emitter.time = None if time is None else min(time, EVENT_TIME_MAX_MS)
         made = self._function.on_window(context.key, window, records, context)
         if made is not None:
             emitter.add((context.key, window), made)

@@ -26,7 +26,9 @@ class TriggerTimers:
             when: an aware datetime, or ms since 1970 UTC.
             tag: tells the timers of a window apart.
         """
-        self._store.set_timer(self._clock, instant_ms(when), tag)
+        at_end = when == self._store.window.last  # that of the global window is at the end of time
+        time = self._store.window.last if at_end else instant_ms(when)
+        self._store.set_timer(self._clock, time, tag)
 
     def cancel(self, tag: str = "") -> None:
         """Delete the timer of this tag, if there is one."""

@@ -89,8 +89,6 @@ def test_a_function_returns_milliseconds_or_an_aware_datetime():
         (1.5, "1.5"),
         (True, "True"),
         (datetime(2024, 1, 1), "a datetime without a time zone"),
-        (2**63, "9223372036854775808"),
-        (-(2**63) - 1, "-9223372036854775809"),
     ],
 )
 def test_other_results_are_refused(result, shown):

@@ -323,7 +323,7 @@ def test_a_clock_that_was_set_back_lets_timers_wait(world: Any) -> None:
 def test_the_end_of_the_input_fires_event_timers_and_drops_the_others(world: Any) -> None:
     step = step_of(world, Scripted())
     step.push(
-        [("a", "event", 10**15, ""), ("a", "processing", 10**15, ""), ("b", "processing", 1, "")]
+        [("a", "event", 10**14, ""), ("a", "processing", 10**14, ""), ("b", "processing", 1, "")]
     )
     step.end()
     assert [record[3] for record, _ in step.take()] == ["event"]
@@ -389,7 +389,7 @@ def test_points_in_time_are_datetimes_or_milliseconds(world: Any, when: Any, exp
         (1.5, "", "not float"),
         (True, "", "not bool"),
         ("1s", "", "not str"),
-        (2**63, "", "64 bits"),
+        (2**63, "", "years 1 to 9999"),
         (5, 7, "the tag of a timer is a str, not int"),
     ],
 )
@@ -548,18 +548,18 @@ def test_the_end_of_the_input_waits_for_all_slices(world: Any) -> None:
     now = 1_000_000
     step = slow_step(
         world,
-        [("a", "event", 10**15 + at, str(at)) for at in range(5)]
+        [("a", "event", 10**14 + at, str(at)) for at in range(5)]
         + [("a", "processing", now + at, str(at)) for at in range(4)],
     )
     (operator,) = step.operators
     step.watermark(world.end)
     assert not operator.settled()
-    assert mains(step) == [10**15, 10**15 + 1, 10**15 + 2]
+    assert mains(step) == [10**14, 10**14 + 1, 10**14 + 2]
     while not operator.settled():
         run_callback_of_any(step)
     operator.finish()
     records = mains(step)
-    assert sorted(records) == [now, now + 1, now + 2, now + 3, 10**15 + 3, 10**15 + 4]
+    assert sorted(records) == [now, now + 1, now + 2, now + 3, 10**14 + 3, 10**14 + 4]
     assert step.clock.waiting == {}
     assert step.metrics.counts == {"numFiredTimers": 9}
 
