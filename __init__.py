@@ -33,6 +33,7 @@ _HOMES = {
     "Groups": "operators.process.batches",
     "KeyedBatchProcess": "operators.process.batches",
     "KeyedProcess": "operators.process.functions",
+    "Process": "operators.process.functions",
     "ListState": "state.descriptors",
     "MapState": "state.descriptors",
     "OnError": "operators.dead_letters",
@@ -124,7 +125,12 @@ if TYPE_CHECKING:
     from .operators.per_worker import PerWorker, per_worker
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
-    from .operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess
+    from .operators.process.functions import (
+        BroadcastProcess,
+        CoProcess,
+        KeyedProcess,
+        Process,
+    )
     from .operators.process.sides import SideOutput
     from .operators.restarts import exponential_delay, failure_rate, fixed_delay, no_restart
     from .operators.sessions.window import session
@@ -178,6 +184,7 @@ __all__ = [
     "OnError",
     "OperatorListState",
     "PerWorker",
+    "Process",
     "ReducingState",
     "Retry",
     "SideOutput",

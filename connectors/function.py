@@ -42,6 +42,10 @@ class FunctionWriter(SinkWriter):
         if self._has_life and hasattr(self._function, "open"):
             self._function.open(context)
 
+    def finish(self) -> None:
+        if self._has_life and hasattr(self._function, "finish"):
+            self._function.finish()
+
     def close(self) -> None:
         if self._has_life and hasattr(self._function, "close"):
             self._function.close()
@@ -60,7 +64,8 @@ def function_sink(
     attributes.
 
     The call should be idempotent: after a failure records since the last checkpoint come again. A function
-    object may have `open(ctx)` and `close()`; each subtask calls those of its own copy.
+    object may have `open(ctx)`, `finish()`, called at the end of the input, and `close()`; each subtask
+    calls those of its own copy.
 
     Raises:
         UsageError: a coroutine function; its calls would never run. Or an `open` or `close` that cannot be
@@ -75,4 +80,12 @@ def function_sink(
         )
     if has_life(function):
         check_life(function, capture_origin(), may_await=False)
+        told = [
+            n for n in ("on_checkpoint_complete", "on_checkpoint_aborted") if hasattr(function, n)
+        ]
+        if told:
+            raise UsageError(
+                f"`{told[0]}` of a function_sink would never be called",
+                fix="put a process function before the sink, or write a connector",
+            )
     return FunctionSink(function, parse_guarantee(guarantee))

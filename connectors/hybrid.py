@@ -225,6 +225,12 @@ class HybridReader(SourceReader):
     def pause_splits(self, splits: frozenset[str]) -> None:
         self._reader.pause_splits(splits)
 
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._reader.on_checkpoint_complete(checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._reader.on_checkpoint_aborted(checkpoint_id)
+
     def snapshot(self) -> list[bytes]:
         kind = self._live or _Split(b"")
         being_read = [

@@ -139,6 +139,9 @@ class Operator:
     behind its `close`."""
     optional_sides: frozenset[str] = frozenset()
     """Side outputs that are no loss if nothing reads them."""
+    emits_at_end: bool = False
+    """True if results of the user's `finish` come at the end of the input: the end of event time waits for
+    them, so that they are not late further on."""
     stores_what_waits: bool = False
     """While it is true, records in front of a barrier come also while the operator is full, to be kept as
     state: so a checkpoint need not wait until there is room."""

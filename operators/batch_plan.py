@@ -13,7 +13,7 @@ from .async_io.micro_batches import AsyncMicroBatches
 from .base import OperatorFactory
 from .dead_letters import OnErrorLike, checked_on_error, failed_sides
 from .durations import Duration, parse_duration
-from .function_life import with_life
+from .function_life import Results, with_life
 from .functions import check_returns, function_name, is_async
 from .graph import Chaining, Node, Origin
 from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
@@ -65,7 +65,9 @@ def add_map_batches(
         kind="map_batches",
         origin=origin,
         inputs=(stream._input(),),
-        factory=with_life(factory, function, step, origin),
+        factory=with_life(
+            factory, function, step, origin, Results(made, stream.has_event_time, whole=True)
+        ),
         schema=made,
         row_type=stream._row_type if into is None else record_class(into),
         chaining=Chaining.HEAD if asynchronous else Chaining.ALWAYS,

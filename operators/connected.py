@@ -46,12 +46,12 @@ class BroadcastStream(Stream[T]):
 
 
 class ConnectedStreams(Generic[T, U]):
-    """Two keyed streams of the same keys; `process` says what to do with them."""
+    """Two streams, both keyed by the same keys or both without; `process` says what to do with them."""
 
     def __init__(
         self,
-        first: tuple[Stream[T], KeyedBy],
-        second: tuple[Stream[U], KeyedBy],
+        first: tuple[Stream[T], KeyedBy | None],
+        second: tuple[Stream[U], KeyedBy | None],
         origin: Origin,
     ) -> None:
         check_connected(first[0], second[0], origin)
@@ -70,7 +70,7 @@ class ConnectedStreams(Generic[T, U]):
         into: SchemaLike | None = None,
         on_error: OnErrorLike = "fail",
     ) -> Stream[Out]:
-        """Call a function with shared keyed state for each record of both streams.
+        """Call a function with shared state for each record of both streams.
 
         Args:
             function: an instance; each subtask works with a copy of it.
@@ -84,10 +84,10 @@ class ConnectedStreams(Generic[T, U]):
 
 
 class BroadcastConnected(Generic[T, U]):
-    """A keyed stream and a broadcast one; `process` says what to do with them."""
+    """A stream, keyed or not, and a broadcast one; `process` says what to do with them."""
 
     def __init__(
-        self, keyed: tuple[Stream[T], KeyedBy], broadcast: BroadcastStream[U], origin: Origin
+        self, keyed: tuple[Stream[T], KeyedBy | None], broadcast: BroadcastStream[U], origin: Origin
     ) -> None:
         check_connected(keyed[0], broadcast, origin)
         self._keyed = keyed
@@ -105,7 +105,7 @@ class BroadcastConnected(Generic[T, U]):
         into: SchemaLike | None = None,
         on_error: OnErrorLike = "fail",
     ) -> Stream[Out]:
-        """Call a function for each keyed record, and in every subtask for each broadcast record.
+        """Call a function for each record, and in every subtask for each broadcast record.
 
         Args:
             function: an instance; each subtask works with a copy of it.

@@ -88,6 +88,17 @@ class SourceReader:
         """One byte string per unfinished split: the split with the position of the next record."""
         raise NotImplementedError
 
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """A checkpoint with the positions of this reader is durable: such as a place to acknowledge them.
+
+        Called at most once for each checkpoint, and in order. A failure may lose a notice, so a later one
+        stands for all before it. The checkpoint that was restored is not told of. Raising fails the
+        attempt.
+        """
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will never complete; this reader may not have been asked for its part of it."""
+
     def close(self) -> None:
         """Release resources; also called after failures. Must not raise."""
 

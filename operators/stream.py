@@ -22,7 +22,7 @@ from .expression_steps import FilterStep, SelectStep
 from .expressions import ExpressionLike, check_filter, check_select, show
 from .filter import AsyncFilterOperator, FilterOperator
 from .flat_map import AsyncFlatMapOperator, FlatMapOperator
-from .function_life import with_life
+from .function_life import Results, with_life
 from .functions import check_plain, check_returns, function_name, is_async
 from .graph import Node, Origin
 from .iteration.methods import Loops
@@ -40,6 +40,7 @@ from .partitioning import (
     Shuffle,
 )
 from .per_record import MAX_IN_FLIGHT
+from .process.methods import Processes
 from .process.sides import SideOutput
 from .required_name import named
 from .schema import SchemaLike, united, unknown_column
@@ -61,7 +62,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Stream(Loops[T], Lookups[T], Calls[T]):
+class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     """The records that come out of one step of a job."""
 
     # one record at a time
@@ -117,7 +118,13 @@ class Stream(Loops[T], Lookups[T], Calls[T]):
             "filter",
             name,
             origin,
-            with_life(partial(operator, user), condition, user.step, origin),
+            with_life(
+                partial(operator, user),
+                condition,
+                user.step,
+                origin,
+                Results(self.schema, self._has_event_time),
+            ),
             is_async=is_async(condition),
             schema=self.schema,
             row_type=self._row_type,

@@ -13,7 +13,7 @@ from .base import AsyncOperator, Operator, OperatorFactory
 from .dead_letters import FAIL, OnError, OnErrorLike, checked_on_error, failed_sides
 from .durations import Duration, parse_duration
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
-from .function_life import with_life
+from .function_life import Results, with_life
 from .functions import check_callable, check_returns, function_name, is_async
 from .graph import Chaining, Input, Node, Origin
 from .origin import capture_origin
@@ -207,7 +207,13 @@ class StreamBase(Generic[T]):
             kind,
             name,
             origin,
-            with_life(partial(operators[is_async(function)], user), function, user.step, origin),
+            with_life(
+                partial(operators[is_async(function)], user),
+                function,
+                user.step,
+                origin,
+                Results(schema, self._has_event_time),
+            ),
             schema=schema,
             row_type=record_class(into),
             columns=user.reader.columns_read,

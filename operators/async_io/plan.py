@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import PlanError
 from ..dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ..durations import Duration, format_duration, parse_duration
-from ..function_life import with_life
+from ..function_life import Results, with_life
 from ..functions import check_plain, function_name, is_async, is_async_generator
 from ..graph import Chaining, Node, Origin
 from ..partitioning import HashColumns, HashFunction
@@ -75,7 +75,13 @@ def add_map_async(
         kind="map_async",
         origin=origin,
         inputs=(stream._input(keyed_by),),
-        factory=with_life(partial(MapAsync, step), lifetime or function, name, origin),
+        factory=with_life(
+            partial(MapAsync, step),
+            lifetime or function,
+            name,
+            origin,
+            Results(schema, stream.has_event_time) if lifetime is None else None,
+        ),
         schema=schema,
         row_type=record_class(into),
         # Only the head of a chain may hold records back from its subtask.

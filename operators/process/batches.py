@@ -90,7 +90,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
         if not len(batch):
             return
         given = column_batch(batch)
-        self._emitter.timed = given.timestamps is not None
+        self._times_of(given)
         if self._attempts is not None:
             self._attempt_batch(self._attempts, given)
             return
@@ -179,6 +179,10 @@ class KeyedBatchProcessOperator(ProcessOperator):
             raise
         except FAILURES as error:
             raise user_error(self._user.step, self._user.origin, (key, timer), error) from error
+
+    def _add_last_results(self, made: Iterable[Any] | None) -> None:
+        for result in made if made is not None else ():
+            self._collect(result, Several("the end of the input"), self._time_at_end())
 
     def _made_on_timer(self, attempts: Attempts, key: Any, timer: Timer) -> list[Any]:
         made = self._function.on_timer(timer, self._context)

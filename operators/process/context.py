@@ -191,7 +191,7 @@ class Context(Generic[K]):
 
 
 class BroadcastContext(Context[None], Generic[K]):
-    """What `on_broadcast` may know: the record is the same in all subtasks, and has no key.
+    """What `on_broadcast` and `finish` may know: there is no key.
 
     `timestamp` and `watermark` are as in `Context`; there are no timers.
     """

@@ -20,6 +20,8 @@ TIMER_TABLES: Final = ("timers_event", "timers_processing")
 """The names of the tables that timers are kept in."""
 WATERMARK_TABLE: Final = "function_watermark"
 """The name of the table that says how far event time had come, where records have it."""
+LATEST: Final = "function_latest"
+"""The name of the items with the latest event time, for the results of `finish`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def declared_states(
     where: str,
     *,
     event_time: bool,
+    keyed: bool = True,
 ) -> Declared:
     """Read the descriptors of a function's class, its base classes included.
 
@@ -64,19 +67,22 @@ def declared_states(
         key_fields: the key columns; None: keys are of the type that the class says.
         where: the user's line, for errors.
         event_time: whether the stream has event time.
+        keyed: whether the stream has keys.
 
     Raises:
-        PlanError: two states of one name, a type that cannot be a key or is not known, or values that
-            expire by event time where there is none.
+        PlanError: state per key or timers without keys, two states of one name, a type that cannot be a key
+            or is not known, or values that expire by event time where there is none.
     """
     found = _by_name(type(function), where)
     try:
-        keys = keys_of_type(_key_type(type(function)))
+        if not keyed:
+            _check_keyless(function, found)
+        keys = keys_of_type(_key_type(type(function)) if keyed else Any)
         if key_fields is not None:
             keys = keys_of_columns(key_fields)
-        keyed = {n: d for n, d in found.items() if isinstance(d, KeyedState)}
-        ttl_ms = _ttls(keyed, event_time)
-        for name, descriptor in keyed.items():
+        by_key = {n: d for n, d in found.items() if isinstance(d, KeyedState)}
+        ttl_ms = _ttls(by_key, event_time)
+        for name, descriptor in by_key.items():
             descriptor.spec(keys, ttl_ms.get(name))
         lists = {n: d for n, d in found.items() if isinstance(d, OperatorListState)}
         for listed in lists.values():
@@ -87,7 +93,25 @@ def declared_states(
     except HeadgateError as error:
         raise PlanError(error.message, where=error.where or where, fix=error.fix) from error
     timers = type(function).on_timer is not ProcessFunction.on_timer
-    return Declared(keyed, lists, broadcast, ttl_ms, keys, timers)
+    return Declared(by_key, lists, broadcast, ttl_ms, keys, timers)
+
+
+def _check_keyless(function: ProcessFunction[Any, Any], found: dict[str, StateDescriptor]) -> None:
+    """Raise PlanError if a function of a stream without keys needs keys."""
+    kind = type(function).__name__
+    for name, descriptor in found.items():
+        if isinstance(descriptor, KeyedState):
+            raise PlanError(
+                f"`{kind}.{descriptor.attribute}` is state per key, and the stream has no keys "
+                f"state=`{name}`",
+                fix="call .key_by(...) or .key_with(...) before; or declare state of the subtask: "
+                "hg.OperatorListState, hg.BroadcastState",
+            )
+    if type(function).on_timer is not ProcessFunction.on_timer:
+        raise PlanError(
+            f"`{kind}` has on_timer, and timers belong to keys, which the stream does not have",
+            fix="call .key_with(lambda record: 0) before, for one key in one subtask, or key_by",
+        )
 
 
 def _by_name(kind: type[Any], where: str) -> dict[str, StateDescriptor]:
@@ -101,7 +125,7 @@ def _by_name(kind: type[Any], where: str) -> dict[str, StateDescriptor]:
                 where=where,
                 fix="leave out name=, or give another",
             )
-        if descriptor.name in (*TIMER_TABLES, WATERMARK_TABLE):
+        if descriptor.name in (*TIMER_TABLES, WATERMARK_TABLE, LATEST):
             raise PlanError(
                 f"this is the name of a table of timers state=`{descriptor.name}`",
                 where=where,

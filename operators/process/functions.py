@@ -34,8 +34,29 @@ class ProcessFunction(Generic[K, Out]):
         """
         raise NotImplementedError
 
+    def finish(self, ctx: BroadcastContext[K]) -> Iterable[Out] | None:
+        """Called in each subtask at the end of its input, behind the last record and timer.
+
+        Return or yield what goes on, if anything; it has the latest event time of the subtask's records.
+        Not called when the job is cancelled, or stopped without `--drain`.
+        """
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """A checkpoint with this subtask's state is durable. At most once for each; some are never told."""
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will never complete; this subtask may not have begun with it."""
+
     def close(self) -> None:
         """Called when the subtask ends, also after failures. Must not raise."""
+
+
+class Process(ProcessFunction[None, Out], Generic[In, Out]):
+    """A function of the records of a stream without keys, with state of the subtask: no timers."""
+
+    def on_record(self, record: In, ctx: Context[None]) -> Iterable[Out] | None:
+        """Handle one record; return or yield what goes on, if anything."""
+        raise NotImplementedError
 
 
 class KeyedProcess(ProcessFunction[K, Out], Generic[K, In, Out]):
@@ -47,7 +68,8 @@ class KeyedProcess(ProcessFunction[K, Out], Generic[K, In, Out]):
 
 
 class CoProcess(ProcessFunction[K, Out], Generic[K, First, Second, Out]):
-    """A function of the records of two keyed streams, which share keys, state and timers."""
+    """A function of the records of two streams: keyed, they share keys, state and timers; else
+    the state of the subtask (`CoProcess[None, ...]`)."""
 
     def on_first(self, record: First, ctx: Context[K]) -> Iterable[Out] | None:
         """Handle one record of the stream on which `connect` was called."""
@@ -59,7 +81,8 @@ class CoProcess(ProcessFunction[K, Out], Generic[K, First, Second, Out]):
 
 
 class BroadcastProcess(ProcessFunction[K, Out], Generic[K, In, Broadcasted, Out]):
-    """A function of keyed records, and of records that all subtasks get.
+    """A function of keyed records, and of records that all subtasks get; or of records without a key
+    (`BroadcastProcess[None, ...]`).
 
     Broadcast state can be written in `on_broadcast` (and `open`) only, where every subtask sees the same
     records; they may come in another order in each, if they are sent by several subtasks.

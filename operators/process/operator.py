@@ -7,18 +7,27 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from ...errors import HeadgateError, StateError
-from ...state.keyed.base import KeyedBackend
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.snapshot import (
+    ItemsCut,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    state_info,
+)
 from ...state.undo import UndoLog, UndoTimers
-from ..base import Operator, OperatorContext
+from ..base import OperatorContext
 from ..dead_letters import FAIL
 from ..elements import Batch, ColumnBatch
 from ..per_record import UserFunction, pieces
 from ..rows import RowReader, to_list, to_rows
 from ..user_code import FAILURES, user_error
+from .at_the_end import AtTheEnd
 from .attempts import Attempts
 from .context import (
+    BroadcastContext,
     Context,
     EventTimers,
     ProcessingTimers,
@@ -26,10 +35,10 @@ from .context import (
     TimerClock,
     Timers,
 )
-from .declared import WATERMARK_TABLE, Declared
+from .declared import LATEST, WATERMARK_TABLE, Declared
 from .emitter import Emitter
 from .firing import TimerFiring
-from .functions import KeyedProcess, ProcessFunction
+from .functions import KeyedProcess, Process, ProcessFunction
 from .progress import Progress
 from .states import FunctionStates, infos
 from .timers import FunctionTimers, timer_infos
@@ -37,6 +46,7 @@ from .timers import FunctionTimers, timer_infos
 Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
 """Key columns of a column stream, or a function of a record."""
 _NO_TIMERS: Final = "a timer was set, and the function has no on_timer"
+_NO_KEY: Final = "there are no timers in on_broadcast and finish: they have no key"
 _MODE: Final = "execution.runtime-mode"
 _BATCH: Final = "BATCH"
 
@@ -70,7 +80,7 @@ class ProcessStep:
     timed: bool
 
 
-class ProcessOperator(Operator):
+class ProcessOperator(AtTheEnd):
     """What the operators of all process functions share: state, timers, life."""
 
     def __init__(self, step: ProcessStep) -> None:
@@ -84,11 +94,8 @@ class ProcessOperator(Operator):
         self._states: FunctionStates | None = None
         self._timers: FunctionTimers | None = None
         self._firing: TimerFiring | None = None
-
-    @property
-    def _backend(self) -> KeyedBackend:
-        assert self._states is not None
-        return self._states.backend
+        self._timed = step.timed
+        self.emits_at_end = type(step.function).finish is not ProcessFunction.finish
 
     @property
     def _watermark_table(self) -> str:
@@ -99,7 +106,8 @@ class ProcessOperator(Operator):
         declared, name = self._step.declared, self._watermark_table
         timers = timer_infos(declared.keys) if declared.timers else []
         watermark = [Progress.info(name)] if name else []
-        return [*infos(declared), *timers, *watermark]
+        latest = [state_info(LATEST, "split")] if self._keeps_latest else []
+        return [*infos(declared), *timers, *watermark, *latest]
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -114,6 +122,10 @@ class ProcessOperator(Operator):
             self._timers = FunctionTimers(declared.keys, context, self._on_clock)
             self._firing = TimerFiring(self._timers, context, self, self.output)
         self._give_timers(self._context, self._timers, StateError(_NO_TIMERS))
+        self._subtask_context: BroadcastContext[Any] = BroadcastContext(
+            self._emitter, self._for_each_key
+        )
+        self._give_timers(self._subtask_context, None, StateError(_NO_KEY))
         self._states = FunctionStates(
             declared,
             self._function,
@@ -152,6 +164,8 @@ class ProcessOperator(Operator):
         """Take over what there was; the watermark is the least of those restored."""
         assert self._states is not None
         self._progress.restore(state, self._watermark_table)
+        for item in state.items.get(LATEST, ()):
+            self._saw(msgspec.msgpack.decode(item, type=int))
         waiting = self._states.restore(state)
         return waiting if self._timers is None else self._restore_timers(waiting, state)
 
@@ -180,9 +194,10 @@ class ProcessOperator(Operator):
     # records
 
     def _keys_of(self, batch: Batch, records: list[Any], key: Key | None) -> list[Any]:
+        if key is None:
+            return [None] * len(records)  # of a stream without keys
         if not callable(key):
             assert isinstance(batch, ColumnBatch)
-            assert key is not None
             lists = [to_list(batch.data.column(name)) for name in key]
             return lists[0] if len(lists) == 1 else list(zip(*lists, strict=True))
         keys: list[Any] = []
@@ -272,7 +287,12 @@ class ProcessOperator(Operator):
     def _times_of(self, batch: Batch) -> Sequence[int | None]:
         """The event times of a batch's records; what is emitted from here on has them or not as well."""
         self._emitter.timed = batch.timestamps is not None
-        return [None] * len(batch) if batch.timestamps is None else batch.timestamps.tolist()
+        if batch.timestamps is None:
+            return [None] * len(batch)
+        if self.emits_at_end and len(batch):
+            self._saw(int(batch.timestamps.max()))
+        times: list[int | None] = batch.timestamps.tolist()
+        return times
 
     def _no_key(self) -> None:
         self._progress.leave()
@@ -369,6 +389,8 @@ class ProcessOperator(Operator):
             self._timers.snapshot_into(snapshot)
         if name := self._watermark_table:
             snapshot.tables[name] = self._progress.cut()
+        if self._keeps_latest and self._latest is not None:
+            snapshot.items[LATEST] = ItemsCut([msgspec.msgpack.encode(self._latest)])
         return snapshot
 
     def finish(self) -> None:
@@ -378,6 +400,8 @@ class ProcessOperator(Operator):
             self._firing.complete()
         if self._timers is not None:
             self._timers.drop_processing()
+        if self.emits_at_end:
+            self._finish_function()
 
     def close(self) -> None:
         if self._timers is not None:
@@ -408,9 +432,9 @@ def whole_record(batch: Batch, place: int) -> Any:
 
 
 class KeyedProcessOperator(ProcessOperator):
-    """Runs a `KeyedProcess`."""
+    """Runs a `KeyedProcess`, or a `Process`, whose records have no key."""
 
-    _function: KeyedProcess[Any, Any, Any]
+    _function: KeyedProcess[Any, Any, Any] | Process[Any, Any]
 
     def process(self, batch: Batch, input_index: int) -> None:
         self._process_keyed(batch, self._step.inputs[0], self._function.on_record)

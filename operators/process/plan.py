@@ -22,7 +22,7 @@ from ..stream_base import into_schema
 from .batches import EVENT_TIME_COLUMN, KeyedBatchProcess, KeyedBatchProcessOperator
 from .clock_use import sets_clock_timers
 from .declared import declared_states
-from .functions import BroadcastProcess, CoProcess, KeyedProcess, ProcessFunction
+from .functions import BroadcastProcess, CoProcess, KeyedProcess, Process, ProcessFunction
 from .operator import Input, KeyedProcessOperator, ProcessOperator, ProcessStep
 from .sides import declared_sides
 from .two_inputs import BroadcastProcessOperator, CoProcessOperator
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from ..stream import Stream
 
 KeyedBy = HashColumns | HashFunction
+_AT_TIMES = ("finish", "on_checkpoint_complete", "on_checkpoint_aborted")
 _METHODS: dict[type[Any], tuple[str, ...]] = {
     KeyedProcess: ("on_record",),
+    Process: ("on_record",),
     KeyedBatchProcess: ("on_batch",),
     CoProcess: ("on_first", "on_second"),
     BroadcastProcess: ("on_record", "on_broadcast"),
@@ -55,6 +57,20 @@ def add_keyed(
     fields = _key_fields(stream, keyed_by, origin)
     inputs = ((stream, keyed_by),)
     return _add(inputs, KeyedProcessOperator, checked, fields, name, into, on_error, origin)
+
+
+def add_keyless(
+    stream: Stream[Any],
+    function: object,
+    name: str,
+    into: SchemaLike | None,
+    on_error: OnErrorLike,
+    origin: Origin,
+) -> Stream[Any]:
+    """The step of `stream.process(...)`."""
+    checked = _checked(function, Process, origin)
+    inputs = ((stream, None),)
+    return _add(inputs, KeyedProcessOperator, checked, None, name, into, on_error, origin)
 
 
 def _add_batches(
@@ -92,15 +108,15 @@ def _add_batches(
 
 
 def add_connected(
-    first: tuple[Stream[Any], KeyedBy],
-    second: tuple[Stream[Any], KeyedBy],
+    first: tuple[Stream[Any], KeyedBy | None],
+    second: tuple[Stream[Any], KeyedBy | None],
     function: object,
     name: str,
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.connect(keyed).process(...)`."""
+    """The step of `keyed.connect(keyed).process(...)`, or of two streams without keys."""
     checked = _checked(function, CoProcess, origin)
     fields = _common_fields(
         _key_fields(*first, origin), _key_fields(*second, origin), first[0], second[0], origin
@@ -109,7 +125,7 @@ def add_connected(
 
 
 def add_broadcast(
-    keyed: tuple[Stream[Any], KeyedBy],
+    keyed: tuple[Stream[Any], KeyedBy | None],
     broadcast: Stream[Any],
     function: object,
     name: str,
@@ -117,7 +133,7 @@ def add_broadcast(
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.connect(stream.broadcast()).process(...)`."""
+    """The step of `keyed.connect(stream.broadcast()).process(...)`, or of a stream without keys."""
     checked = _checked(function, BroadcastProcess, origin)
     fields = _key_fields(*keyed, origin)
     inputs = (keyed, (broadcast, None))
@@ -152,7 +168,13 @@ def _add(
     policy = checked_on_error(on_error, origin)
     schema = None if into is None else into_schema(into, origin)
     main = inputs[0][0]
-    declared = declared_states(function, fields, str(origin), event_time=main.has_event_time)
+    declared = declared_states(
+        function,
+        fields,
+        str(origin),
+        event_time=main.has_event_time,
+        keyed=inputs[0][1] is not None,
+    )
     methods = [getattr(function, method) for method in _METHODS[_kind_of(function)]]
     given = tuple(
         Input(RowReader(stream.schema, stream._row_type, method), _key(keyed_by))
@@ -207,7 +229,9 @@ def _key(keyed_by: KeyedBy | None) -> Any:
     return None if keyed_by is None else keyed_by.function
 
 
-def _key_fields(stream: Stream[Any], keyed_by: KeyedBy, origin: Origin) -> list[pa.Field] | None:
+def _key_fields(
+    stream: Stream[Any], keyed_by: KeyedBy | None, origin: Origin
+) -> list[pa.Field] | None:
     if not isinstance(keyed_by, HashColumns):
         return None
     schema = stream._columns("key_by", origin)
@@ -268,7 +292,7 @@ def _checked(function: object, kind: type[Any], origin: Origin) -> ProcessFuncti
             where=str(origin),
             fix=_fix(function, kind),
         )
-    for method in (*_METHODS[kind], "on_timer"):
+    for method in (*_METHODS[kind], "on_timer", *_AT_TIMES):
         _check_method(function, kind, method, origin)
     checked: ProcessFunction[Any, Any] = function
     return checked
@@ -276,7 +300,7 @@ def _checked(function: object, kind: type[Any], origin: Origin) -> ProcessFuncti
 
 def _check_method(function: object, kind: type[Any], name: str, origin: Origin) -> None:
     method: Callable[..., Any] = getattr(function, name)
-    if name != "on_timer" and getattr(type(function), name) is getattr(kind, name):
+    if name in _METHODS[kind] and getattr(type(function), name) is getattr(kind, name):
         raise PlanError(
             f"`{type(function).__name__}` has no method {name}",
             where=str(origin),
@@ -295,6 +319,10 @@ def _fix(function: object, kind: type[Any]) -> str:
         return "a CoProcess has two inputs: keyed.connect(other_keyed).process(...)"
     if isinstance(function, BroadcastProcess):
         return "a BroadcastProcess has two inputs: keyed.connect(stream.broadcast()).process(...)"
+    if isinstance(function, Process):
+        return "a Process is for a stream without keys: stream.process(...); derive from hg.KeyedProcess"
+    if kind is Process and isinstance(function, KeyedProcess | KeyedBatchProcess):
+        return "call .key_by(...) or .key_with(...) before it, or derive from hg.Process"
     if isinstance(function, KeyedProcess | KeyedBatchProcess):
         return f"a {_kind_of(function).__name__} has one input: keyed.process(...)"
     return f"derive a class from hg.{kind.__name__}[...]; map and flat_map take functions"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
-from ...errors import HeadgateError, StateError
+from ...errors import HeadgateError
 from ...state.snapshot import RestoredState
-from ..base import OperatorContext
 from ..elements import Batch
 from ..per_record import pieces
 from ..user_code import FAILURES, user_error
 from .attempts import Attempts
-from .context import BroadcastContext
 from .operator import ProcessOperator, whole_record
-
-_NO_KEY: Final = "there are no timers in on_broadcast: a broadcast record has no key"
 
 
 class CoProcessOperator(ProcessOperator):
@@ -29,13 +25,6 @@ class CoProcessOperator(ProcessOperator):
 class BroadcastProcessOperator(ProcessOperator):
     """Runs a `BroadcastProcess`: input 0 is keyed, input 1 comes to all subtasks."""
 
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._broadcast_context: BroadcastContext[Any] = BroadcastContext(
-            self._emitter, self._for_each_key
-        )
-        self._give_timers(self._broadcast_context, None, StateError(_NO_KEY))
-
     def process(self, batch: Batch, input_index: int) -> None:
         if input_index == 0:
             self._process_keyed(batch, self._step.inputs[0], self._function.on_record)
@@ -43,17 +32,17 @@ class BroadcastProcessOperator(ProcessOperator):
             self._process_broadcast(batch)
 
     def on_watermark(self, timestamp: int) -> None:
-        self._broadcast_context.watermark = max(self._progress.watermark, timestamp)
+        self._subtask_context.watermark = max(self._progress.watermark, timestamp)
         super().on_watermark(timestamp)
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
         waiting = super().restore(state)
-        self._broadcast_context.watermark = self._progress.watermark
+        self._subtask_context.watermark = self._progress.watermark
         return waiting
 
     def _process_broadcast(self, batch: Batch) -> None:
         self._open_function()
-        context, emitter, attempts = self._broadcast_context, self._emitter, self._attempts
+        context, emitter, attempts = self._subtask_context, self._emitter, self._attempts
         for piece in pieces(batch):
             records = self._step.inputs[1].reader(piece)
             for place, (record, time) in enumerate(
@@ -76,7 +65,7 @@ class BroadcastProcessOperator(ProcessOperator):
         def call() -> list[Any]:
             self._writable = True
             try:
-                made = self._function.on_broadcast(record, self._broadcast_context)
+                made = self._function.on_broadcast(record, self._subtask_context)
                 return attempts.check(self._emitter.listed(record, made))
             finally:
                 self._writable = False
@@ -91,7 +80,7 @@ class BroadcastProcessOperator(ProcessOperator):
         """What the function makes of one record; a generator runs here to its end, so that it may write."""
         self._writable = True
         try:
-            made = self._function.on_broadcast(record, self._broadcast_context)
+            made = self._function.on_broadcast(record, self._subtask_context)
             return made if made is None or not hasattr(made, "__next__") else list(made)
         except HeadgateError:
             raise
@@ -102,26 +91,11 @@ class BroadcastProcessOperator(ProcessOperator):
 
     def _for_each_key(self, state: Any, function: Callable[[Any, Any], None]) -> None:
         """See `BroadcastContext.for_each_key`: what differs by key must not get into broadcast state."""
-        assert self._states is not None
-        name = self._states.name_of(state)
-        if name is None:
-            raise StateError(
-                f"for_each_key needs a keyed state of this function, got `{type(state).__name__}` "
-                f"step=`{self._user.step}`",
-                where=str(self._user.origin),
-                fix="keyed states: "
-                + (", ".join(f"self.{a}" for a in self._states.keyed_attributes()) or "none"),
-            )
         if self._attempts is not None:
             # A failure in one subtask alone would let what is the same in all subtasks differ.
             self._attempts.undo.keep_always()
-        self._writable = False
-        # for state that expires by event time
-        self._context.timestamp = self._broadcast_context.timestamp
+        before, self._writable = self._writable, False
         try:
-            for key, _ in self._backend.addresses(name):
-                self._set_key(key)
-                function(key, state)
+            super()._for_each_key(state, function)
         finally:
-            self._no_key()
-            self._writable = True
+            self._writable = before

@@ -40,6 +40,7 @@ def build_chain(
         operator = _instantiate(node)
         output.optional_sides = operator.optional_sides
         operator.output = output
+        output.holds_end = operator.emits_at_end
         chained[node.id] = ChainedOperator(node.id, node.name, operator, output)
         for side, partition in partitions.get(node.id, ()):
             if side is None:

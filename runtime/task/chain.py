@@ -14,7 +14,14 @@ from typing import Any, Protocol
 from ...errors import HeadgateError, UserCodeError
 from ...operators.base import Operator
 from ...operators.drops import Drops
-from ...operators.elements import Batch, Control, Watermark, WatermarkStatus
+from ...operators.elements import (
+    WATERMARK_MAX,
+    WATERMARK_MIN,
+    Batch,
+    Control,
+    Watermark,
+    WatermarkStatus,
+)
 from ...operators.user_code import traceback_text
 from .threads import to_the_end
 
@@ -57,6 +64,11 @@ class ChainOutput:
     side_partitions: dict[str, list[Partition]] = field(default_factory=dict)
     records_out: int = 0
     watermark: int = -(2**63)
+    holds_end: bool = False
+    """The end of event time waits here until the operator has finished, for the sake of its results."""
+    end_held: bool = False
+    latest: int | None = None
+    """While `holds_end` is true: the latest event time of what was emitted."""
     drops: Drops = field(default_factory=Drops)
     optional_sides: frozenset[str] = frozenset()
 
@@ -65,6 +77,9 @@ class ChainOutput:
         if rows == 0:
             return
         self.records_out += rows
+        if self.holds_end and batch.timestamps is not None:
+            latest = int(batch.timestamps.max())
+            self.latest = latest if self.latest is None else max(self.latest, latest)
         for chained, index in self.next:
             chained.records_in += rows
             chained.operator.process(batch, index)
@@ -86,12 +101,30 @@ class ChainOutput:
             partition.emit(batch)
 
     def emit_watermark(self, timestamp: int) -> None:
+        if self.holds_end and timestamp == WATERMARK_MAX:
+            self.end_held = True
+            return
         self.watermark = timestamp
         for chained, _ in self._all_next():
             chained.current_watermark = timestamp
             chained.operator.on_watermark(timestamp)
         for partition in self._all_partitions():
             partition.broadcast(Watermark(timestamp))
+
+    @property
+    def time_at_end(self) -> int:
+        """The event time of what is made at the end: the latest that was emitted, else how
+        far time had come."""
+        if self.latest is not None:
+            return self.latest
+        return self.watermark if self.watermark > WATERMARK_MIN else 0
+
+    def release_end(self) -> None:
+        """All results are out: event time may end."""
+        self.holds_end = False
+        if self.end_held:
+            self.end_held = False
+            self.emit_watermark(WATERMARK_MAX)
 
     def emit_idle(self, idle: bool) -> None:
         for chained, _ in self._all_next():
@@ -136,6 +169,11 @@ class OperatorChain:
         """Flush all operators, head to tail: what one emits the next still processes."""
         for chained in self.operators:
             await call_and_wait(chained, chained.operator.finish)
+            life = chained.operator.function_life
+            if life is not None and life.finishes:
+                output = chained.output
+                await call_and_wait(chained, life.finish, output.emit, output.time_at_end)
+            with_context(chained, chained.output.release_end)
 
     def close(self) -> None:
         """Close all operators, tail to head; never raises."""

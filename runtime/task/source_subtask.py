@@ -13,7 +13,7 @@ from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions
 from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
 from ...operators.user_code import describe_record
-from ...state.snapshot import OperatorSnapshot, RestoredState
+from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from .accounting import Activity
 from .build import make_context
 from .chain import with_context
@@ -50,6 +50,7 @@ class SourceSubtask(Subtask):
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
         self._hurries = False
+        self._completed = 0
 
     async def prepare(
         self,
@@ -168,6 +169,24 @@ class SourceSubtask(Subtask):
 
         self._hurries = self._hurries or options.may_overtake
         self.put_mail(trigger)
+
+    def checkpoint_completed(self, permit: CommitPermit) -> None:
+        super().checkpoint_completed(permit)
+
+        def tell() -> None:
+            if permit.checkpoint_id > self._completed:
+                self._completed = permit.checkpoint_id
+                with_context(
+                    self.chain.head, self._reader.on_checkpoint_complete, permit.checkpoint_id
+                )
+
+        self.put_mail(tell)
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        super().checkpoint_aborted(checkpoint_id)
+        self.put_mail(
+            lambda: with_context(self.chain.head, self._reader.on_checkpoint_aborted, checkpoint_id)
+        )
 
     async def _drain_outputs(self) -> None:
         """In the middle of a batch, whose end a barrier waits for that may overtake it, do not wait: at

@@ -373,16 +373,21 @@ class Subtask:
             self.snapshots.completed(permit.checkpoint_id)
             for chained in self.chain.operators:
                 await call_and_wait(chained, chained.operator.on_checkpoint_complete, permit)
+                if (life := chained.operator.function_life) is not None:
+                    tell = life.on_checkpoint_complete
+                    await call_and_wait(chained, tell, permit.checkpoint_id)
 
         self.put_mail(complete)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Mail: the checkpoint will never complete."""
 
-        def abort() -> None:
+        async def abort() -> None:
             self.snapshots.abort(checkpoint_id)
             for chained in self.chain.operators:
                 with_context(chained, chained.operator.on_checkpoint_aborted, checkpoint_id)
+                if (life := chained.operator.function_life) is not None:
+                    await call_and_wait(chained, life.on_checkpoint_aborted, checkpoint_id)
 
         self.put_mail(abort)
 
