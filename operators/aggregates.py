@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..errors import PlanError, StateError
 from ..state.accumulator_kinds import BY_COLUMN, BY_TIME, COUNTS, MOMENTS, PARAMETERS, TOP
 from ..state.aggregate_state import AggregateSpec, AggregateState
 from ..state.epochs import TableEpoch
-from ..state.evolution import AGGREGATE
+from ..state.evolution import AGGREGATE, with_meaning
 from ..state.hashing import check_key_type
 from ..state.key_index import stored_key_type
 from ..state.snapshot import KEY_GROUP_COLUMN
@@ -69,6 +69,11 @@ class Aggregate:
         number = "" if self.number is None else f", {self.number!r}"
         by = "" if self.by is None else f", by={_quoted(self.by)}"
         return f"{self.kind}({_quoted(self.column)}{number}{by})"
+
+    @property
+    def kept(self) -> str:
+        """What its state is of: all but the number, which may change between two runs."""
+        return str(replace(self, number=None))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -370,12 +375,13 @@ class AggregatePlan:
 
     @cached_property
     def described_state_schema(self) -> pa.Schema:
-        """`state_schema` with the aggregate of each state column as the column's metadata."""
+        """`state_schema`, where the metadata of columns and schema say which aggregates are kept."""
         fields = list(self.state_schema)[: 1 + len(self.keys) + len(self.added)]
         for spec, aggregate in zip(self.specs, self.aggregates.values(), strict=True):
             about = {AGGREGATE: str(aggregate).encode()}
             fields += [field.with_metadata(about) for field in spec.new().state_fields()]
-        return pa.schema(fields)
+        kept = {f"aggregate `{name}`": one.kept for name, one in self.aggregates.items()}
+        return with_meaning(pa.schema(fields), kept)
 
     @cached_property
     def specs(self) -> list[AggregateSpec]:

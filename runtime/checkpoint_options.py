@@ -189,6 +189,14 @@ RECOVERY_IGNORE_UNCLAIMED = Option[bool](
     "Drop restored state that no operator of the job claims, instead of refusing to start.",
     ("execution.savepoint.ignore-unclaimed-state",),
 )
+RECOVERY_ACCEPT_CHANGES = Option[str | None](
+    "execution.state-recovery.accept-changes",
+    Text(),
+    None,
+    "",
+    "Names of steps, separated by commas, which go on with their restored state though they compute "
+    "something else now, such as the sum of another column. Without it such a start is refused.",
+)
 WITHOUT_CHANNEL_STATE = Option[int](
     "execution.state-recovery.without-channel-state.checkpoint-id",
     Integer(at_least=-1),

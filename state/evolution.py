@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -26,6 +27,9 @@ _DECLARED_LATER: Final = ("value", "list", "map", "reducing", "aggregating", "re
 """Kinds of state whose pickled values are loaded as values of a type that was declared later."""
 AGGREGATE: Final = b"aggregate"
 """Metadata of a state column of an aggregate: which one, such as `sum(amount)`."""
+MEANING: Final = b"headgate.meaning"
+"""Metadata of a state's schema: what its values mean, as a JSON object of texts by label. Values of another
+meaning can have the same types, such as the sums of two columns."""
 LAST_USED_COLUMN: Final = "last_used"
 _INTEGERS = {
     "int8": 8, "int16": 16, "int32": 32, "int64": 64,
@@ -102,6 +106,38 @@ def _differences(old: StateInfo, new: StateInfo) -> tuple[list[str], list[str]]:
             continue
         _compare_field(was, now, name in old.keys or name in new.keys, problems, changes)
     return problems, changes
+
+
+def with_meaning(schema: pa.Schema, meaning: Mapping[str, str]) -> pa.Schema:
+    """The schema of a state's table, with what its values mean."""
+    known = {} if not schema.metadata else dict(schema.metadata)
+    before = msgspec.json.decode(known.get(MEANING, b"{}"), type=dict[str, str])
+    return schema.with_metadata(known | {MEANING: msgspec.json.encode(before | dict(meaning))})
+
+
+def meaning(info: StateInfo, what: Mapping[str, str]) -> StateInfo:
+    """The state with what its values mean; as it is, if it has no table."""
+    schema = info.arrow_schema()
+    if schema is None:
+        return info
+    encoded = with_meaning(schema, what).serialize().to_pybytes()
+    return msgspec.structs.replace(info, schema=encoded)
+
+
+def changed_meaning(old: StateInfo, new: StateInfo) -> list[str]:
+    """What the values of a state meant and what they mean now, where both say so and differ."""
+    before, after = _meaning(old), _meaning(new)
+    return [
+        f"{label} was {before[label]}, now {after[label]}"
+        for label in before
+        if label in after and before[label] != after[label]
+    ]
+
+
+def _meaning(info: StateInfo) -> dict[str, str]:
+    schema = info.arrow_schema()
+    metadata = {} if schema is None else schema.metadata or {}
+    return msgspec.json.decode(metadata.get(MEANING, b"{}"), type=dict[str, str])
 
 
 def is_pickled(info: StateInfo) -> bool:

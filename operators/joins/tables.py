@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import StateError
-from ...state.evolution import is_widening
+from ...state.evolution import is_widening, with_meaning
 from ...state.hashing import hash_columns, key_groups_of
 from ...state.key_index import plain_column, too_much_text
 from ...state.keygroups import KeyGroupRange
@@ -50,12 +50,17 @@ def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
     return pa.schema([*fields, *columns])
 
 
-def join_infos(columns: JoinColumns, marks: Sequence[bool], kind: str) -> list[StateInfo]:
-    """The declarations of all tables."""
-    infos = [
-        state_info(SIDES[side], kind, row_schema(columns.sides[side], marks=marks[side]), ROW_KEYS)
-        for side in (LEFT, RIGHT)
-    ]
+def join_infos(
+    columns: JoinColumns, marks: Sequence[bool], kind: str, window: str = ""
+) -> list[StateInfo]:
+    """The declarations of all tables; `window` is what rows wait for, if that must not change."""
+    infos = []
+    for side in (LEFT, RIGHT):
+        meaning = {f"the key of the {SIDES[side]} stream": ", ".join(columns.keys[side])}
+        if window:
+            meaning["the window"] = window
+        schema = with_meaning(row_schema(columns.sides[side], marks=marks[side]), meaning)
+        infos.append(state_info(SIDES[side], kind, schema, ROW_KEYS))
     return [*infos, times_info(TIME, kind, _TIME_SCHEMA)]
 
 

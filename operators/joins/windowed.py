@@ -52,6 +52,7 @@ class WindowedPair(JoinOperator):
     def __init__(self, step: JoinStep, window: PaneWindow) -> None:
         super().__init__(step)
         self._grid, self._lateness_ms = window.grid(), window.allowed_lateness_ms
+        self._bounds = window.identity
         self._rows = [PaneRows(step.columns.sides[side]) for side in (LEFT, RIGHT)]
         self._fired: int | None = None
         """The last window that has fired, or would have; None before the first watermark."""
@@ -209,7 +210,7 @@ class WindowedPair(JoinOperator):
 
     def states(self) -> Sequence[StateInfo]:
         """Tables `left`, `right` and `time`."""
-        return join_infos(self._columns, _UNMARKED, self.kind)
+        return join_infos(self._columns, _UNMARKED, self.kind, self._bounds)
 
     def restore(self, state: RestoredState) -> None:
         """Take over the rows that wait; how far time is, is the least of all own key groups."""

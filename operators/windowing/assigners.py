@@ -40,6 +40,19 @@ class WindowAssigner(Generic[T]):
         """For `explain`."""
         return type(self).__name__
 
+    @property
+    def identity(self) -> str:
+        """Where the bounds of windows are: what must stay the same for state to be taken over.
+
+        The class and its plain attributes. Sessions are what their records have made of them, so their gap
+        may change.
+        """
+        plain = {} if self.merging else vars(self)
+        sizes = [
+            f"{k.lstrip('_')}={v}" for k, v in sorted(plain.items()) if isinstance(v, int | str)
+        ]
+        return " ".join([self.describe(), *sizes])
+
 
 class Tumbling(WindowAssigner[Any]):
     """Windows of `size_ms`, one behind the other."""

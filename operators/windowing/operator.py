@@ -9,13 +9,15 @@ dropped. When event time has passed a window's end by the allowed lateness, all 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import HeadgateError, PlanError, StateError
+from ...state.evolution import meaning
+from ...state.snapshot import StateInfo
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
 from ..per_record import pieces
@@ -85,6 +87,10 @@ class WindowOperator(ProcessOperator):
         self._evictor, self._combined = windowing.evictor, windowing.combined
         self._lateness_ms = windowing.lateness_ms
         self._event = self._assigner.time == "event"
+
+    def states(self) -> Sequence[StateInfo]:
+        windows = {"the window": self._assigner.identity}
+        return [meaning(info, windows) for info in super().states()]
 
     @property
     def minds_order(self) -> bool:

@@ -30,6 +30,7 @@ from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.manifest import Manifest
 from ..protocol.restore_figures import RestoreFigures
+from ..savepoint.compare import accepted_changes
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .adopting import log_deployment
@@ -77,7 +78,10 @@ class Deploying(State):
         plan, parallelism = plan_for(job, restored)
         if restored is not None:
             check_restorable(
-                restored.manifest, plan, allow_non_restored=job.spec.allow_non_restored_state
+                restored.manifest,
+                plan,
+                allow_non_restored=job.spec.allow_non_restored_state,
+                accepted=accepted_changes(Options(job.spec.options)),
             )
             check_restored_pickles(restored.manifest, Options(job.spec.options))
             if _with_channel_state(job, restored.manifest):

@@ -17,18 +17,28 @@ import xxhash
 from ...errors import CorruptError, StateError
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import HANDLE_KINDS, OperatorSnapshot, Redistribution, StateHandle, StateInfo
+from ..checkpoint_options import RECOVERY_ACCEPT_CHANGES
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.manifest import Manifest, ManifestOperator
 from ..protocol.redistribution import broadcast, spread_splits
-from ..savepoint.compare import declared_states, unclaimed_states
+from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states
 
 ITEMS = "items"
 ReadHandle: TypeAlias = Callable[[str, StateHandle], Coroutine[Any, Any, bytes]]
 """(operator, handle) -> its verified bytes."""
 
 
-def check_restorable(manifest: Manifest, plan: PhysicalPlan, *, allow_non_restored: bool) -> None:
-    """Raise StateError unless every state of `manifest` has an operator in `plan` that claims it."""
+def check_restorable(
+    manifest: Manifest,
+    plan: PhysicalPlan,
+    *,
+    allow_non_restored: bool,
+    accepted: frozenset[str] = frozenset(),
+) -> None:
+    """Raise StateError unless `plan` has an operator that means the same for each state of `manifest`.
+
+    `accepted` are the operators that go on with state of another meaning, because the user says so.
+    """
     if manifest.max_parallelism != plan.max_parallelism:
         raise StateError(
             f"the number of key groups is frozen with the first checkpoint "
@@ -37,7 +47,16 @@ def check_restorable(manifest: Manifest, plan: PhysicalPlan, *, allow_non_restor
             f"taken from the checkpoint; or start fresh",
         )
     check_whole(manifest)
-    unclaimed = unclaimed_states(manifest, declared_states(plan))
+    declared = declared_states(plan)
+    for operator, changes in changed_meanings(manifest, declared).items():
+        if operator not in accepted:
+            raise StateError(
+                f"checkpoint {manifest.checkpoint_id} holds other state of step `{operator}`: "
+                + "; ".join(changes),
+                fix="set it back, or give what changed another name (an aggregate of another name starts "
+                f"empty), or go on with the old state: -D {RECOVERY_ACCEPT_CHANGES.key}={operator}",
+            )
+    unclaimed = unclaimed_states(manifest, declared)
     if unclaimed and not allow_non_restored:
         operators = sorted({text.rpartition(".")[0] for text in unclaimed})
         raise StateError(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...operators.graph import Node
-from ...state.evolution import compare, is_pickled
+from ...state.evolution import changed_meaning, compare, is_pickled
 from ...state.snapshot import HINT, ChannelAddress, StateInfo
-from ..checkpoint_options import WITHOUT_CHANNEL_STATE
+from ..checkpoint_options import RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANNEL_STATE
 from ..job_spec import JobSpec
 from ..options import ALLOW_PICKLE, Options
 from ..plan import PhysicalPlan
@@ -58,6 +58,11 @@ def check(located: Located, spec: JobSpec) -> Check:
             new = declared.get(operator, {}).get(name)
             if old is not None and new is not None:
                 _compare(operator, old, new, found)
+    accepted = accepted_changes(Options(spec.options))
+    for operator, changes in changed_meanings(located.manifest, declared).items():
+        (found.migrated if operator in accepted else found.incompatible).extend(
+            f"operator `{operator}`: {text}" for text in changes
+        )
     for operator, known in declared.items():
         missing = known.keys() - stored.get(operator, {}).keys()
         found.new.extend(f"{operator}.{name}" for name in sorted(missing))
@@ -126,6 +131,27 @@ def unclaimed_states(manifest: Manifest, declared: dict[str, dict[str, StateInfo
             if known is None or (known and old is not None and name not in known):
                 found.append(f"{operator.name}.{name}")
     return sorted(found)
+
+
+def changed_meanings(
+    manifest: Manifest, declared: dict[str, dict[str, StateInfo]]
+) -> dict[str, list[str]]:
+    """By operator, where the stored values mean something else than those of the job of today."""
+    found: dict[str, list[str]] = {}
+    for operator in manifest.operators:
+        known = declared.get(operator.name, {})
+        for name, old in states_of(operator).items():
+            if old is not None and name in known:
+                for text in changed_meaning(old, known[name]):
+                    if text not in found.setdefault(operator.name, []):
+                        found[operator.name].append(text)
+    return {operator: texts for operator, texts in found.items() if texts}
+
+
+def accepted_changes(options: Options) -> frozenset[str]:
+    """The steps whose state the user wants to keep though they compute something else now."""
+    named = options.get(RECOVERY_ACCEPT_CHANGES) or ""
+    return frozenset(name.strip() for name in named.split(","))
 
 
 def unconnected(manifest: Manifest, plan: PhysicalPlan) -> list[ChannelAddress]:
