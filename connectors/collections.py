@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from ..errors import BadRecordError, UsageError
 from ..operators.durations import Duration, parse_duration
-from ..operators.elements import Batch, ColumnBatch, ObjectBatch
+from ..operators.elements import Batch, ColumnBatch, ObjectBatch, Positions
 from ..operators.event_time import latest_of
 from ..operators.per_record import describe_columns
 from ..operators.rows import RowMismatch, to_columns
@@ -179,10 +180,14 @@ class _ListReader(SourceReader):
             if isinstance(item, Crash | Pause):
                 break
             records.append(item)
+        batch = self._source.batch(records)
+        places = np.arange(split.position, split.position + len(records), dtype=np.int64)
+        offsets = split.index + places * split.of
+        batch.positions = Positions(self.context.operator_name, split.name, offsets)
         split.position += len(records)
         self.context.splits.reading(split.name)
         self._drop_read()
-        return self._source.batch(records)
+        return batch
 
     def _paused_enough(self, pause: Pause) -> bool:
         now_s = self.context.clock.monotonic()

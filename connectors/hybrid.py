@@ -197,7 +197,8 @@ class HybridReader(SourceReader):
         schema = self._source.schema
         if isinstance(batch, ColumnBatch) and batch.data.schema != schema:
             columns = batch.data.columns  # the same, but for what the schema says of nulls
-            return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            data = pa.RecordBatch.from_arrays(columns, schema=schema)
+            return ColumnBatch(data, batch.timestamps, batch.positions)
         return batch
 
     def _go_live(self) -> None:

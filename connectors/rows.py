@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 
 import msgspec
+import numpy as np
 
 from ..errors import UsageError
-from ..operators.elements import Batch
+from ..operators.elements import Batch, Positions
 from ..operators.source import Record_co, Source, SourceReader
 
 DEFAULT_SPLITS = 8
@@ -143,7 +144,10 @@ class RowReader(SourceReader):
         if self._exhausted(split):
             self._splits.remove(split)
             self.context.splits.ended(split.name)
-        return self._make(first, count)
+        batch = self._make(first, count)
+        offsets = np.arange(first, first + count, dtype=np.int64)
+        batch.positions = Positions(self.context.operator_name, split.name, offsets)
+        return batch
 
     async def wait(self) -> None:
         """Sleep until the next batch is due. Cancelling it leaves the reader unchanged."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ..errors import PlanError
 from .base import OperatorContext, Output
 from .drops import DropKind
-from .elements import Batch, ColumnBatch, ObjectBatch
+from .elements import Batch, ColumnBatch, ObjectBatch, Positions
 from .graph import Origin
 from .user_code import TEXT_MAX, text_of
 
@@ -66,6 +66,12 @@ class FailedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of the record, if the stream has event time; None beyond the years 1 to 9999."""
     key: Any = None
     """Of a process function: the key of the record or timer."""
+    source: str | None = None
+    """The source that the record was read from; None where that is not known any more."""
+    split: str | None = None
+    """The part of it, such as the path of a file."""
+    offset: int | None = None
+    """Where the record stood in the split, in the unit of the source: a byte, a row or an item."""
 
 
 def checked_on_error(given: object, origin: Origin) -> OnError:
@@ -114,6 +120,9 @@ def failed_schema(schema: pa.Schema) -> pa.Schema:
             pa.field("operator", pa.string(), False),
             pa.field("origin", pa.string(), False),
             pa.field("event_time", pa.timestamp("ms", tz="UTC")),
+            pa.field("source", pa.string()),
+            pa.field("split", pa.string()),
+            pa.field("offset", pa.int64()),
         ]
     )
 
@@ -166,8 +175,10 @@ class DeadLetters:
             pa.array([self._step] * count, pa.string()),
             pa.array([self._origin] * count, pa.string()),
             pa.nulls(count, pa.int64()) if times is None else pa.array(times, pa.int64()),
+            *_position_columns(records.positions, count),
         ]
-        columns[-1] = columns[-1].cast(schema.field("event_time").type)
+        event_time = schema.get_field_index("event_time")
+        columns[event_time] = columns[event_time].cast(schema.field(event_time).type)
         return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=schema), times)
 
     def _objects(
@@ -177,6 +188,9 @@ class DeadLetters:
         moments: list[datetime | None] = [None] * len(errors)
         if times is not None:
             moments = [_moment(time) for time in times.tolist()]
+        positions = records.positions
+        source, split = (None, None) if positions is None else (positions.source, positions.split)
+        offsets = [None] * len(errors) if positions is None else positions.offsets.tolist()
         letters = [
             FailedRecord(
                 record=record,
@@ -186,12 +200,23 @@ class DeadLetters:
                 origin=self._origin,
                 event_time=moment,
                 key=key,
+                source=source,
+                split=split,
+                offset=offset,
             )
-            for record, error, moment, key in zip(
-                records.records, errors, moments, keys or [None] * len(errors), strict=True
+            for record, error, moment, key, offset in zip(
+                records.records, errors, moments, keys or [None] * len(errors), offsets, strict=True
             )
         ]
         return ObjectBatch(letters, times)
+
+
+def _position_columns(positions: Positions | None, count: int) -> list[pa.Array]:
+    """Source, split and offset of so many records; null where they are not known."""
+    if positions is None:
+        return [pa.nulls(count, kind) for kind in (pa.string(), pa.string(), pa.int64())]
+    source, split = pa.array([positions.source] * count), pa.array([positions.split] * count)
+    return [source, split, pa.array(positions.offsets, pa.int64())]
 
 
 def _moment(time: int) -> datetime | None:

@@ -26,14 +26,48 @@ WATERMARK_MIN = -(2**63)
 
 
 @final
+class Positions:
+    """Where the records of a batch stood in their source: all of them in one split.
+
+    Known in the subtask of the source only, and only as long as steps keep it: see
+    docs/errors-and-dead-letters.md.
+
+    Attributes:
+        source: the name of the source's step.
+        split: by the name that the reader tells, such as the path of a file.
+        offsets: of each record in the split; its unit is the source's.
+    """
+
+    __slots__ = ("offsets", "source", "split")
+
+    def __init__(self, source: str, split: str, offsets: npt.NDArray[np.int64]) -> None:
+        self.source = source
+        self.split = split
+        self.offsets = offsets
+
+    def of(self, rows: slice | npt.NDArray[Any]) -> Positions:
+        """Those of some of the records: a slice, their places, or a mask."""
+        return Positions(self.source, self.split, self.offsets[rows])
+
+
+@final
 class ColumnBatch:
-    """Records as Arrow columns; `timestamps` is None until the stream has event time."""
+    """Records as Arrow columns; `timestamps` is None until the stream has event time.
 
-    __slots__ = ("data", "timestamps")
+    `positions` is None where nobody knows any more where the records come from.
+    """
 
-    def __init__(self, data: pa.RecordBatch, timestamps: Timestamps | None = None) -> None:
+    __slots__ = ("data", "positions", "timestamps")
+
+    def __init__(
+        self,
+        data: pa.RecordBatch,
+        timestamps: Timestamps | None = None,
+        positions: Positions | None = None,
+    ) -> None:
         self.data = data
         self.timestamps = timestamps
+        self.positions = positions
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -46,38 +80,58 @@ class ColumnBatch:
 
     def slice(self, offset: int, length: int) -> ColumnBatch:
         """Rows [offset, offset + length) without copying."""
-        times = None if self.timestamps is None else self.timestamps[offset : offset + length]
-        return ColumnBatch(self.data.slice(offset, length), times)
+        rows = slice(offset, offset + length)
+        times = None if self.timestamps is None else self.timestamps[rows]
+        positions = None if self.positions is None else self.positions.of(rows)
+        return ColumnBatch(self.data.slice(offset, length), times, positions)
 
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> ColumnBatch:
         """The rows at `indices`, copied in that order."""
         times = None if self.timestamps is None else self.timestamps[indices]
-        return ColumnBatch(self.data.take(pa.array(indices)), times)
+        positions = None if self.positions is None else self.positions.of(indices)
+        return ColumnBatch(self.data.take(pa.array(indices)), times, positions)
+
+    def without_positions(self) -> ColumnBatch:
+        """The same records, on their way to another subtask."""
+        return self if self.positions is None else ColumnBatch(self.data, self.timestamps)
 
 
 @final
 class ObjectBatch:
     """Records as Python objects, when the user's stream is of objects."""
 
-    __slots__ = ("records", "timestamps")
+    __slots__ = ("positions", "records", "timestamps")
 
-    def __init__(self, records: list[Any], timestamps: Timestamps | None = None) -> None:
+    def __init__(
+        self,
+        records: list[Any],
+        timestamps: Timestamps | None = None,
+        positions: Positions | None = None,
+    ) -> None:
         self.records = records
         self.timestamps = timestamps
+        self.positions = positions
 
     def __len__(self) -> int:
         return len(self.records)
 
     def slice(self, offset: int, length: int) -> ObjectBatch:
         """Records [offset, offset + length), as a new list of the same objects."""
-        times = None if self.timestamps is None else self.timestamps[offset : offset + length]
-        return ObjectBatch(self.records[offset : offset + length], times)
+        rows = slice(offset, offset + length)
+        times = None if self.timestamps is None else self.timestamps[rows]
+        positions = None if self.positions is None else self.positions.of(rows)
+        return ObjectBatch(self.records[rows], times, positions)
 
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> ObjectBatch:
         """The records at `indices`, in that order."""
         times = None if self.timestamps is None else self.timestamps[indices]
+        positions = None if self.positions is None else self.positions.of(indices)
         records = self.records
-        return ObjectBatch([records[i] for i in indices.tolist()], times)
+        return ObjectBatch([records[i] for i in indices.tolist()], times, positions)
+
+    def without_positions(self) -> ObjectBatch:
+        """The same records, on their way to another subtask."""
+        return self if self.positions is None else ObjectBatch(self.records, self.timestamps)
 
 
 Batch: TypeAlias = ColumnBatch | ObjectBatch
@@ -101,7 +155,17 @@ def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
             fix="cast columns with much text to large_string, or make batches smaller with rows=",
         ) from error
     times = [batch.timestamps for batch in batches if batch.timestamps is not None]
-    return ColumnBatch(data, np.concatenate(times) if times else None)
+    positions = together([batch.positions for batch in batches])
+    return ColumnBatch(data, np.concatenate(times) if times else None, positions)
+
+
+def together(parts: Sequence[Positions | None]) -> Positions | None:
+    """The positions of several batches as one; None unless all are known, and of one split."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or len({(part.source, part.split) for part in known}) != 1:
+        return None
+    offsets = np.concatenate([part.offsets for part in known])
+    return Positions(known[0].source, known[0].split, offsets)
 
 
 @final

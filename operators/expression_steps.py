@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .base import Operator
-from .elements import Batch, ColumnBatch, Timestamps
+from .elements import Batch, ColumnBatch, Positions, Timestamps
 from .expressions import Column, result_type
 from .rows import column_batch
 
@@ -97,7 +97,7 @@ class ExpressionSteps:
     def apply(self, batch: ColumnBatch) -> ColumnBatch | None:
         """The records that come out of the steps; None if there are none."""
         if self._picked is not None:
-            return ColumnBatch(batch.data.select(self._picked), batch.timestamps)
+            return ColumnBatch(batch.data.select(self._picked), batch.timestamps, batch.positions)
         work = _Work(batch)
         for stage in self._stages:
             if not stage.run(work):
@@ -131,7 +131,7 @@ class ExpressionFactory:
 class _Work:
     """A batch on its way through the steps: columns as Arrow arrays, as Polars series, or both."""
 
-    __slots__ = ("arrays", "rows", "series", "times")
+    __slots__ = ("arrays", "positions", "rows", "series", "times")
 
     def __init__(self, batch: ColumnBatch) -> None:
         data = batch.data
@@ -139,6 +139,7 @@ class _Work:
         self.series: dict[str, pl.Series] = {}
         self.rows = len(batch)
         self.times: Timestamps | None = batch.timestamps
+        self.positions: Positions | None = batch.positions
 
     def frame(self, names: Iterable[str]) -> pl.DataFrame:
         series = self.series
@@ -150,7 +151,7 @@ class _Work:
     def result(self) -> ColumnBatch:
         arrays = self.arrays
         data = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        return ColumnBatch(data, self.times)
+        return ColumnBatch(data, self.times, self.positions)
 
 
 class _Filter:
@@ -175,9 +176,11 @@ class _Filter:
             return True
         if kept == 0:
             return False
-        if work.times is not None:
+        if work.times is not None or work.positions is not None:
             plain = mask.fill_null(False) if mask.null_count else mask
-            work.times = work.times[plain.to_numpy(zero_copy_only=False)]
+            rows = plain.to_numpy(zero_copy_only=False)
+            work.times = None if work.times is None else work.times[rows]
+            work.positions = None if work.positions is None else work.positions.of(rows)
         arrays = work.arrays
         if self._keep is not None:
             arrays = {name: array for name, array in arrays.items() if name in self._keep}

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import HeadgateError
 from .base import AsyncOperator, Operator, OperatorContext, Output
 from .dead_letters import FAIL
-from .elements import Batch, Timestamps
+from .elements import Batch
 from .functions import is_async_generator
 from .guard import Answered, Guard
 from .per_record import UserFunction, pieces
@@ -47,7 +47,7 @@ class FlatMapOperator(Operator):
 
     def _process_at_once(self, batch: Batch) -> None:
         function = self._user.function
-        results = Results(self._user, batch.timestamps, self.output)
+        results = Results(self._user, batch, self.output)
         for index, record in enumerate(self._user.reader(batch)):
             try:
                 made = function(record)
@@ -78,7 +78,7 @@ class AsyncFlatMapOperator(AsyncOperator):
                 self._whole.emit(await self._whole.guard.results_async(piece), self.output)
                 continue
             records = self._user.reader(piece)
-            results = Results(self._user, piece.timestamps, self.output)
+            results = Results(self._user, piece, self.output)
             made = await self._user.apply_async(records)
             for index, record in enumerate(records):
                 results.add(index, record, made[index])
@@ -127,7 +127,7 @@ class _WholeRecords:
         batch, records, results = answered
         unfit = self.guard.unfit(results)
         batch, records, results = self.guard.without(batch, records, results, unfit)
-        collected = Results(self._user, batch.timestamps, output)
+        collected = Results(self._user, batch, output)
         for index, record in enumerate(records):
             collected.add(index, record, results[index])
         collected.flush()
@@ -136,9 +136,9 @@ class _WholeRecords:
 class Results:
     """Collects results and their event times, and sends them on when there are enough."""
 
-    def __init__(self, user: UserFunction, times: Timestamps | None, output: Output) -> None:
+    def __init__(self, user: UserFunction, records: Batch, output: Output) -> None:
         self._user = user
-        self._times = times
+        self._times, self._positions = records.timestamps, records.positions
         self._output = output
         self._items: list[Any] = []
         self._sources: list[int] = []
@@ -163,8 +163,10 @@ class Results:
         """Send on what there is."""
         if not self._items:
             return
-        times = None if self._times is None else self._times[np.array(self._sources)]
-        batch = self._user.batch(self._items, times, [])
+        rows = np.array(self._sources)
+        times = None if self._times is None else self._times[rows]
+        positions = None if self._positions is None else self._positions.of(rows)
+        batch = self._user.batch(self._items, times, [], positions)
         self._items, self._sources = [], []
         self._output.emit(batch)
 

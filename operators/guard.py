@@ -72,13 +72,13 @@ class Guard:
         """A batch of one result per record; a result that does not fit `into` is a failure as well."""
         batch, records, results = answered
         if self._plain or self._user.into is None:
-            return self._user.batch(results, batch.timestamps, records)
+            return self._user.batch(results, batch.timestamps, records, batch.positions)
         try:
-            return self._user.columns(results, batch.timestamps)
+            return self._user.columns(results, batch.timestamps, batch.positions)
         except RowMismatch:
             unfit = self.unfit([[result] for result in results])
             batch, records, results = self.without(batch, records, results, unfit)
-            return self._user.batch(results, batch.timestamps, records)
+            return self._user.batch(results, batch.timestamps, records, batch.positions)
 
     def unfit(self, results: list[list[Any]]) -> dict[int, BaseException]:
         """The places of records with results that do not fit the columns of `into`."""

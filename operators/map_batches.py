@@ -59,7 +59,10 @@ class BatchFunction:
                 "call .event_time(...) behind map_batches, or filter with .filter(...)",
             )
         columns = [result.column(name) for name in self.into.names]
-        return ColumnBatch(pa.RecordBatch.from_arrays(columns, schema=self.into), batch.timestamps)
+        data = pa.RecordBatch.from_arrays(columns, schema=self.into)
+        # A result of as many rows has them in the order of the records, as event times need it, too.
+        positions = batch.positions if result.num_rows == len(batch) else None
+        return ColumnBatch(data, batch.timestamps, positions)
 
     def _bad(self, batch: ColumnBatch, problem: str, fix: str) -> Exception:
         return bad_result(self.step, self.origin, _shown(batch.data), problem, fix)

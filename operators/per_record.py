@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import HeadgateError, UserCodeError
 from .dead_letters import FAIL, OnError
-from .elements import Batch, ColumnBatch, ObjectBatch, Timestamps
+from .elements import Batch, ColumnBatch, ObjectBatch, Positions, Timestamps
 from .graph import Origin
 from .rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
 from .user_code import FAILURES, bad_result, is_own_cancellation, user_error
@@ -138,17 +138,25 @@ class UserFunction:
             raise first from first.__cause__
         return results
 
-    def columns(self, results: list[Any], times: Timestamps | None) -> ColumnBatch:
+    def columns(
+        self, results: list[Any], times: Timestamps | None, positions: Positions | None = None
+    ) -> ColumnBatch:
         """The results as the columns of `into`. Raises RowMismatch: one does not fit."""
         assert self.into is not None
-        return ColumnBatch(to_columns(results, self.into), times)
+        return ColumnBatch(to_columns(results, self.into), times, positions)
 
-    def batch(self, results: list[Any], times: Timestamps | None, records: list[Any]) -> Batch:
+    def batch(
+        self,
+        results: list[Any],
+        times: Timestamps | None,
+        records: list[Any],
+        positions: Positions | None = None,
+    ) -> Batch:
         """The results as a batch; `records` are what they were made from, for errors (may be fewer)."""
         if self.into is None:
-            return ObjectBatch(results, times)
+            return ObjectBatch(results, times, positions)
         try:
-            return self.columns(results, times)
+            return self.columns(results, times, positions)
         except RowMismatch as error:
             raise bad_result(
                 self.step,

@@ -55,12 +55,16 @@ class Piece:
     """True if the split ends behind this piece."""
     ends: Sequence[int] | npt.NDArray[np.int64] = ()
     """Where each row of the batch ends; empty where rows were left out."""
+    starts: npt.NDArray[np.int64] | None = None
+    """Where each row of the batch begins."""
 
     def take(self, rows: int) -> Piece:
         """Cut off the first `rows`, as a piece of its own; fewer than there are `ends`."""
         assert self.batch is not None  # as the caller has seen
         first = Piece(int(self.ends[rows - 1]), self.batch.slice(0, rows))
         self.batch, self.ends = self.batch.slice(rows), self.ends[rows:]
+        if self.starts is not None:
+            first.starts, self.starts = self.starts[:rows], self.starts[rows:]
         return first
 
 
@@ -188,6 +192,7 @@ class TextReader:
             for index, reason in decoded.bad
         ]
         piece = Piece(base + int(lines.ends[-1]), decoded.batch(), bad)
+        piece.starts = np.delete(base + lines.starts, [index for index, _ in decoded.bad])
         if not bad:
             piece.ends = base + lines.ends
         return piece
@@ -257,6 +262,8 @@ class ParquetReader:
         ]
         last = self._position >= self._end
         piece = Piece(self._position, decoded.batch(), bad, last)
+        rows_read = np.arange(first, self._position, dtype=np.int64)
+        piece.starts = np.delete(rows_read, [index for index, _ in decoded.bad])
         if not bad:
             piece.ends = range(first + 1, self._position + 1)
         return [piece]

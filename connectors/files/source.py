@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from ...errors import BadRecordError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
-from ...operators.elements import Batch, ColumnBatch
+from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
@@ -292,8 +292,12 @@ class FileReader(SourceReader):
                 self._splits.popleft()
                 self.context.splits.ended(_name(split))
             if piece.batch is not None and piece.batch.num_rows:
-                self.context.splits.reading(_name(split))
-                return ColumnBatch(piece.batch)
+                name = _name(split)
+                self.context.splits.reading(name)
+                positions = None
+                if piece.starts is not None:
+                    positions = Positions(self.context.operator_name, name, piece.starts)
+                return ColumnBatch(piece.batch, positions=positions)
 
     async def wait(self) -> None:
         """Return when a block was read. Cancelling it leaves the reader unchanged."""

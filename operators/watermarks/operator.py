@@ -182,9 +182,9 @@ class EventTimeOperator(Operator):
             behind = (times <= self._sent) & (times > self._earned)
             self._behind_clock.inc(int(np.count_nonzero(behind)))
         if isinstance(batch, ColumnBatch):
-            self.output.emit(ColumnBatch(batch.data, times))
+            self.output.emit(ColumnBatch(batch.data, times, batch.positions))
         else:
-            self.output.emit(ObjectBatch(batch.records, times))
+            self.output.emit(ObjectBatch(batch.records, times, batch.positions))
         # What waits while the rest of the chain works is not silent.
         self._busy_s += self.context.clock.monotonic() - began_s
         self._active_at = self._awake_s()

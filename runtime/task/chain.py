@@ -84,7 +84,7 @@ class ChainOutput:
             chained.records_in += rows
             chained.operator.process(batch, index)
         for partition in self.partitions:
-            partition.emit(batch)
+            partition.emit(batch.without_positions())
 
     def emit_side(self, tag: str, batch: Batch) -> None:
         rows = len(batch)
@@ -98,7 +98,7 @@ class ChainOutput:
             chained.records_in += rows
             chained.operator.process(batch, index)
         for partition in partitions:
-            partition.emit(batch)
+            partition.emit(batch.without_positions())
 
     def emit_watermark(self, timestamp: int) -> None:
         if self.holds_end and timestamp == WATERMARK_MAX:

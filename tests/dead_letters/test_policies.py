@@ -374,7 +374,8 @@ def test_dead_letters_are_a_stream_of_columns() -> None:
         job.read(from_list([], schema=COLUMNS), name="in").event_time("at"), on_error="side_output"
     )
     schema = made.failed.schema
-    assert schema.names == ["record", "error_type", "error", "operator", "origin", "event_time"]
+    said = ["error_type", "error", "operator", "origin", "event_time", "source", "split", "offset"]
+    assert schema.names == ["record", *said]
     assert schema.field("record").type.field("n").type == pa.int64()
     again = made.failed.map_batches(
         lambda batch: pa.record_batch({"n": pc.struct_field(batch.column("record"), "n")}),
