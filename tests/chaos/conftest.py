@@ -22,6 +22,7 @@ from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
 from headgate.runtime.protocol.job_result import JobOutcome
+from headgate.tests.chaos.held import Held
 from headgate.tests.chaos.leftovers import left_in
 
 DEADLINE_S = 240.0
@@ -69,12 +70,12 @@ class Chaos:
             await client.close()
 
     async def kill_worker(self, how: int = signal.SIGKILL) -> None:
-        """Signal a random live worker."""
-        workers = (await self.status())["workers"]
-        if workers:
-            victim = self.rng.choice(workers)
-            self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
-            os.kill(victim["pid"], how)
+        """Signal a random live worker, as soon as there is one."""
+        while not (workers := (await self.status())["workers"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        victim = self.rng.choice(workers)
+        self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
+        os.kill(victim["pid"], how)
 
     def coordinators(self) -> list[int]:
         """Processes that lead, or stand by."""
@@ -127,13 +128,23 @@ def ray_processes() -> set[int]:
 class Ring:
     """Runs jobs under a plan of destruction."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
         self.exposed: set[tuple[int, str]] = set()
+        self._over = directory / "over"
 
     def run(
-        self, job: hg.Job, plan: Callable[[Chaos, Event, dict[str, Any]], None], seed: int
+        self,
+        job: hg.Job,
+        plan: Callable[[Chaos, Event, dict[str, Any]], None],
+        seed: int,
+        until: Callable[[Chaos], bool] | None = None,
     ) -> Ran:
-        chaos = Chaos(random.Random(seed), self._watching(plan))
+        """Run `job` to its end. Its sources do not end before `until` says that the plan is through."""
+        for node in job.graph.sources():
+            if until is not None:
+                assert node.source is not None
+                node.source = Held(node.source, self._over)
+        chaos = Chaos(random.Random(seed), self._watching(plan, until))
 
         async def main() -> JobOutcome:
             async with asyncio.timeout(DEADLINE_S):
@@ -148,11 +159,13 @@ class Ring:
         assert outcome.status == "FINISHED", (outcome, chaos.kills, chaos.texts("failure"))
         return Ran(outcome, chaos)
 
-    def _watching(self, plan: Any) -> Any:
+    def _watching(self, plan: Any, until: Any) -> Any:
         def watch(chaos: Chaos, event: Event, body: dict[str, Any]) -> None:
             if event.kind == "status" and body.get("status") == "RUNNING":
                 self.exposed |= listening_beyond_loopback()
             plan(chaos, event, body)
+            if until is not None and until(chaos):
+                self._over.touch()
 
         return watch
 
@@ -168,7 +181,7 @@ def ring(
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("HEADGATE_RUN_DIR", str(temporary / "run"))
     processes = ray_processes()
-    ring = Ring()
+    ring = Ring(tmp_path_factory.mktemp("ring"))
     yield ring
     assert not ring.exposed
     assert ray_processes() <= processes
@@ -201,6 +214,16 @@ def random_kills(workers: int, coordinators: int) -> Any:
             chaos.later(chaos.rng.uniform(0.05, 0.3), lambda c: c.kill_worker())
 
     return plan
+
+
+def killed(count: int) -> Callable[[Chaos], bool]:
+    """So many processes have been killed."""
+    return lambda chaos: len(chaos.kills) >= count
+
+
+@pytest.fixture
+def killings() -> Callable[[int], Callable[[Chaos], bool]]:
+    return killed
 
 
 @pytest.fixture

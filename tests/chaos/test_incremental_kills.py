@@ -72,6 +72,10 @@ def rescale_and_kill(chaos: Any, event: Any, body: dict[str, Any]) -> None:
         chaos.later(chaos.rng.uniform(0.05, 0.4), lambda c: c.kill_worker())
 
 
+def rescaled_and_killed(chaos: Any) -> bool:
+    return chaos.state["left"] == [] and len(chaos.kills) >= 2
+
+
 async def rescale(chaos: Any, parallelism: int) -> None:
     client = await CoordinatorClient.connect(*chaos.address)
     try:
@@ -85,7 +89,7 @@ async def rescale(chaos: Any, parallelism: int) -> None:
 
 
 def test_workers_are_killed_while_a_job_is_rescaled(ring: Any, tmp_path: Path) -> None:
-    ran = ring.run(make_job(tmp_path), rescale_and_kill, seed=2)
+    ran = ring.run(make_job(tmp_path), rescale_and_kill, seed=2, until=rescaled_and_killed)
     told = ran.chaos.kills, ran.chaos.state, ran.chaos.texts("rescaled"), ran.chaos.texts("failure")
     assert ran.chaos.state["left"] == [], told
     assert len(ran.chaos.kills) >= 2, told

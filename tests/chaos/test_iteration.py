@@ -94,8 +94,8 @@ def make_job(path: Path) -> hg.Job:
     return job
 
 
-def test_a_loop_survives_kills(ring: Any, kills: Any, tmp_path: Path) -> None:
-    ran = ring.run(make_job(tmp_path), kills(workers=3, coordinators=1), seed=6)
+def test_a_loop_survives_kills(ring: Any, kills: Any, killings: Any, tmp_path: Path) -> None:
+    ran = ring.run(make_job(tmp_path), kills(workers=3, coordinators=1), seed=6, until=killings(4))
     assert len(ran.chaos.kills) == 4, ran.chaos.kills
     table = ds.dataset(tmp_path / "out", format="parquet").to_table()
     found = sorted(zip(table["id"].to_pylist(), table["left"].to_pylist(), strict=True))

@@ -58,9 +58,11 @@ def found(out: str, filesystem: Any = None) -> pl.DataFrame:
     return table.select("k", n=window, c="c", s="s").sort("k", "n")
 
 
-def test_kills_on_local_storage(ring: Any, kills: Any, tmp_path: Any, capfd: Any) -> None:
+def test_kills_on_local_storage(
+    ring: Any, kills: Any, killings: Any, tmp_path: Any, capfd: Any
+) -> None:
     job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=4000)
-    ran = ring.run(job, kills(workers=5, coordinators=1), seed=1)
+    ran = ring.run(job, kills(workers=5, coordinators=1), seed=1, until=killings(6))
     assert len(ran.chaos.kills) == 6, ran.chaos.kills
     assert len(ran.chaos.texts("takeover")) == 1
     assert found(str(tmp_path / "out")).equals(reference())
@@ -69,11 +71,11 @@ def test_kills_on_local_storage(ring: Any, kills: Any, tmp_path: Any, capfd: Any
     assert "(raylet)" not in capfd.readouterr().err
 
 
-def test_kills_on_s3(ring: Any, kills: Any, s3_server: Any) -> None:
+def test_kills_on_s3(ring: Any, kills: Any, killings: Any, s3_server: Any) -> None:
     job = make_job(
         s3_server.uri, f"s3://{s3_server.bucket}/out", rate=4000, options=s3_server.options
     )
-    ran = ring.run(job, kills(workers=3, coordinators=1), seed=2)
+    ran = ring.run(job, kills(workers=3, coordinators=1), seed=2, until=killings(4))
     assert len(ran.chaos.kills) == 4, ran.chaos.kills
     store = pafs.S3FileSystem(
         access_key="testing",
@@ -101,8 +103,8 @@ def test_workers_go_on_without_their_coordinator(ring: Any, tmp_path: Any, how: 
         elif event.kind == "adopted":
             chaos.state.update(body)
 
-    job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=2000)
-    ran = ring.run(job, plan, seed=4)
+    job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=8000)
+    ran = ring.run(job, plan, seed=4, until=lambda chaos: "adopted" in chaos.state)
     assert len(ran.chaos.kills) == 1
     after = ran.chaos.state
     assert after["adopted"], after
@@ -141,7 +143,7 @@ def test_a_standby_takes_over_and_who_died_stands_by(ring: Any, tmp_path: Any) -
 
     options = {"headgate.coordinator.standby": "1"}
     job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=4000, options=options)
-    ran = ring.run(job, plan, seed=5)
+    ran = ring.run(job, plan, seed=5, until=lambda chaos: "last" in chaos.state)
     assert [(each["adopted"], each["generation"]) for each in adopted] == [(True, 2), (True, 3)]
     assert leaders[1] in stood_by[0]
     assert len({*leaders, ran.chaos.state["last"]}) == 3
@@ -163,7 +165,7 @@ def test_a_frozen_worker(ring: Any, tmp_path: Any) -> None:
         rate=8000,
         options={"heartbeat.interval": "200ms", "heartbeat.timeout": "2s"},
     )
-    ran = ring.run(job, plan, seed=3)
+    ran = ring.run(job, plan, seed=3, until=lambda chaos: bool(chaos.texts("failure")))
     assert len(ran.chaos.kills) == 1
     assert "no heartbeat for 2000 ms" in ran.chaos.texts("failure")[0]
     assert found(str(tmp_path / "out")).equals(reference())

@@ -32,12 +32,15 @@ def rbea(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
-def test_standing_queries_survive_kills(rbea: Any, ring: Any, kills: Any, tmp_path: Path) -> None:
+def test_standing_queries_survive_kills(
+    rbea: Any, ring: Any, kills: Any, killings: Any, tmp_path: Path
+) -> None:
     run, queries = rbea["run"], tmp_path / "queries.jsonl"
     for share, message in run.PLAN:
         run.write(queries, {"at": int(share * EVENTS) * rbea["rbea"].EVERY_MS, **message})
     run.write(queries, {"end": True})
-    ran = ring.run(rbea["rbea"].make_job(), kills(workers=3, coordinators=1), seed=4)
+    plan = kills(workers=3, coordinators=1)
+    ran = ring.run(rbea["rbea"].make_job(), plan, seed=4, until=killings(4))
     assert len(ran.chaos.kills) == 4, ran.chaos.kills
     results, failures = rbea["answer"].answer(
         rbea["query_file"].read_messages(queries.read_text().splitlines()), EVENTS, USERS

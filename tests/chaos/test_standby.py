@@ -32,7 +32,7 @@ def test_a_spare_worker_takes_the_place_of_one_that_is_killed(ring: Any, tmp_pat
     )
     job.checkpoint(every="250ms", storage=str(tmp_path / "chk"))
     job.restart(attempts=5, delay="0s")
-    rows = generator({"n": sequence()}, rows=ROWS, rate=1_500, batch_rows=50)
+    rows = generator({"n": sequence()}, rows=ROWS, rate=4_000, batch_rows=50)
     counted = job.read(rows, name="rows").key_by("n").agg(c=hg.count(), name="count")
     counted.write(parquet_sink(str(tmp_path / "out"), guarantee="exactly_once"), name="out")
     before: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def test_a_spare_worker_takes_the_place_of_one_that_is_killed(ring: Any, tmp_pat
             chaos.state["recovered"] = body
             chaos.later(0.0, look)
 
-    ran = ring.run(job, plan, seed=1)
+    ran = ring.run(job, plan, seed=1, until=lambda chaos: bool(after))
     assert len(ran.chaos.kills) == 1
     assert len(ran.chaos.texts("failure")) == 1
     assert {worker["worker"] for worker in before[1:]} <= after[0], "nobody else was started for it"

@@ -60,8 +60,10 @@ def make_job(path: Path) -> hg.Job:
     return job
 
 
-def test_kills_while_records_are_on_their_way(ring: Any, kills: Any, tmp_path: Path) -> None:
-    ran = ring.run(make_job(tmp_path), kills(workers=3, coordinators=1), seed=5)
+def test_kills_while_records_are_on_their_way(
+    ring: Any, kills: Any, killings: Any, tmp_path: Path
+) -> None:
+    ran = ring.run(make_job(tmp_path), kills(workers=3, coordinators=1), seed=5, until=killings(4))
     assert len(ran.chaos.kills) == 4, ran.chaos.kills
     table = ds.dataset(tmp_path / "out", format="parquet").to_table()
     assert sorted(table["n"].to_pylist()) == list(range(ROWS))
