@@ -59,7 +59,7 @@ query = hg.spark_source(query=joined_flights, schema=Flight, conf={"spark.driver
 flights = job.read(throttle(query, FLIGHTS_PER_SECOND), name="flights")
 hours = (
     # each part is in the order of event time, and a reader reads its parts in their order
-    flights.event_time("time_hour", max_out_of_order="0s")
+    flights.event_time("time_hour", max_out_of_order="0s", wait_for_queued=False)
     .key_by("origin")
     .window(hg.tumbling("1h"))
     .agg(
