@@ -11,12 +11,12 @@ from ..aggregates import parse_aggregate
 from ..cep.after_match import parse_after_match
 from ..cep.pattern import Pattern
 from ..process.batches import KeyedBatchProcess
-from ..process.functions import BroadcastProcess, CoProcess, KeyedProcess
+from ..process.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from ..stream import Stream
 from ..windowing.functions import WindowProcess
 from .call_steps import on_error
 from .fields import Table
-from .pair_steps import check_connect, connected
+from .pair_steps import check_connect, connected, without_keys
 from .step import (
     Builder,
     Step,
@@ -35,17 +35,20 @@ _NOT_FOR_COLUMNS: Final = {"name", "into"}
 
 
 _KEYED: Final = "a keyed stream"
+_KEYLESS: Final = "a stream without keys"
 _TWO: Final = "two keyed streams"
 _BROADCAST: Final = "a keyed stream and a broadcast one"
 _WINDOWS: Final = "windows"
 _INPUTS: Final[dict[tuple[type[Any], ...], str]] = {
     (KeyedProcess, KeyedBatchProcess): _KEYED,
+    (Process,): _KEYLESS,
     (CoProcess,): _TWO,
     (BroadcastProcess,): _BROADCAST,
     (WindowProcess,): _WINDOWS,
 }
 _INPUT_FIXES: Final = {
     _KEYED: "remove connect or window, or derive the class from another one",
+    _KEYLESS: "remove keyBy, keyWith, connect and window, or derive the class from hg.KeyedProcess",
     _TWO: "connect: {with: other, keyBy: [column]}",
     _BROADCAST: "connect: {broadcast: other}",
     _WINDOWS: "window: {tumbling: 1m}",
@@ -169,7 +172,7 @@ def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
-    """`process`: of a keyed stream, of two, or of windows."""
+    """`process`: of a stream, keyed or not, of two, or of windows."""
     line = table.line_of("process")
     function = _process_function(name, table, builder)
     two = table.tried("connect")
@@ -180,7 +183,8 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
             "keep one, or use coGroup",
         )
         return None
-    if not table.tried("window") and not check_keys("process", name, table, line, builder):
+    keyless = isinstance(function, Process) or (two and without_keys(table))
+    if not (keyless or table.tried("window") or check_keys("process", name, table, line, builder)):
         return None
     policy = on_error(table)
     if policy and table.tried("window"):
@@ -249,21 +253,23 @@ def _process_function(name: str, table: Table, builder: Builder) -> Any:
     """The function, if it is one of the inputs that the operator has."""
     function = instance_of(table, "process", builder)
     for kinds, has in _INPUTS.items():
-        if isinstance(function, kinds) and has != _inputs_of(table):
+        found = _inputs_of(table, function)
+        if isinstance(function, kinds) and has != found:
             builder.problems.add(
                 table.line_of("process"),
-                f"a {kinds[0].__name__} is for {has}, not for {_inputs_of(table)} operator=`{name}`",
+                f"a {kinds[0].__name__} is for {has}, not for {found} operator=`{name}`",
                 _INPUT_FIXES[has],
             )
             return None
     return function
 
 
-def _inputs_of(table: Table) -> str:
+def _inputs_of(table: Table, function: object) -> str:
     if table.tried("window"):
         return _WINDOWS
     if not table.tried("connect"):
-        return _KEYED
+        keyless = isinstance(function, Process) and not table.present(["keyBy", "keyWith"])
+        return _KEYLESS if keyless else _KEYED
     connect = table.get("connect")
     return _BROADCAST if connect is not None and connect.tried("broadcast") else _TWO
 

@@ -116,6 +116,13 @@ def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
+def without_keys(table: Table) -> bool:
+    """True if an operator with `connect` gives keys to neither stream."""
+    section = table.get("connect")
+    keys = ["keyBy", "keyWith"]
+    return section is not None and not table.present(keys) and not section.present(keys)
+
+
 def check_connect(name: str, table: Table, builder: Builder) -> bool:
     """True if `connect` names one other stream, and its keys if it is to have some."""
     section = table.get("connect")
@@ -130,6 +137,8 @@ def check_connect(name: str, table: Table, builder: Builder) -> bool:
         )
         return False
     if tried == ["with"]:
+        if without_keys(table):
+            return True
         return check_keys("connect", name, section, section.line, builder)
     for field in section.present(["keyBy", "keyWith"]):
         builder.problems.add(
@@ -145,10 +154,13 @@ def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> A
     section = table.get("connect")
     if len(flows) < 2:  # what `with` or `broadcast` says is no name
         return None
-    left = keyed(flows[0], table, builder)
+    keyless = without_keys(table)
+    left = flows[0] if keyless else keyed(flows[0], table, builder)
     other: Any
     if section.tried("broadcast"):
         other = builder.attempt(section.line_of("broadcast"), flows[1].broadcast)
+    elif keyless:
+        other = flows[1]
     else:
         other = keyed(flows[1], section, builder)
     if left is None or other is None:

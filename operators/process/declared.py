@@ -14,7 +14,7 @@ from ...state.descriptors import BroadcastState, KeyedState, OperatorListState, 
 from ...state.keyed.base import TableSpec
 from ...state.keyed.key_shape import KeyShape, keys_of_columns, keys_of_type
 from ..durations import parse_duration
-from .functions import ProcessFunction
+from .functions import Process, ProcessFunction
 
 TIMER_TABLES: Final = ("timers_event", "timers_processing")
 """The names of the tables that timers are kept in."""
@@ -107,6 +107,12 @@ def _check_keyless(function: ProcessFunction[Any, Any], found: dict[str, StateDe
                 fix="call .key_by(...) or .key_with(...) before; or declare state of the subtask: "
                 "hg.OperatorListState, hg.BroadcastState",
             )
+    keys = Any if isinstance(function, Process) else _key_type(type(function))
+    if keys not in (Any, None, type(None)):
+        raise PlanError(
+            f"`{kind}` has keys of type {getattr(keys, '__name__', keys)}, and the stream has no keys",
+            fix="call .key_by(...) or .key_with(...) before, or write None for the type of the key",
+        )
     if type(function).on_timer is not ProcessFunction.on_timer:
         raise PlanError(
             f"`{kind}` has on_timer, and timers belong to keys, which the stream does not have",

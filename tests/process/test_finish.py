@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors import collect, from_list, numbers
+from headgate.connectors import collect, from_list, numbers, throttle
+from headgate.connectors.rows import RowReader
 from headgate.errors import PlanError, UserCodeError
 from headgate.testing import harness
 
@@ -300,6 +301,23 @@ def test_drain_calls_finish_and_stop_does_not(lab: Any) -> None:
     lab.run(job_of(), drain)
     assert len(sink.rows) == 2
     assert sum(sink.rows) > 0
+
+
+def test_source_readers_are_told_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(
+        RowReader, "on_checkpoint_complete", lambda reader, number: told.append(number)
+    )
+    job = hg.Job("job")
+    job.checkpoint(every="20ms", storage=str(lab.path))
+    source = throttle(numbers(200, batch_rows=10), rate=1000)
+    job.read(source, name="numbers").write(collect(guarantee="none"), name="out")
+    ran = lab.run(job)
+    texts = [text.split() for text in ran.job.texts("checkpoint")]
+    completed = {int(words[1]) for words in texts if words[2] == "completed"}
+    assert told
+    assert told == sorted(set(told))
+    assert set(told) <= completed
 
 
 class Counts(hg.Process[int, int]):

@@ -218,6 +218,17 @@ def test_what_needs_a_key_is_refused_with_the_way_out() -> None:
     assert "call .key_by(...) or .key_with(...) before it" in str(caught.value)
     with pytest.raises(PlanError, match="needs a KeyedProcess here, got `Shares`"):
         numbers.key_with(lambda n: n).process(Shares(), name="p")  # type: ignore[arg-type]
+
+    class ByName(hg.CoProcess[str, int, int, int]):
+        def on_first(self, record: int, ctx: hg.Context[str]) -> list[int]:
+            return []
+
+        on_second = on_first
+
+    with pytest.raises(
+        PlanError, match="`ByName` has keys of type str, and the stream has no keys"
+    ):
+        numbers.connect(numbers).process(ByName(), name="p")
     with pytest.raises(PlanError, match="on both streams, or on none"):
         numbers.connect(numbers.key_with(lambda n: n))  # type: ignore[call-overload]
     for add in (

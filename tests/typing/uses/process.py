@@ -144,6 +144,29 @@ class Batches(hg.KeyedBatchProcess[str, Page, str]):
             self.n.set(key)  # wrong
 
 
+class Lengths(hg.Process[Page, int]):
+    seen = hg.OperatorListState[int]()
+
+    def on_record(self, record: Page, ctx: hg.Context[None]) -> Iterator[int]:
+        yield record.n
+
+    def finish(self, ctx: hg.BroadcastContext[None]) -> list[int]:
+        return self.seen.get()
+
+
+class WrongFinish(Lengths):
+    def finish(self, ctx: hg.BroadcastContext[None]) -> list[str]:  # wrong
+        return []
+
+
+class Unkeyed(hg.CoProcess[None, Page, str, int]):
+    pass
+
+
+class Shared(hg.BroadcastProcess[None, int, str, int]):
+    pass
+
+
 def used(pages: hg.Stream[Page], texts: hg.Stream[str]) -> None:
     keyed, other = pages.key_with(lambda p: p.url), texts.key_with(lambda t: t)
     counted = keyed.process(Timers(), name="p")
@@ -152,6 +175,13 @@ def used(pages: hg.Stream[Page], texts: hg.Stream[str]) -> None:
     assert_type(keyed.process(Batches(), name="b"), hg.Stream[str])
     assert_type(keyed.connect(other).process(Both(), name="c"), hg.Stream[int])
     assert_type(keyed.connect(texts.broadcast(name="r")).process(Rules(), name="e"), hg.Stream[int])
+    lengths = pages.process(Lengths(), name="l")
+    assert_type(lengths, hg.Stream[int])
+    assert_type(pages.connect(texts).process(Unkeyed(), name="m"), hg.Stream[int])
+    assert_type(lengths.connect(texts.broadcast()).process(Shared(), name="n"), hg.Stream[int])
+    texts.process(Lengths(), name="o")  # wrong
+    pages.connect(pages).process(Unkeyed(), name="p")  # wrong
+    pages.connect(keyed)  # wrong
     counted.union(counted.side(Timers.odd))  # wrong
     keyed.process(Timers())  # wrong
     keyed.process(Timers, name="q")  # wrong
