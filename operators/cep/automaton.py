@@ -33,6 +33,7 @@ class Option:
         unless_first: the same, only for the record directly behind the one taken before.
         target: the state behind the record.
         wait: the state in which this way waits; -1 if it does not.
+        window_ms: it takes a record only less than this after the one taken before; None: no limit.
     """
 
     kind: OptionKind
@@ -43,6 +44,7 @@ class Option:
     unless_first: tuple[Condition, ...]
     target: int
     wait: int
+    window_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,13 @@ class State:
     final: bool
     pending: bool
     told: bool
+
+    @property
+    def window_ms(self) -> int | None:
+        """All options are over when the record taken before is this old; None: one has no such limit."""
+        windows = [option.window_ms for option in self.options]
+        limits = [window for window in windows if window is not None]
+        return max(limits) if limits and len(limits) == len(windows) else None
 
 
 @dataclass(frozen=True)

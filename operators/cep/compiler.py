@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from ...errors import PlanError
@@ -29,9 +30,15 @@ class _Way:
     unless: tuple[Condition, ...]
     unless_first: tuple[Condition, ...]
     target: _Point | None
+    window_ms: int | None = None
 
     def also_unless(self, conditions: Sequence[Condition]) -> _Way:
         return replace(self, unless=(*self.unless, *conditions)) if conditions else self
+
+    def within(self, window_ms: int | None) -> _Way:
+        if window_ms is None:
+            return self
+        return replace(self, window_ms=min(window_ms, self.window_ms or window_ms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +61,21 @@ class _Point:
 
 
 class _Sequence:
-    """Stages one behind the other; `after` says what may come behind the last."""
+    """Stages one behind the other.
+
+    `after` says what may come behind the last one. `absences` are the stages directly behind that must not
+    come, where the stages are the body of a group.
+    """
 
     def __init__(
-        self, stages: tuple[Stage, ...], after: Callable[[], _Next], numbers: dict[str, int]
+        self,
+        stages: tuple[Stage, ...],
+        after: Callable[[], _Next],
+        numbers: dict[str, int],
+        absences: Sequence[Stage] = (),
     ) -> None:
         self._stages = stages
+        self._absences = absences
         self._after = after
         self._numbers = numbers
         self._known: dict[int, _Next] = {}
@@ -76,9 +92,7 @@ class _Sequence:
         stage = self._stages[index]
         if stage.negated:
             return self._behind_absence(stage, self.at(index + 1))
-        loop = _Loop(
-            stage, lambda: self._exits(index), self._forbidden_behind(index), self._numbers
-        )
+        loop = _Loop(stage, lambda: self._exits(index), self._absences_behind(index), self._numbers)
         first = loop.round(1)
         if not stage.optional:
             return first
@@ -94,15 +108,11 @@ class _Sequence:
         ways = tuple(way.also_unless(guard) for way in behind.ways)
         return _Next(ways, behind.final, (*behind.final_unless, *guard))
 
-    def _forbidden_behind(self, index: int) -> list[Condition]:
-        """What must not come behind the stage: neither between its own records."""
-        found = []
-        for stage in self._stages[index + 1 :]:
-            if not stage.negated:
-                break
-            if stage.how != "strict":
-                found.append(stage.condition)
-        return found
+    def _absences_behind(self, index: int) -> list[Stage]:
+        """The stages directly behind this one that must not come."""
+        behind = self._stages[index + 1 :]
+        found = list(takewhile(lambda stage: stage.negated, behind))
+        return [*found, *self._absences] if len(found) == len(behind) else found
 
     @staticmethod
     def _behind_absence(stage: Stage, behind: _Next) -> _Next:
@@ -128,12 +138,12 @@ class _Loop:
         self,
         stage: Stage,
         exits: Callable[[], _Next],
-        forbidden: list[Condition],
+        absences: list[Stage],
         numbers: dict[str, int],
     ) -> None:
         self._stage = stage
         self._exits = exits
-        self._forbidden = forbidden
+        self._absences = absences
         self._numbers = numbers
         self._points: dict[int, _Point] = {}
         self._bodies: dict[int, _Sequence] = {}
@@ -147,8 +157,22 @@ class _Loop:
         if number == 1:
             return begun
         until = [] if stage.until is None else [Condition(((False, stage.until),))]
-        against = [*until, *self._forbidden]
-        return _Next(tuple(way.also_unless(against) for way in begun.ways), begun.final)
+        against = [*until, *self._forbidden(number)]
+        ways = (way.also_unless(against).within(stage.window_ms) for way in begun.ways)
+        return _Next(tuple(ways), begun.final)
+
+    def _forbidden(self, number: int) -> list[Condition]:
+        """What ends the stage instead of its round `number`, above 1: what must not come behind it.
+
+        What must not come next ends it only once the stage has enough: before, nothing comes next.
+        """
+        absences = self._absences if number > self._stage.low else self._not_at_all
+        return [stage.condition for stage in absences]
+
+    @property
+    def _not_at_all(self) -> list[Stage]:
+        """What must not come behind the stage, without what must only not come next."""
+        return [stage for stage in self._absences if stage.how != "strict"]
 
     def _begun(self, number: int, how: str) -> _Next:
         stage = self._stage
@@ -159,7 +183,10 @@ class _Loop:
             way = _Way(kind, begins, stage_number, stage.condition, stage.until, (), (), point)
             return _Next((way,), False)
         if number not in self._bodies:
-            self._bodies[number] = _Sequence(stage.body, lambda: self._after(number), self._numbers)
+            behind = self._absences if number >= stage.low else self._not_at_all
+            self._bodies[number] = _Sequence(
+                stage.body, lambda: self._after(number), self._numbers, behind
+            )
         inside = self._bodies[number].at(0)
         ways = [replace(w, kind=kind, begins=begins) if w.begins else w for w in inside.ways]
         return _Next(tuple(ways), inside.final)
@@ -246,7 +273,15 @@ class _Numbering:
         target = -1 if way.target is None else self._points[way.target]
         wait = self._waits.get((way, told), -1)
         return Option(
-            way.kind, way.stage, way.take, way.stop, way.unless, way.unless_first, target, wait
+            way.kind,
+            way.stage,
+            way.take,
+            way.stop,
+            way.unless,
+            way.unless_first,
+            target,
+            wait,
+            way.window_ms,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from ..user_code import FAILURES, user_error
@@ -91,10 +92,21 @@ class Rules:
     def deadline(self, run: Run) -> int | None:
         """When the time of a run is over, ms; None: never."""
         within = None if self.within_ms is None else run.start + self.within_ms
-        if self.gap_ms is None:
+        gaps = (self.gap_ms, self.windows[run.state])
+        gap = min((gap for gap in gaps if gap is not None), default=None)
+        if gap is None:
             return within
-        gap = run.last + self.gap_ms
-        return gap if within is None else min(gap, within)
+        return run.last + gap if within is None else min(run.last + gap, within)
+
+    @cached_property
+    def windows(self) -> list[int | None]:
+        """By state: how long after the last record taken it is over; None: it has no such limit."""
+        return [state.window_ms for state in self.automaton.states]
+
+    @cached_property
+    def in_order(self) -> bool:
+        """The runs that began earlier are over earlier."""
+        return self.gap_ms is None and not any(self.windows)
 
 
 class _Judge:
@@ -181,7 +193,7 @@ class Matcher:
     def next_deadline(self) -> int | None:
         """When the time of the next run is over, ms; None: never."""
         rules, active = self._rules, self.runs.active
-        if rules.gap_ms is None:
+        if rules.in_order:
             return rules.deadline(active[0]) if active else None
         deadlines = [rules.deadline(run) for run in active]
         return min((at for at in deadlines if at is not None), default=None)
@@ -198,11 +210,12 @@ class Matcher:
             at = rules.deadline(run)
             (active if at is None or at > time else over).append(run)
         runs.active = active
+        going_on = {run.node for run in active}
         timed_out: dict[NodeId, None] = {}
         for run in over:
             if self._states[run.state].pending:
                 self._complete(run)
-            elif not self._states[run.state].told:
+            elif not (self._states[run.state].told or run.node in going_on):
                 timed_out[run.node] = None
         for node in timed_out:
             self._buffer.need(node)
@@ -239,6 +252,8 @@ class Matcher:
         state = self._states[run.state]
         judge.node = run.node
         for option in state.options:
+            if option.window_ms is not None and event.time >= run.last + option.window_ms:
+                continue
             if option.unless and judge.any(option.unless):
                 continue
             if state.fresh and option.unless_first and judge.any(option.unless_first):

@@ -244,6 +244,8 @@ class MatchOperator(ProcessOperator):
             set(table.column(name).to_pylist()) - {limit}
             for name, limit in zip(_LIMITS_SCHEMA.names[1:], self._limits, strict=True)
         )
+        # What the windows of stages were is not in the snapshot: take it that they have changed.
+        other_times = other_times or any(self._rules.windows)
         return self._restored(super().restore(state), other_times)
 
     async def _restored(self, waiting: Awaitable[None], other_times: bool) -> None:

@@ -44,6 +44,7 @@ class Stage:
         repeated: it has a quantifier.
         inner: how near its further records must be; None: not said, relaxed.
         until: a record that ends the repetition.
+        window_ms: each further record comes less than this after the one before it; None: no limit.
         body: of a group: the pattern that takes the place of single records.
     """
 
@@ -59,6 +60,7 @@ class Stage:
     repeated: bool = False
     inner: How | None = None
     until: Leaf | None = None
+    window_ms: int | None = None
     body: tuple[Stage, ...] | None = None
 
     @property
@@ -75,6 +77,8 @@ class Stage:
         if self.loops:
             high = "" if self.high is None else self.high
             text += f"{{{self.low},{high}}}" if self.low != self.high else f"{{{self.low}}}"
+            if self.window_ms is not None:
+                text += f" gaps below {format_duration(self.window_ms)}"
         text += "?" if self.optional else ""
         verbs = _NOT_VERBS if self.negated else _VERBS
         return text if self.how == "begin" else f"{verbs[self.how]} {text}"
@@ -202,33 +206,39 @@ class Pattern(Generic[T]):
 
     # --- how many ------------------------------------------------------------------------------
 
-    def times(self, low: int, high: int | None = None) -> Pattern[T]:
-        """The stage takes exactly `low` records, or from `low` to `high`."""
+    def times(
+        self, low: int, high: int | None = None, *, window: Duration | None = None
+    ) -> Pattern[T]:
+        """The stage takes exactly `low` records, or from `low` to `high`.
+
+        `window`, such as `"10s"`: each of them but the first comes less than this after the one before it.
+        """
         origin = capture_origin()
         high = low if high is None else high
         for number in (low, high):
             if isinstance(number, bool) or not isinstance(number, int):
-                _refuse(f"times takes whole numbers value=`{number!r}`", origin)
+                fix = 'a bound of time is times(3, window="10s")'
+                _refuse(f"times takes whole numbers value=`{number!r}`", origin, fix)
         if not (0 <= low <= high and high > 0):
             _refuse(f"times(low, high) needs 0 <= low <= high low=`{low}` high=`{high}`", origin)
         if high > TIMES_MAX:
             _refuse(f"times goes up to {TIMES_MAX} high=`{high}`", origin, "use one_or_more")
         if low == 0:
-            return self._repeated(1, high, origin)._changed(optional=True)
-        return self._repeated(low, high, origin)
+            return self._repeated(1, high, window, origin)._changed(optional=True)
+        return self._repeated(low, high, window, origin)
 
-    def one_or_more(self) -> Pattern[T]:
-        """The stage takes any number of records, at least one."""
-        return self._repeated(1, None, capture_origin())
+    def one_or_more(self, *, window: Duration | None = None) -> Pattern[T]:
+        """The stage takes any number of records, at least one; `window` as for `times`."""
+        return self._repeated(1, None, window, capture_origin())
 
-    def times_or_more(self, low: int) -> Pattern[T]:
-        """The stage takes any number of records, at least `low`."""
+    def times_or_more(self, low: int, *, window: Duration | None = None) -> Pattern[T]:
+        """The stage takes any number of records, at least `low`; `window` as for `times`."""
         origin = capture_origin()
         if isinstance(low, bool) or not isinstance(low, int) or not 1 <= low <= TIMES_MAX:
             _refuse(
                 f"times_or_more takes a whole number from 1 to {TIMES_MAX} low=`{low!r}`", origin
             )
-        return self._repeated(low, None, origin)
+        return self._repeated(low, None, window, origin)
 
     def optional(self) -> Pattern[T]:
         """The stage may also take no record."""
@@ -272,12 +282,7 @@ class Pattern(Generic[T]):
             between: `ends`: from the first record to the last. `neighbours`: from each record to the next.
         """
         origin = capture_origin()
-        try:
-            milliseconds = parse_duration(duration, "within", str(origin))
-        except UsageError as error:
-            raise PlanError(error.message, where=str(origin), fix=error.fix) from error
-        if milliseconds < 1:
-            _refuse("within needs at least 1 ms", origin)
+        milliseconds = _span(duration, "within", origin)
         if between == "ends":
             return replace(self, within_ms=min(milliseconds, self.within_ms or milliseconds))
         if between != "neighbours":
@@ -313,11 +318,16 @@ class Pattern(Generic[T]):
         leaf = leaf_of(condition, origin)
         return self._changed(condition=self._last.condition.joined(leaf, by_or=by_or))
 
-    def _repeated(self, low: int, high: int | None, origin: Origin) -> Pattern[T]:
+    def _repeated(
+        self, low: int, high: int | None, window: Duration | None, origin: Origin
+    ) -> Pattern[T]:
         last = self._positive("a quantifier", origin)
         if last.repeated:
             _refuse(f"stage `{last.name}` has a quantifier already", origin)
-        return self._changed(low=low, high=high, repeated=True)
+        window_ms = None if window is None else _span(window, "window", origin)
+        if high == 1 and window_ms is not None:
+            _refuse("window is the time between records of a stage, and it takes one only", origin)
+        return self._changed(low=low, high=high, repeated=True, window_ms=window_ms)
 
     def _with_inner(self, inner: How, method: str, origin: Origin) -> Pattern[T]:
         last = self._positive(method, origin)
@@ -398,6 +408,16 @@ def _checked_name(name: object, origin: Origin) -> str:
     if not isinstance(name, str) or not name:
         _refuse(f"a stage is a name or a pattern, not {name!r}", origin, 'such as .next("payment")')
     return name
+
+
+def _span(duration: Duration, what: str, origin: Origin) -> int:
+    try:
+        milliseconds = parse_duration(duration, what, str(origin))
+    except UsageError as error:
+        raise PlanError(error.message, where=str(origin), fix=error.fix) from error
+    if milliseconds < 1:
+        _refuse(f"{what} needs at least 1 ms", origin)
+    return milliseconds
 
 
 def _refuse_greedy_until(origin: Origin) -> NoReturn:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import headgate as hg
 
+EVER = 2**62
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -29,6 +31,7 @@ class Spec:
     greedy: bool = False
     inner: str = "relaxed"
     until: str = ""
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Step:
     stop: str = ""
     never: str = ""
     never_first: str = ""
+    window: int | None = None
 
 
 @dataclass
@@ -60,7 +64,7 @@ class Model:
         if not self.records:
             return self
         told: set[tuple] = set()
-        waiting: dict[tuple, int] = {}
+        waits: dict[tuple, set[tuple[int, int]]] = {}
         seen: set[tuple] = set()
         for flat in flats(self.specs, len(self.records)):
             for depth in range(len(flat)):
@@ -78,10 +82,12 @@ class Model:
                         told.add(taken)
                         if self.alive(taken, step):
                             self.matches[taken] = (self.deadline(taken), 0, 0)
-                    elif step.how != "done" and self.alive(taken, step):
-                        waiting[taken] = self.deadline(taken)
-        if self.within is not None or self.gap is not None:
-            self.timed_out = {taken: at for taken, at in waiting.items() if taken not in told}
+                    elif step.how != "done":
+                        waits.setdefault(taken, set()).add(self.waits_until(taken, step))
+        for taken, ends in waits.items():
+            at, by_record = max(ends)
+            if taken not in told and not by_record and at < EVER:
+                self.timed_out[taken] = at
         return self
 
     def all_ways(self, steps: tuple[Step, ...]) -> list[tuple]:
@@ -109,7 +115,7 @@ class Model:
             start = taken[-1][1] + 1 if taken else 0
             for number in range(start, len(self.records)):
                 letter, time = self.records[number]
-                if taken and not self.in_time(taken, time):
+                if taken and time >= self.deadline(taken, step.window):
                     break
                 if letter in step.never or (
                     number == start and taken and letter in step.never_first
@@ -127,29 +133,33 @@ class Model:
         """Whether a record ends the waiting for another."""
         return step.how == "strict" or (step.how == "relaxed" and letter in step.letters)
 
-    def deadline(self, taken: tuple) -> int:
-        times = []
+    def deadline(self, taken: tuple, window: int | None = None) -> int:
+        last = self.records[taken[-1][1]][1]
+        times = [last + span for span in (self.gap, window) if span is not None]
         if self.within is not None:
             times.append(self.records[taken[0][1]][1] + self.within)
-        if self.gap is not None:
-            times.append(self.records[taken[-1][1]][1] + self.gap)
-        return min(times, default=2**62)
+        return min(times, default=EVER)
 
     def in_time(self, taken: tuple, time: int) -> bool:
         return time < self.deadline(taken)
 
     def alive(self, taken: tuple, step: Step) -> bool:
         """Whether a way still waits for this step when its time is over."""
+        return not self.waits_until(taken, step)[1]
+
+    def waits_until(self, taken: tuple, step: Step) -> tuple[int, int]:
+        """When a way no longer waits for this step, and 1 if that is because of a record, 0 of time."""
         start = taken[-1][1] + 1
+        deadline = self.deadline(taken, step.window)
         for number in range(start, len(self.records)):
             letter, time = self.records[number]
-            if not self.in_time(taken, time):
+            if time >= deadline:
                 break
             if letter in step.never or (number == start and letter in step.never_first):
-                return False
+                return time, number + 1
             if step.how == "absent" or self.ends(step, letter):
-                return False
-        return True
+                return time, number + 1
+        return deadline, 0
 
     def kept(self, after: hg.cep.AfterMatch) -> list[tuple]:
         """The matches that a strategy leaves, in the order in which they begin."""
@@ -207,12 +217,15 @@ def _flats(
         skipped = replace(bans, never=bans.never + greedy)
         yield from _flats(specs, index + 1, before, skipped, length)
     behind = takewhile(lambda s: s.negated, specs[index + 1 :])
-    forbidden = "".join(s.letters for s in behind if s.how == "relaxed")
+    absent = [(s.letters, s.how) for s in behind]
     steps = before
     for count in range(1, (spec.high or length) + 1):
         step = Step(spec.name, spec.letters, spec.how, spec.until, bans.never, bans.never_first)
         if count > 1:
-            step = Step(spec.name, spec.letters, spec.inner, spec.until, forbidden + spec.until)
+            # What must not come next ends a repetition that has enough, as what must not come at all does.
+            never = "".join(of for of, how in absent if how == "relaxed" or count > spec.low)
+            never += spec.until
+            step = Step(spec.name, spec.letters, spec.inner, spec.until, never, window=spec.window)
         steps = (*steps, step)
         if len(steps) > length:
             yield steps
@@ -252,10 +265,11 @@ def pattern_of(
 
 
 def quantified(built: object, spec: Spec) -> object:
+    window = None if spec.window is None else f"{spec.window}ms"
     if spec.high is None:
-        built = built.times_or_more(spec.low)
+        built = built.times_or_more(spec.low, window=window)
     elif spec.high > 1:
-        built = built.times(spec.low, spec.high)
+        built = built.times(spec.low, spec.high, window=window)
     if spec.high != 1 and spec.inner != "relaxed":
         built = built.consecutive() if spec.inner == "strict" else built.allow_combinations()
     if spec.greedy:
@@ -300,6 +314,7 @@ def spec_lists(draw):
                 greedy=greedy,
                 inner=inner,
                 until=draw(st.sampled_from("abc")) if until else "",
+                window=draw(st.none() | st.integers(1, 5)) if loops else None,
             )
         )
     return specs

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import headgate as hg
+from headgate.errors import PlanError
 from headgate.operators.cep.after_match import PATTERN, parse_after_match
 from headgate.operators.cep.api import (
     begin,
@@ -169,9 +170,32 @@ def groups():
     )
 
 
+def then(pattern, verb, letter):
+    return getattr(pattern, verb)(letter).where(is_(letter))
+
+
+def loop_then_not(verb, loop):
+    return then(then(loop, verb, "c"), "followed_by", "d")
+
+
+LOOP_B = b_plus(a().followed_by("b"))
+GROUP_B = begin(b_plus(a().followed_by("b")))
+ABSENT_BEHIND_LOOPS = [
+    # What must not come behind a loop ends it, whatever the verb; another way out of it goes on.
+    *[(loop_then_not(verb, LOOP_B), "a b c b d", []) for verb in ("not_next", "not_followed_by")],
+    *[(loop_then_not(verb, GROUP_B), "a b c b d", []) for verb in ("not_next", "not_followed_by")],
+    (loop_then_not("not_next", LOOP_B), "a b x c b d", ["a b d"]),
+    (loop_then_not("not_followed_by", LOOP_B), "a b x c b d", []),
+    (loop_then_not("not_next", LOOP_B), "a b b d", ["a b d", "a b b d"]),
+    # Only once the loop has enough something can come next that must not.
+    (loop_then_not("not_next", then(a(), "followed_by", "b").times(2)), "a b c b d", ["a b b d"]),
+    (loop_then_not("not_followed_by", then(a(), "followed_by", "b").times(2)), "a b c b d", []),
+]
+
+
 @pytest.mark.parametrize(
     ("pattern", "records", "wanted"),
-    [*CONTIGUITY, *LOOPS, *QUANTIFIERS, *NEGATIONS, *SKIPS],
+    [*ABSENT_BEHIND_LOOPS, *CONTIGUITY, *LOOPS, *QUANTIFIERS, *NEGATIONS, *SKIPS],
     ids=repr,
 )
 def test_finds_what_the_documentation_says(world, pattern, records, wanted):
@@ -182,6 +206,39 @@ def test_finds_what_the_documentation_says(world, pattern, records, wanted):
 def test_groups_repeat_as_a_whole(world, pattern, records, wanted):
     found = [sorted(match.split()) for match in world.found(pattern, records)]
     assert sorted(found) == sorted(sorted(match.split()) for match in wanted)
+
+
+@pytest.mark.parametrize(
+    ("times", "wanted", "over"),
+    [
+        ([0, 50, 51, 52], ["b b b"], []),
+        ([0, 50, 51, 53], [], ["b b"]),
+        ([0, 50, 52, 53], [], ["b"]),
+        ([0, 50, 53, 54], [], ["b"]),
+    ],
+)
+def test_a_window_is_between_the_records_of_one_stage(world, times, wanted, over):
+    pattern = then(a(), "followed_by", "b").times(3, window="2ms").followed_by("end")
+    step = world.step(pattern, lambda word: "k")
+    step.push(["a", "b1", "b2", "b3", "end"], [*times, 500], key=lambda word: "k").end()
+    shown = [" ".join(word[0] for word in m.records["b"]) for m, _ in step.take()]
+    assert shown == wanted
+    shown = [" ".join(word[0] for word in m.records["b"]) for m, _ in step.take("timed_out")]
+    assert shown == over
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: a().times(1, window="1s"), "it takes one only"),
+        (lambda: a().times(2, "1s"), "times takes whole numbers value=`'1s'`"),
+        (lambda: a().times_or_more(2, window="0s"), "window needs at least 1 ms"),
+        (lambda: a().one_or_more(window="soon"), "window is not a duration"),
+    ],
+)
+def test_a_window_that_makes_no_sense_is_refused(make, message):
+    with pytest.raises(PlanError, match=message):
+        make()
 
 
 def test_matches_of_one_moment_come_in_the_order_in_which_they_begin(world):
