@@ -26,6 +26,7 @@ from .wire import (
     WIRE_VERSION,
     ElementDecoder,
     ElementEncoder,
+    FrameTooLargeError,
     Header,
     Kind,
     Parts,
@@ -74,7 +75,14 @@ class SocketOutputChannel(OutputChannel):
         return self._connection is not None and self._connection.writable
 
     def _transmit(self, batch: Batch, backlog: int) -> None:
-        self._parts += self._encoder.batch(batch, backlog)
+        try:
+            self._parts += self._encoder.batch(batch, backlog)
+        except FrameTooLargeError:
+            # Each half takes a credit of its own. This one has its credit already.
+            half = len(batch) // 2
+            self.queue.appendleft(batch.slice(half, len(batch) - half))
+            self.queued_buffers += 1
+            self._transmit(batch.slice(0, half), self.queued_buffers)
 
     def _transmit_control(self, control: Control) -> None:
         self._parts += self._encoder.control(control)

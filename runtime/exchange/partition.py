@@ -6,7 +6,7 @@ subtask takes no further input until it is not: backpressure is only this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...errors import ExchangeError, HeadgateError, check
@@ -97,9 +97,9 @@ class ResultPartition:
             raise self._error
         target = self._rows_target(batch)
         passes_through = rows >= target and len(self._channels) == 1 and not self.debloated_bytes
-        row_bytes = 0.0 if passes_through else self._sizer.nbytes(batch) / rows
+        size = 0 if passes_through else self._sizer.nbytes(batch)
         for index, piece in self._partitioner(batch):
-            self._add(index, piece, target, row_bytes)
+            self._add(index, piece, target, size, rows)
         if self._timeout_s == 0:
             self.flush()
         self._raise_if_failed()
@@ -144,7 +144,9 @@ class ResultPartition:
             return self._settings.object_rows_per_buffer
         return self._settings.rows_per_buffer_target
 
-    def _add(self, index: int, piece: Batch, target: int, row_bytes: float) -> None:
+    def _add(self, index: int, piece: Batch, target: int, size: int, emitted: int) -> None:
+        """Take a piece of what was emitted: `emitted` rows of `size` bytes; 0: that was not measured."""
+        row_bytes = size / emitted
         coalescer, size_max = self._coalescers[index], self._sizes_max[index]
         rows = len(piece)
         self.emitted_bytes += int(rows * row_bytes)
@@ -153,21 +155,32 @@ class ResultPartition:
         if coalescer.pieces and (rows >= target or not coalescer.accepts(piece)):
             self._flush_channel(index)
         if rows >= target:
-            self._send(index, piece)
+            self._send(index, piece, rows * row_bytes, size)
             return
         if not coalescer.pieces:
             self._buffered_since[index] = self._clock.monotonic()
-        coalescer.add(piece, rows * row_bytes)
+        coalescer.add(piece, rows * row_bytes, size)
         if coalescer.size_bytes >= size_max or coalescer.rows >= target:
             self._flush_channel(index)
 
     def _flush_channel(self, index: int) -> None:
         del self._buffered_since[index]
-        self._send(index, self._coalescers[index].take())
+        coalescer = self._coalescers[index]
+        size, most = coalescer.size_bytes, coalescer.bytes_most
+        self._send(index, coalescer.take(), size, most)
 
-    def _send(self, index: int, batch: Batch) -> None:
+    def _send(self, index: int, batch: Batch, size_bytes: float, bytes_most: int) -> None:
         stats, channel = self._stats, self._channels[index]
-        for buffer, size in cut(batch, self._settings, self._sizer, self._sizes_max[index]):
+        buffers: Iterable[tuple[Batch, int]]
+        if (
+            isinstance(batch, ObjectBatch)
+            and 0 < bytes_most <= self._sizes_max[index]
+            and len(batch) < 2 * self._settings.object_rows_per_buffer
+        ):
+            buffers = [(batch, int(size_bytes))]  # it fits, so it need not be measured once more
+        else:
+            buffers = cut(batch, self._settings, self._sizer, self._sizes_max[index])
+        for buffer, size in buffers:
             stats.records_out += len(buffer)
             stats.bytes_out += size
             stats.buffers_out += 1

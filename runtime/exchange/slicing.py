@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
 from .settings import ExchangeSettings
 
+RECORD_BYTES_MIN = 64
+"""What a Python object takes at least, however short it is on the wire."""
+BARE_OBJECT_BYTES = object.__basicsize__ + 2 * struct.calcsize("P")
+"""An object of this size has no contents but its `__dict__`, and perhaps weak references."""
+RUN_RECORDS_MAX = 128
+"""How many records are measured together; a longer run would not be cheaper."""
+RUN_BYTES_TARGET = 1 << 20
+"""Runs are so short that measuring them takes about this much memory, for a moment."""
+
 
 class BatchSizer:
     """Bytes of a batch. Asking Arrow costs microseconds per column, so fixed widths are remembered."""
 
-    __slots__ = ("_row_bytes", "_schema")
+    __slots__ = ("_objects", "_row_bytes", "_schema")
 
     def __init__(self) -> None:
         self._schema: pa.Schema | None = None
         self._row_bytes: float | None = None
+        self._objects = ObjectSizer()
 
     def nbytes(self, batch: Batch) -> int:
         """Bytes of a batch on its way, exact enough to choose buffer sizes by."""
         if isinstance(batch, ObjectBatch):
-            return len(batch) * _record_bytes(batch)
+            return sum(size for _, size in self._objects.runs(batch.records))
         schema = batch.data.schema
         if self._schema is None or not schema.equals(self._schema):
             self._schema = schema
@@ -34,15 +47,96 @@ class BatchSizer:
         times = 0 if batch.timestamps is None else 8
         return int(len(batch) * (self._row_bytes + times))
 
+    def cut_objects(
+        self, batch: ObjectBatch, rows_max: int, bytes_max: int
+    ) -> Iterator[tuple[ObjectBatch, int]]:
+        """Yield `batch` in slices of at most `rows_max` records and `bytes_max` bytes, with their sizes.
 
-def _record_bytes(batch: ObjectBatch) -> int:
-    """Bytes of one record as it would travel, by the one in the middle; at least 64."""
-    if not batch.records:
-        return 64
-    try:
-        return max(64, len(pickle.dumps(batch.records[len(batch) // 2], 5)))
-    except Exception:  # the encoder has other ways, and says what is wrong if it has none
-        return 64
+        A record that is larger than that travels alone.
+        """
+        begin = end = size = 0
+        for rows, run_size in self._objects.runs(batch.records, bytes_max // 4):
+            if end > begin and (size + run_size > bytes_max or end + rows - begin > rows_max):
+                yield batch.slice(begin, end - begin), size
+                begin, size = end, 0
+            end += rows
+            size += run_size
+        yield (batch if begin == 0 else batch.slice(begin, end - begin)), size
+
+
+class ObjectSizer:
+    """Measures Python objects by what they take as bytes: all of them, since sizes may be uneven.
+
+    One record in a thousand may be a thousand times as large as the others, and no sample finds it. msgspec
+    measures built-in types, dataclasses and Structs in 6 to 150 ns per record, and objects of plain classes
+    by their attributes. What it does not know is pickled, which takes several times as long.
+    """
+
+    __slots__ = ("_encode", "_pickles", "_run")
+
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_contents).encode
+        self._pickles = False
+        self._run = 1
+
+    def runs(
+        self, records: list[Any], single_above: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Yield `(records, bytes)` of consecutive runs that together are all of `records`.
+
+        A run above `single_above` bytes is yielded record by record.
+        """
+        begin, count = 0, len(records)
+        while begin < count:
+            run = records[begin : begin + self._run]
+            rows = len(run)
+            size = self._measure(run)
+            if single_above is not None and size > single_above and rows > 1:
+                yield from ((1, self._measure([record])) for record in run)
+            else:
+                yield rows, size
+            begin += rows
+            self._run = max(1, min(RUN_RECORDS_MAX, RUN_BYTES_TARGET * rows // size))
+
+    def _measure(self, run: list[Any]) -> int:
+        return max(len(run) * RECORD_BYTES_MIN, self._encoded_bytes(run))
+
+    def _encoded_bytes(self, run: list[Any]) -> int:
+        if not self._pickles:
+            try:
+                return len(self._encode(run))
+            except (
+                Exception
+            ):  # a number that is too large for it, or objects that refer to each other
+                self._pickles = True
+        counted = _Counted()
+        try:
+            pickle.Pickler(counted, 5).dump(run)
+        except Exception:  # the encoder has other ways, and says what is wrong if it has none
+            return 0
+        return counted.size
+
+
+def _contents(value: Any) -> Any:
+    """What is measured in place of an object whose type msgspec does not know."""
+    kind = type(value)
+    if kind.__dictoffset__ and kind.__basicsize__ <= BARE_OBJECT_BYTES and not kind.__itemsize__:
+        return value.__dict__  # it has nothing else
+    return pickle.dumps(value, 5)
+
+
+class _Counted:
+    """A file that keeps nothing but the number of bytes written to it."""
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self.size += count
+        return count
 
 
 def _fixed_row_bytes(schema: pa.Schema) -> float | None:
@@ -65,15 +159,15 @@ def cut(
     batch: Batch, settings: ExchangeSettings, sizer: BatchSizer, size_max_bytes: int
 ) -> Iterator[tuple[Batch, int]]:
     """Yield `batch` in slices that fit a buffer of `size_max_bytes`, each with its size in bytes."""
-    rows, size = len(batch), sizer.nbytes(batch)
+    rows = len(batch)
     if isinstance(batch, ObjectBatch):
         # Coalescing stops at the first piece that fills the buffer, so it may be up to twice as full.
         limit = settings.object_rows_per_buffer
         limit = limit if rows >= 2 * limit else rows
-        overhead = 0
-    else:
-        limit = settings.rows_per_buffer_max
-        overhead = 0 if size <= size_max_bytes else _overhead(batch)
+        yield from sizer.cut_objects(batch, limit, size_max_bytes)
+        return
+    size, limit = sizer.nbytes(batch), settings.rows_per_buffer_max
+    overhead = 0 if size <= size_max_bytes else _overhead(batch)
     bytes_max = size_max_bytes + overhead
     if rows <= limit and size <= bytes_max:
         yield batch, size
@@ -88,7 +182,9 @@ def _overhead(batch: ColumnBatch) -> int:
     return batch.slice(0, 0).nbytes
 
 
-def _halve(batch: Batch, bytes_max: int, sizer: BatchSizer) -> Iterator[tuple[Batch, int]]:
+def _halve(
+    batch: ColumnBatch, bytes_max: int, sizer: BatchSizer
+) -> Iterator[tuple[ColumnBatch, int]]:
     rows, size = len(batch), sizer.nbytes(batch)
     if rows == 1 or size <= bytes_max:
         yield batch, size
@@ -100,12 +196,15 @@ def _halve(batch: Batch, bytes_max: int, sizer: BatchSizer) -> Iterator[tuple[Ba
 class Coalescer:
     """The partly filled buffer of one channel."""
 
-    __slots__ = ("pieces", "rows", "size_bytes")
+    __slots__ = ("bytes_most", "pieces", "rows", "size_bytes")
 
     def __init__(self) -> None:
         self.pieces: list[Batch] = []
         self.rows = 0
         self.size_bytes = 0.0
+        """By the mean size of the records that were emitted together."""
+        self.bytes_most = 0
+        """By the size of all that was emitted together."""
 
     def accepts(self, batch: Batch) -> bool:
         """True if `batch` can share a buffer with what is here: same kind and same columns."""
@@ -122,16 +221,17 @@ class Coalescer:
             )
         return type(first) is type(batch)
 
-    def add(self, batch: Batch, size_bytes: float) -> None:
+    def add(self, batch: Batch, size_bytes: float, bytes_most: int) -> None:
         """Keep `batch` behind the others."""
         self.pieces.append(batch)
         self.rows += len(batch)
         self.size_bytes += size_bytes
+        self.bytes_most += bytes_most
 
     def take(self) -> Batch:
         """All pieces as one batch, copied once if there are several. Leaves the coalescer empty."""
         pieces = self.pieces
-        self.pieces, self.rows, self.size_bytes = [], 0, 0.0
+        self.pieces, self.rows, self.size_bytes, self.bytes_most = [], 0, 0.0, 0
         return pieces[0] if len(pieces) == 1 else _concatenate(pieces)
 
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import ExchangeError
+from ...errors import DataError, ExchangeError
 from ...operators.elements import (
     Batch,
     CancelCheckpointMarker,
@@ -174,6 +174,10 @@ def decode_control(payload: bytes | bytearray) -> Control:
     return control
 
 
+class FrameTooLargeError(Exception):
+    """Several records together are too large for one frame."""
+
+
 # ---- one channel ----------------------------------------------------------------------------------
 
 
@@ -223,7 +227,8 @@ class ElementEncoder:
         """A batch; its schema goes first if the receiver does not have it.
 
         Raises:
-            ExchangeError: a record cannot be pickled, or is too large.
+            DataError: a record cannot be pickled, or is too large.
+            FrameTooLargeError: the batch is too large; nothing was counted as sent, so it may be cut.
         """
         if isinstance(batch, ObjectBatch):
             content = self._pickle(batch)
@@ -233,26 +238,31 @@ class ElementEncoder:
         if batch.timestamps is not None:
             data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
             flags = Flags.TIMESTAMPS
-        if self._schema is None or not data.schema.equals(self._schema, check_metadata=True):
-            self._schema = data.schema
+        is_new = self._schema is None or not data.schema.equals(self._schema, check_metadata=True)
+        if is_new:
             self._has_dictionaries = any(map(_has_dictionary, data.schema.types))
+        payload = to_stream(data) if self._has_dictionaries else data.serialize()
+        self._check_size(payload, len(batch))
+        if is_new:
+            self._schema = data.schema
             if not self._has_dictionaries:
                 parts = self._frame(Kind.SCHEMA, data.schema.serialize(), backlog)
         if self._has_dictionaries:
             flags |= Flags.DICTIONARIES
-        payload = to_stream(data) if self._has_dictionaries else data.serialize()
-        self._check_size(payload, len(batch))
         return parts + self._frame(Kind.COLUMNS, payload, backlog, flags)
 
     def _check_size(self, payload: Any, records: int) -> None:
         size, limit = len(payload), self._payload_bytes_max
-        if size > limit:
-            raise ExchangeError(
-                f"records are too large to be sent to another worker operator=`{self._sender}` "
-                f"records=`{records}` bytes=`{size}` limit=`{limit}`",
-                fix="keep large contents in files and send their addresses, or make the records "
-                "smaller before this step sends them",
-            )
+        if size <= limit:
+            return
+        if records > 1:
+            raise FrameTooLargeError
+        raise DataError(
+            f"a record is too large to be sent to another worker operator=`{self._sender}` "
+            f"bytes=`{size}` limit=`{limit}`",
+            fix="keep large contents in files and send their addresses, or make the records "
+            "smaller before this step sends them",
+        )
 
     def _pickle(self, batch: ObjectBatch) -> bytes:
         content = (batch.records, batch.timestamps)
@@ -266,7 +276,7 @@ class ElementEncoder:
                 self._dumps = cloudpickle.dumps
                 return bytes(self._dumps(content, protocol=5))
         except Exception as error:
-            raise ExchangeError(
+            raise DataError(
                 f"a record cannot be sent to another worker operator=`{self._sender}` "
                 f"error=`{error!r}`",
                 fix="records must be picklable: no open files, locks or sockets in them",

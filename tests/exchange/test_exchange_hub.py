@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.errors import ExchangeError, UsageError
+from headgate.errors import DataError, ExchangeError, UsageError
 from headgate.operators.elements import (
     CheckpointBarrier,
     ColumnBatch,
@@ -447,7 +447,7 @@ def test_a_record_too_large_fails_the_sender_and_names_it(run, hubs, clock):
         settings = replace(pair.settings, buffer_timeout_ms=0)
         partition = ResultPartition([channel], lambda b: [(0, b)], settings, clock)
         await until(lambda: channel.credits)
-        with pytest.raises(ExchangeError, match="operator=`parse` records=`1`"):
+        with pytest.raises(DataError, match="operator=`parse` bytes=`2097176` limit=`1048576`"):
             partition.emit(ObjectBatch([b"x" * (2 << 20)]))
         assert not pair.failures
         await pair.close()
@@ -542,7 +542,7 @@ def test_unpicklable_record_fails_the_emission(run, hubs, clock):
         await until(lambda: channels[0].credits == 2)
         partition = ResultPartition(channels, lambda b: [(0, b)], pair.settings, clock)
         partition.emit(ObjectBatch([threading.Lock()]))
-        with pytest.raises(ExchangeError, match="must be picklable"):
+        with pytest.raises(DataError, match="must be picklable"):
             partition.broadcast(Watermark(1))  # flushes
         await pair.close()
 

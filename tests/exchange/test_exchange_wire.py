@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.errors import ExchangeError
+from headgate.errors import DataError, ExchangeError
 from headgate.operators.elements import (
     WATERMARK_MAX,
     WATERMARK_MIN,
@@ -169,7 +169,7 @@ def test_objects_of_a_local_class_survive():
 
 
 def test_unpicklable_record_is_named():
-    with pytest.raises(ExchangeError, match=r"cannot be sent.*`parse`(.|\n)*must be picklable"):
+    with pytest.raises(DataError, match=r"cannot be sent.*`parse`(.|\n)*must be picklable"):
         ElementEncoder(1, "parse").batch(ObjectBatch([threading.Lock()]), 0)
 
 
@@ -183,9 +183,7 @@ def test_unpicklable_record_is_named():
 )
 def test_what_the_receiver_would_refuse_is_not_sent(batch):
     encoder = ElementEncoder(1, "parse", payload_bytes_max=4_096)
-    with pytest.raises(
-        ExchangeError, match=r"operator=`parse` records=`1` bytes=`5\d\d\d` limit=`4096`"
-    ) as caught:
+    with pytest.raises(DataError, match=r"operator=`parse` bytes=`5\d\d\d` limit=`4096`") as caught:
         encoder.batch(batch, 0)
     assert "keep large contents in files" in caught.value.fix
     assert encoder.batch(ObjectBatch([b"x" * 3_000]), 0)
