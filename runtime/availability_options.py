@@ -37,6 +37,15 @@ CLUSTER_CONNECT_TIMEOUT = Option[int](
     "ms",
     "How long `headgate run --cluster ADDRESS` tries to connect to the Ray cluster before it gives up.",
 )
+FORMER_WATCH = Option[int](
+    "headgate.coordinator.former-watch",
+    Duration(),
+    20_000,
+    "ms",
+    "How long a new run watches the job log, if a former run has not ended and its coordinator cannot be "
+    "reached, before it takes that one for dead. Anything the former run writes in this time shows that it "
+    "lives: the new run is then refused.",
+)
 PROBE_RACES = Option[int](
     "headgate.storage.probe.races",
     Integer(at_least=0, at_most=10_000),

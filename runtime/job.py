@@ -97,6 +97,7 @@ class Job(JobGraph):
         allow_non_restored_state: bool = False,
         restore_from: str | os.PathLike[str] | None = None,
         claim: bool = False,
+        take_over: bool = False,
         if_exists: Literal["error", "append", "overwrite"] | None = None,
     ) -> JobOutcome:
         """Run the job to its end, in this process or on a cluster, and return how it ended.
@@ -111,13 +112,15 @@ class Job(JobGraph):
             restore_from: begin a new run with this savepoint, or with the newest checkpoint in this
                 directory of a job's checkpoints (number 7 with `@7` behind it).
             claim: delete that savepoint once the run has a checkpoint of its own.
+            take_over: end another run of the job that still goes on, and go on from its newest checkpoint.
+                Without it such a run is left alone, and this one is refused.
             if_exists: what happens when the run starts without state, and its file sinks hold output of
                 earlier runs: refuse to start (`error`), write beside it (`append`), or delete it first
                 (`overwrite`). None: what each sink says.
 
         Raises:
-            UsageError: the job is wrong as written, or output of earlier runs is in the way; nothing
-                was started.
+            UsageError: the job is wrong as written, it runs already, or output of earlier runs is in the
+                way; nothing was started.
             JobError: the job failed, and restarting did not help.
         """
         try:
@@ -126,6 +129,7 @@ class Job(JobGraph):
                 allow_non_restored_state=allow_non_restored_state,
                 restore_from=restore_from,
                 claim=claim,
+                take_over=take_over,
                 if_exists=if_exists,
             )
             outcome = self._outcome(spec, cluster)
@@ -235,6 +239,7 @@ class Job(JobGraph):
         allow_non_restored_state: bool = False,
         restore_from: str | os.PathLike[str] | None = None,
         claim: bool = False,
+        take_over: bool = False,
         if_exists: IfExistsLike | None = None,
     ) -> JobSpec:
         """The checked job as it is handed to a coordinator; the arguments are those of `run`.
@@ -287,6 +292,7 @@ class Job(JobGraph):
                 allow_non_restored_state or options.get(RECOVERY_IGNORE_UNCLAIMED)
             ),
             restore_from=absolute(path) if path else "",
+            take_over=take_over,
             claim=claim or options.get(RECOVERY_CLAIM_MODE) == "CLAIM",
             if_exists=None if if_exists is None else parse_if_exists(if_exists),
         )

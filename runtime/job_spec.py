@@ -45,6 +45,8 @@ class JobSpec:
     """Address of a savepoint, or of a job's checkpoints, that this run begins with."""
     claim: bool = False
     """Delete that savepoint once the run has a checkpoint of its own."""
+    take_over: bool = False
+    """End another run of the job that still goes on."""
     if_exists: IfExists | None = None
     """What to do with output of earlier runs, at a start without state; None: what each sink says."""
 

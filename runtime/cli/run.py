@@ -97,6 +97,14 @@ def run(
             help="Drop checkpointed state that no operator of the job claims any more.",
         ),
     ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="If another run of the job still goes on: end it, and go on from its newest checkpoint. "
+            "Without this such a run is left alone.",
+        ),
+    ] = False,
     if_exists: Annotated[
         Existing | None,
         typer.Option(
@@ -125,6 +133,7 @@ def run(
         allow_non_restored_state=allow_non_restored_state,
         restore_from=from_,
         claim=claim_mode is ClaimMode.CLAIM,
+        take_over=take_over,
         if_exists=None if if_exists is None else if_exists.value,
     )
     if job.as_batch:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
+from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control import registry
+from ..control.client import CoordinatorClient
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
@@ -17,6 +22,10 @@ from ..observe.metrics import MetricsRegistry
 from ..options import METRICS_HOST, METRICS_PORT, Options
 from ..protocol.job_result import JobOutcome
 from ..storage.base import StoreOpener
+
+DISMISS_S: Final = 5.0
+"""A new coordinator waits no longer for the one it has taken over."""
+_log = logging.getLogger("headgate.cluster")
 
 
 async def host_coordinator(
@@ -71,6 +80,23 @@ async def host_coordinator(
             await asyncio.to_thread(endpoint.close)
 
 
+async def _dismiss(former: registry.JobRecord) -> None:
+    """Have a coordinator that was taken over look into the log: else it finds out with its next checkpoint.
+
+    It is asked to cancel its job. Before it deletes anything it writes the end to the log, where it finds
+    our entry: it is fenced, and stops.
+    """
+    try:
+        async with asyncio.timeout(DISMISS_S):
+            client = await CoordinatorClient.connect(former.addresses, former.token)
+            try:
+                await client.request("cancel")
+            finally:
+                await client.close()
+    except (HeadgateError, TimeoutError) as error:
+        _log.info("the coordinator that was taken over: %s", error)
+
+
 async def _serve(
     coordinator: JobCoordinator,
     clock: Clock,
@@ -85,6 +111,8 @@ async def _serve(
     same_run = before is not None and before.token == coordinator.server.token
     if before is not None and (same_run or not registry.is_alive(before)):
         registry.forget(before)
+    elif before is not None and spec.take_over:
+        coordinator.on_lead = partial(_dismiss, before)
     await coordinator.server.listen(registry.socket_path(spec.name, pid), host)
     registry.register(
         registry.JobRecord(
@@ -103,4 +131,6 @@ async def _serve(
     finally:
         registry.leave_failures(spec.name, coordinator.failures)
         registry.unregister(spec.name, pid)
+        if before is not None and not same_run and registry.is_alive(before):
+            registry.register(before)  # this run was refused, and the other one goes on
         await asyncio.shield(coordinator.close())

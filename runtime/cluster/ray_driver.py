@@ -103,7 +103,7 @@ def _make_coordinators(
     """The coordinator's actor, and perhaps one that stands by."""
     name = f"headgate-{spec.name}"
     names = [name, f"{name}:standby"]
-    _clear_names(spec.name, names, setup.cluster_name)
+    _clear_names(spec.name, names, setup.cluster_name, take_over=spec.take_over)
     # Without a job log nothing would keep two of them apart.
     alone = spec.checkpoint is None or not Options(spec.options).get(STANDBY_COORDINATORS)
     pairs: list[Pair | None] = [None] if alone else [Pair(names[1], True), Pair(names[0], False)]
@@ -117,8 +117,8 @@ def _make_coordinators(
     ]
 
 
-def _clear_names(job: str, names: list[str], cluster: str) -> None:
-    """Remove coordinators of a job that has ended.
+def _clear_names(job: str, names: list[str], cluster: str, *, take_over: bool) -> None:
+    """Remove coordinators of a job that has ended, or that is to be taken over.
 
     Raises:
         JobError: the job still runs. `headgate stop` finds it from now on.
@@ -129,7 +129,8 @@ def _clear_names(job: str, names: list[str], cluster: str) -> None:
             holder = ray.get_actor(name, NAMESPACE)
         except ValueError:
             continue
-        if not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
+        # The log has what the next run needs, and its workers are dropped by whoever leads next.
+        if take_over or not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
             ray.kill(holder, no_restart=True)
             continue
         lead, token = ray.get(
@@ -151,7 +152,8 @@ def _clear_names(job: str, names: list[str], cluster: str) -> None:
     if held:
         raise JobError(
             f"a job of this name runs on the cluster already name=`{job}`",
-            fix=f"stop it first: headgate stop {job}",
+            fix=f"stop it first (headgate stop {job}), or end it and go on from its newest checkpoint with "
+            "--take-over, in Python take_over=True",
         )
 
 

@@ -10,8 +10,7 @@ import asyncio
 import os
 import random
 import secrets
-import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, Usage
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..admission import ListenerLimits
-from ..availability_options import PROBE_RACES, PROBE_TIMEOUT, STORE_PATIENCE
+from ..availability_options import FORMER_WATCH, PROBE_RACES, PROBE_TIMEOUT, STORE_PATIENCE
 from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
 from ..control.link import Link
@@ -57,6 +56,7 @@ from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
 from .ended import again, shown
 from .enrichers import FailureEnrichers, load_enrichers
+from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .job_metrics import register_job
 from .leadership import Leadership, check_not_followed, patiently
 from .liveness import publish_stuck, watching
@@ -105,6 +105,8 @@ class JobCoordinator:
         self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
         self._metrics_url = metrics_url
         self._takes_over = takes_over
+        self._former = ""
+        """What became of the run before."""
         self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
@@ -112,6 +114,8 @@ class JobCoordinator:
         self._tick: asyncio.TimerHandle | None = None
         self.on_event: Callable[[Event], None] | None = None
         """Called for every event, for those in the same process."""
+        self.on_lead: Callable[[], Awaitable[None]] | None = None
+        """Called once the job log says that this coordinator leads, before anything runs."""
         self.server = ControlServer(
             token or secrets.token_hex(16), self._on_hello, ListenerLimits.of(self._options)
         )
@@ -251,6 +255,8 @@ class JobCoordinator:
             before = await self._take_over(log)
             self._leadership.log = log
             self._pool.lead(log.generation)
+            if self.on_lead is not None:
+                await self.on_lead()
         except BaseException:
             await store.close()
             raise
@@ -265,6 +271,15 @@ class JobCoordinator:
         claimed = before.generation if takeover else await log.last_claim_of(spec.run)
         check_not_followed(spec.run, claimed, before)
         _check_begins_with_something(spec, before)
+        self._former = await check_former(
+            log,
+            spec.run,
+            take_over=spec.take_over,
+            watch_ms=self._options.get(FORMER_WATCH),
+            now_ms=self._clock.now_ms(),
+            ask=ask_leader,
+        )
+        seen = before.run
         if starts_without_state(spec, before, fresh=_starts_fresh(spec, before)):
             await check_output(spec, spec.graph)
 
@@ -274,6 +289,8 @@ class JobCoordinator:
             nonlocal before
             _check_not_over(spec, view)
             check_not_followed(spec.run, claimed, view)
+            if view.run != seen and is_other_run(view, spec.run) and not spec.take_over:
+                raise already_runs("another run has begun at the same moment")
             before = view
             # Within a run the log knows the parallelism better than what the job once said.
             logged = view.parallelism if view.run == spec.run else 0
@@ -288,8 +305,7 @@ class JobCoordinator:
             restore_from=spec.restore_from,
             parallelism=spec.parallelism,
             max_parallelism=spec.plan.max_parallelism,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            leader=this_leader(self.server.addresses, self._clock.now_ms()),
             follow=follow,
         )
         return before
@@ -340,6 +356,8 @@ class JobCoordinator:
             context.checkpoints.on_completed = partial(_dispose_claimed, context)
         if log is not None and store is not None:
             _announce_start(context, log, before)
+            if self._former:
+                context.publish("start", f"job {spec.name}: {self._former}")
             context.checkpoints.sweep(_sweep(store, log))
             if spec.claim and log.view.newest is not None:
                 _dispose_claimed(context)

@@ -120,6 +120,16 @@ class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
 LogEntry: TypeAlias = GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
 
 
+class Leader(Record, frozen=True, kw_only=True):
+    """The process that claimed a generation: enough to find out whether it still lives."""
+
+    host: str
+    pid: int
+    started_ms: int
+    addresses: tuple[str, ...] = ()
+    """Where it listens for control connections."""
+
+
 class GenerationRecord(Record, frozen=True, kw_only=True):
     """Claims a generation (create-if-absent), then says where its owner trimmed the log to.
 
@@ -136,6 +146,8 @@ class GenerationRecord(Record, frozen=True, kw_only=True):
     """Entries from here up to the head may still exist, and files of their checkpoints with them."""
     run: str = ""
     """The run it was claimed for; empty: not told."""
+    leader: Leader | None = None
+    """None: not told."""
 
 
 ENTRIES: Final[SealedFormat[LogEntry]] = SealedFormat("job log entry", LogEntry)

@@ -6,7 +6,7 @@ from typing import final
 
 from ...errors import CorruptError
 from ..protocol import joblog, names
-from ..protocol.joblog import GenerationRecord
+from ..protocol.joblog import GenerationRecord, Leader
 from .base import CheckpointStore, Created
 from .read_back import ReadBack
 
@@ -39,13 +39,13 @@ class Claims:
         self.last = present
         return present
 
-    async def claim(self, writer: str, run: str) -> int:
+    async def claim(self, writer: str, run: str, leader: Leader | None) -> int:
         """Claim the next generation for `writer`; returns it."""
         while True:
             generation = await self.find_last() + 1
             name = names.generation_record(generation)
             data = joblog.RECORDS.encode(
-                GenerationRecord(generation=generation, writer=writer, run=run)
+                GenerationRecord(generation=generation, writer=writer, run=run, leader=leader)
             )
             result = await self._store.create_if_absent(name, data)
             if isinstance(result, Created) and await self._read_back.other(name, data) is None:

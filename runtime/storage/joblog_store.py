@@ -21,6 +21,7 @@ from ..protocol.joblog import (
     GenerationStarted,
     JobEnded,
     JobStatus,
+    Leader,
     LogEntry,
     LogHead,
     LogView,
@@ -67,6 +68,7 @@ class JobLog:
         self._view = LogView()
         self._generation = 0
         self._run = ""
+        self._leader: Leader | None = None
         self._fenced_by: FencedError | None = None
         self._in_doubt: AttemptDeployed | CheckpointCompleted | JobEnded | None = None
         self._settled = 0
@@ -119,14 +121,26 @@ class JobLog:
                 return generation
         return 0
 
+    async def leader_of(self, generation: int) -> Leader | None:
+        """The process that claimed a generation; None: it is not known.
+
+        Raises:
+            StorageError: the record cannot be read.
+        """
+        record = await self._claims.read(generation) if generation else None
+        return None if record is None else record.leader
+
+    async def has_grown(self) -> bool:
+        """True if there is an entry behind those of the view."""
+        return await self._store.read(names.log_entry(self._view.tail + 1)) is not None
+
     async def start_generation(
         self,
         *,
         parallelism: int,
         max_parallelism: int,
         job_fingerprint: str = "",
-        host: str = "",
-        pid: int = 0,
+        leader: Leader | None = None,
         run: str = "",
         fresh: bool = False,
         restore_from: str = "",
@@ -148,7 +162,8 @@ class JobLog:
             check(self._generation == 0, "this coordinator has started already")
             self._check_not_fenced()
             self._run = run
-            generation = await self._claims.claim(self._writer, run)
+            self._leader = leader
+            generation = await self._claims.claim(self._writer, run, leader)
             started = GenerationStarted(
                 generation=generation,
                 writer=self._writer,
@@ -156,8 +171,8 @@ class JobLog:
                 job_fingerprint=job_fingerprint,
                 parallelism=parallelism,
                 max_parallelism=max_parallelism,
-                host=host,
-                pid=pid,
+                host=leader.host if leader is not None else "",
+                pid=leader.pid if leader is not None else 0,
                 run=run,
                 fresh=fresh,
                 restore_from=restore_from,
@@ -339,7 +354,8 @@ class JobLog:
     ) -> LogHead:
         for _ in range(START_ATTEMPTS_MAX):
             self._view, _ = await self._read_log()
-            if self._view.generation >= started.generation:
+            same = self._view.generation == started.generation and self._read_back.needed
+            if same or self._view.generation > started.generation:
                 raise self._fence(self._view.generation, self._view.writer)
             decision = await self._try_append(follow(self._view, started))
             while isinstance(decision, Retry):
@@ -443,6 +459,7 @@ class JobLog:
             settled=self._settled,
             swept=swept,
             run=self._run,
+            leader=self._leader,
         )
         name = names.generation_record(self._generation)
         await self._store.put(name, joblog.RECORDS.encode(record))

@@ -10,7 +10,7 @@ from typing import Any
 from headgate.operators.clock import SystemClock
 from headgate.runtime.protocol import names
 from headgate.runtime.protocol.job_result import JobFailure
-from headgate.runtime.protocol.joblog import Deployment, JobStatus
+from headgate.runtime.protocol.joblog import Deployment, JobStatus, Leader
 from headgate.runtime.protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
 from headgate.runtime.savepoint import store as savepoints
 from headgate.runtime.savepoint.metadata import savepoint_of
@@ -38,6 +38,9 @@ def _manifest(checkpoint_id: int) -> Manifest:
     )
 
 
+LEADER = Leader(host="here", pid=1, started_ms=5, addresses=("unix:/run/x", "tcp:here:1"))
+
+
 async def _write(store: MemoryStore) -> None:
     """Two generations, a trimmed log, each kind of entry, and a savepoint beside it."""
     deployment = Deployment(
@@ -45,7 +48,7 @@ async def _write(store: MemoryStore) -> None:
     )
     for generation in range(2):
         log = JobLog(store, f"writer-{generation}", SystemClock())
-        await log.start_generation(parallelism=2, max_parallelism=64, run="run", host="here", pid=1)
+        await log.start_generation(parallelism=2, max_parallelism=64, run="run", leader=LEADER)
         await log.deploy(deployment)
         for number in range(3):
             await log.complete_checkpoint(_manifest(3 * generation + number + 1))
