@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -360,3 +361,75 @@ def test_mistakes_are_found_at_plan_time() -> None:
 
     with pytest.raises(PlanError, match="finish must be a plain function"):
         rows.process(AsyncFinish(), name="p")
+
+
+class Stuck:
+    """No snapshot can be made of it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_functions_are_told_of_checkpoints_that_will_never_complete(lab: Any) -> None:
+    job = hg.Job("job")
+    job.checkpoint(every="20ms", storage=str(lab.path), tolerable_failures=1000)
+    source = job.read(throttle(numbers(100, batch_rows=10), rate=500), name="numbers")
+    told = source.map(Told(), name="told")
+    told.map(lambda n: Stuck()).key_with(lambda stuck: 0).reduce(
+        lambda a, b: a, name="stuck"
+    ).write(collect(guarantee="none"), name="out")
+
+    async def wait(running: Any) -> None:
+        await running.until("checkpoint", status="FAILED")
+        await running.request("cancel")
+
+    lab.run(job, wait)
+    assert any(text.startswith("map aborted ") for text in SAID)
+
+
+class Windowed(hg.WindowProcess[str, Row, str]):
+    def on_window(
+        self, key: str, window: hg.Window, records: list[Row], ctx: hg.WindowContext[str]
+    ) -> list[str]:
+        return [f"{key} {len(records)}"]
+
+    def finish(self, ctx: hg.BroadcastContext[str]) -> list[str]:
+        return ["end"]
+
+
+def test_finish_of_a_window_function_comes_behind_the_last_window() -> None:
+    job = hg.Job("j")
+    rows = job.read(from_list([], schema=Row), name="rows").event_time("at")
+    windows = rows.key_with(lambda row: "a").window(hg.tumbling("10s"))
+    windows.process(Windowed(), name="windows").write(collect(guarantee="none"), name="out")
+    with harness(job) as h:
+        h.push("rows", Row(1, 1_000), Row(2, 65_000))
+        h.end()
+        assert h.drain("out") == ["a 1", "a 1", "end"]
+
+
+class Batches(hg.KeyedBatchProcess[int, Row, Row]):
+    total = hg.ValueState[int](default=0)
+
+    def on_batch(self, groups: hg.Groups[int], ctx: hg.Context[int]) -> Iterator[pa.RecordBatch]:
+        for _, rows in groups:
+            self.total.set(self.total.get() + rows.num_rows)
+            yield rows.slice(0, 0)
+
+    def finish(self, ctx: hg.BroadcastContext[int]) -> list[pa.RecordBatch]:
+        found: list[dict[str, int]] = []
+        ctx.for_each_key(self.total, lambda key, n: found.append({"n": key, "at": n.get()}))
+        return [pa.RecordBatch.from_pylist(sorted(found, key=str))]
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_finish_of_a_function_of_batches_makes_batches(timed: bool) -> None:
+    job = hg.Job("j")
+    rows = job.read(from_list([], schema=Row), name="rows")
+    rows = rows.event_time("at") if timed else rows
+    made = rows.key_by("n").process(Batches(), name="batches")
+    made.write(collect(guarantee="none"), name="out")
+    with harness(job) as h:
+        h.push("rows", Row(1, 1), Row(2, 2), Row(1, 3))
+        h.end()
+        assert [(row.n, row.at) for row in h.drain("out")] == [(1, 2), (2, 1)]
