@@ -76,7 +76,7 @@ OPEN = "1s"
 
 def timed(stream: Any) -> Any:
     """With event time."""
-    return stream.event_time("date_time", max_out_of_order="1s")
+    return stream.event_time("date_time", max_out_of_order="1s", wait_for_queued=False)
 
 
 # -- joins without a window -------------------------------------------------------------------------

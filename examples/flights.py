@@ -20,7 +20,7 @@ job.restart(attempts=3, delay="1s")
 flights = job.read(throttle(parquet_source(FLIGHTS), FLIGHTS_PER_SECOND), name="flights")
 delays = (
     # within a day the rows are in order of actual departure: up to 22 hours late
-    flights.event_time("time_hour", max_out_of_order="24h")
+    flights.event_time("time_hour", max_out_of_order="24h", wait_for_queued=False)
     .key_by("origin")
     .window(hg.tumbling("1h"))
     .agg(
