@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -15,11 +15,13 @@ from ..errors import BadRecordError, UsageError
 from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch, Positions
 from ..operators.event_time import latest_of
+from ..operators.origin import capture_origin
 from ..operators.per_record import describe_columns
 from ..operators.rows import RowMismatch, to_columns
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import Record, Record_co, Source, SourceReader
 from ..operators.user_code import describe_record
+from .rows import check_count
 
 
 class MarkerCrash(Exception):
@@ -199,6 +201,19 @@ class _ListReader(SourceReader):
         return True
 
 
+def _check_items(items: list[Any], schema: pa.Schema) -> None:
+    """Raise UsageError if an item does not fit the columns: it never will."""
+    try:
+        to_columns(items, schema)
+    except RowMismatch as error:
+        raise UsageError(
+            f"a record of the list does not fit the columns: {str(error).removeprefix('returned ')} "
+            f"record=`{describe_record(items[error.index])}`",
+            where=str(capture_origin()),
+            fix=f"the columns of schema= are: {describe_columns(schema)}",
+        ) from None
+
+
 @overload
 def from_list(
     items: Sequence[Any], *, schema: type[Record], batch_rows: int = ..., splits: int = ...
@@ -234,7 +249,15 @@ def from_list(
     Raises:
         UsageError: a number is below 1.
     """
-    if batch_rows < 1 or splits < 1:
-        raise UsageError(f"must be at least 1 batch_rows=`{batch_rows}` splits=`{splits}`")
+    check_count("batch_rows", batch_rows, 1)
+    check_count("splits", splits, 1)
+    if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
+        raise UsageError(
+            f"from_list takes a list of records, got `{type(items).__name__}`",
+            where=str(capture_origin()),
+        )
+    items = list(items)
     arrow = None if schema is None else to_schema(schema)
+    if arrow is not None:
+        _check_items([each for each in items if not isinstance(each, Pause | Crash)], arrow)
     return ListSource(items, arrow, record_class(schema), batch_rows, splits)

@@ -6,25 +6,30 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import HeadgateError, UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.function_life import check_life, has_life
-from ..operators.functions import is_async
+from ..operators.functions import check_takes, is_async
+from ..operators.graph import Origin
 from ..operators.origin import capture_origin
 from ..operators.rows import to_rows
 from ..operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
+from ..operators.user_code import FAILURES, user_error
 
 
 class FunctionSink(Sink):
     """Calls `function(record)`."""
 
-    def __init__(self, function: Callable[[Any], Any], guarantee: Guarantee) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], guarantee: Guarantee, origin: Origin
+    ) -> None:
         self.function = function
+        self._origin = origin
         self.guarantee = guarantee
 
     def writer(self) -> SinkWriter:
-        return FunctionWriter(self.function)
+        return FunctionWriter(self.function, self._origin)
 
     def describe(self) -> str:
         return f"function({getattr(self.function, '__name__', 'function')})"
@@ -33,7 +38,8 @@ class FunctionSink(Sink):
 class FunctionWriter(SinkWriter):
     """Calls the function in the subtask: a slow one slows the job down, and that is the backpressure."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], origin: Origin) -> None:
+        self._origin = origin
         self._has_life = has_life(function)
         self._function: Any = copy.deepcopy(function) if self._has_life else function
 
@@ -53,8 +59,16 @@ class FunctionWriter(SinkWriter):
     def write(self, batch: Batch) -> None:
         records = to_rows(batch.data) if isinstance(batch, ColumnBatch) else batch.records
         function = self._function
-        for record in records:
-            function(record)
+        done = 0
+        try:
+            for record in records:
+                function(record)
+                done += 1
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            step = self.context.operator_name
+            raise user_error(step, self._origin, records[done], error) from error
 
 
 def function_sink(
@@ -78,8 +92,10 @@ def function_sink(
             "function_sink takes a plain function, not a coroutine function",
             fix="do the awaiting in an async map before the sink",
         )
+    origin = capture_origin()
+    check_takes(function, ("the record",), "function_sink", origin)
     if has_life(function):
-        check_life(function, capture_origin(), may_await=False)
+        check_life(function, origin, may_await=False)
         told = [
             n for n in ("on_checkpoint_complete", "on_checkpoint_aborted") if hasattr(function, n)
         ]
@@ -88,4 +104,4 @@ def function_sink(
                 f"`{told[0]}` of a function_sink would never be called",
                 fix="put a process function before the sink, or write a connector",
             )
-    return FunctionSink(function, parse_guarantee(guarantee))
+    return FunctionSink(function, parse_guarantee(guarantee), origin)

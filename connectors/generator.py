@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ..errors import UsageError
 from ..operators.durations import parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
+from ..operators.origin import capture_origin
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import Record, Record_co
 from . import hashing
@@ -27,6 +28,21 @@ from .rows import DEFAULT_SPLITS, RowSource
 
 class _Field(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
     """One generated column."""
+
+    def __post_init__(self) -> None:
+        fields = msgspec.structs.fields(self)
+        for field in fields:
+            value = getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                names = ", ".join(each.name for each in fields)
+                raise UsageError(
+                    f"a wrong type of value for a generated column {field.name}=`{value!r}`: "
+                    f"{str(error)[:1].lower()}{str(error)[1:]}",
+                    where=str(capture_origin()),
+                    fix=f"the arguments are, in this order: {names}",
+                ) from None
 
     def type(self) -> pa.DataType:
         raise NotImplementedError
@@ -129,6 +145,7 @@ class EventTime(_Field, frozen=True, tag="timestamp"):
 
     def __post_init__(self) -> None:
         self._spans()
+        super().__post_init__()
 
     def _spans(self) -> tuple[int, int]:
         return parse_duration(self.every), parse_duration(self.jitter)
@@ -154,6 +171,7 @@ class Pattern(_Field, frozen=True, tag="pattern"):
     distinct: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.distinct is not None:
             _check_range(0, self.distinct)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from ..errors import UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch
 from ..operators.source import Record, Source, SourceReader, SourceRun
@@ -23,6 +24,8 @@ def throttle(source: Source[Record], rate: float) -> Source[Record]:
     Raises:
         UsageError: the rate is not a positive number.
     """
+    if not isinstance(source, Source):
+        raise UsageError(f"throttle takes a source, got `{type(source).__name__}`")
     check_rate(rate, fix="leave throttle out for no limit")
     return _Throttled(source, rate)
 

@@ -14,7 +14,7 @@ from .base import OperatorFactory
 from .dead_letters import OnErrorLike, checked_on_error, failed_sides
 from .durations import Duration, parse_duration
 from .function_life import Results, with_life
-from .functions import check_returns, function_name, is_async
+from .functions import check_returns, check_takes, function_name, is_async
 from .graph import Chaining, Node, Origin
 from .map_batches import AsyncMapBatchesOperator, BatchFunction, MapBatchesOperator
 from .micro_batches import MicroBatches
@@ -45,6 +45,7 @@ def add_map_batches(
     """The step of `map_batches`."""
     schema = stream._columns("map_batches", origin)
     check_returns(function, "map_batches", origin)
+    check_takes(function, ("the record batch",), "map_batches", origin)
     policy = checked_on_error(on_error, origin)
     made = schema if into is None else into_schema(into, origin)
     step = name or stream._job.derived_name("map_batches")

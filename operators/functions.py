@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from ..errors import PlanError
 from .graph import Origin
@@ -34,6 +34,26 @@ def check_callable(function: object, kind: str, origin: Origin) -> None:
         raise PlanError(
             f"{kind} needs a function, got `{type(function).__name__}`", where=str(origin)
         )
+
+
+def check_takes(
+    function: Callable[..., Any], what: Sequence[str], kind: str, origin: Origin
+) -> None:
+    """Raise PlanError if it cannot be called with these arguments, as far as its signature tells."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*what)
+    except TypeError as error:
+        count = "one argument" if len(what) == 1 else f"{len(what)} arguments"
+        raise PlanError(
+            f"{kind} calls its function with {count}, and this one cannot take that: {error} "
+            f"function=`{function_name(function)}({', '.join(signature.parameters)})`",
+            where=str(origin),
+            fix=f"it is called with: {', '.join(what)}",
+        ) from None
 
 
 def check_plain(function: object, kind: str, origin: Origin) -> None:

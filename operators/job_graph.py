@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -48,6 +49,14 @@ class JobGraph:
         _check_name(name, _NAME, "job", capture_origin())
         self.name = name
         self.parallelism = check_parallelism(parallelism, capture_origin())
+        if max_parallelism is not None:
+            check_parallelism(max_parallelism, capture_origin(), "max_parallelism")
+        if not isinstance(options, Mapping | None):
+            raise PlanError(
+                f"options of a job are a mapping, got `{type(options).__name__}`",
+                where=str(capture_origin()),
+                fix='such as options={"parallelism.default": "2"}; `headgate options` lists the keys',
+            )
         self.max_parallelism = max_parallelism
         self.options: dict[str, str] = {str(key): str(v) for key, v in (options or {}).items()}
         self.graph = Graph()
@@ -88,7 +97,7 @@ class JobGraph:
     def checkpoint(
         self,
         every: Duration,
-        storage: str,
+        storage: str | os.PathLike[str],
         *,
         timeout: Duration = "10m",
         min_pause: Duration = "0s",
@@ -118,6 +127,7 @@ class JobGraph:
             raise PlanError(
                 "checkpoint(tolerable_failures=...) must not be negative", where=str(origin)
             )
+        storage = os.fspath(storage) if isinstance(storage, os.PathLike) else storage
         if not isinstance(storage, str) or not storage.strip():
             raise PlanError(
                 "checkpoint needs a place to store",

@@ -23,7 +23,7 @@ from .dead_letters import OnErrorLike
 from .durations import Duration
 from .expression_steps import SelectStep
 from .expressions import Column
-from .functions import check_plain, check_returns, function_name
+from .functions import check_plain, check_returns, check_takes, function_name
 from .graph import ByClock, Node, Origin
 from .joins.keyed import KeyedJoins, WindowedJoins
 from .origin import capture_origin
@@ -49,7 +49,7 @@ from .windowing.evictors import Evictor
 from .windowing.plan import AnyWindow, Windows, one_key
 from .windowing.triggers import Trigger
 from .windowing.windowed import RecordWindowedStream, RecordWindows, why_records
-from .windows import Window
+from .windows import Window, check_window
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -81,6 +81,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         origin = capture_origin()
         check_plain(function, "reduce", origin)
         check_returns(function, "reduce", origin)
+        check_takes(function, ("the value so far", "the record"), "reduce", origin)
         stream = self._stream
         row_type = stream._row_type
         key = self._keyed_by
@@ -278,6 +279,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             evictor: which records are left out then.
         """
         origin = capture_origin()
+        check_window(window, origin)
         stream, key = self._stream, self._keyed_by
         why = why_records(
             stream.schema is not None,

@@ -111,11 +111,19 @@ def check_attributes(
     step: str,
     where: str,
 ) -> None:
-    """Raise PlanError if the function reads a column that generated records will not have."""
-    if record_class is not None:
+    """Raise PlanError if the function reads an attribute that its records will not have.
+
+    Instances of a class of the user's may have attributes of their own, unless it is a Struct.
+    """
+    known = row_type(tuple(schema.names)) if record_class is None else record_class
+    if record_class is not None and (
+        not issubclass(record_class, msgspec.Struct)
+        or record_class.__struct_config__.dict
+        or hasattr(record_class, "__getattr__")
+    ):
         return
     for name in sorted(used_columns(function) or ()):
-        if name not in schema.names and not hasattr(row_type(tuple(schema.names)), name):
+        if name not in schema.names and not hasattr(known, name):
             raise unknown_column(name, schema, step, where)
 
 

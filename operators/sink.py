@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from ..errors import InternalError, UsageError, check
+from ..errors import InternalError, StateError, UsageError, check
 from ..state.snapshot import CommitPermit, ItemsCut, RestoredState, StateSnapshot
 from .base import Operator, OperatorContext
 from .elements import Batch
@@ -228,6 +228,8 @@ class _Pending(msgspec.Struct):
 
     checkpoint_id: int
     committables: list[bytes]
+    sink: str = ""
+    """The class of the sink that made them; empty in snapshots of the first versions."""
 
 
 _STATE = "committables"
@@ -240,7 +242,8 @@ class _Ledger:
     nothing: the next one prepares what it left behind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sink: str) -> None:
+        self._sink = sink
         self._rolled: dict[int, Callable[[], list[bytes]]] = {}
         self._prepared: dict[int, list[bytes]] = {}
         self._lock = threading.Lock()
@@ -268,7 +271,7 @@ class _Ledger:
                         self._prepared[id_] = committables
             with self._lock:
                 held = sorted(self._prepared.items())
-        return [_Pending(id_, values) for id_, values in held if id_ <= checkpoint_id]
+        return [_Pending(id_, values, self._sink) for id_, values in held if id_ <= checkpoint_id]
 
     def due(self, checkpoint_id: int) -> list[bytes]:
         """The committables of all checkpoints up to `checkpoint_id`, in order."""
@@ -292,7 +295,9 @@ class SinkOperator(Operator):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._ledger = _Ledger()
+        kinds = type(sink).__mro__
+        self._kind = kinds[max(kinds.index(Sink) - 1, 0)].__qualname__
+        self._ledger = _Ledger(self._kind)
         self._writer: SinkWriter | None = None
 
     @property
@@ -315,9 +320,21 @@ class SinkOperator(Operator):
             found = msgspec.msgpack.decode(item, type=list[_Pending] | _Pending)
             # snapshots of the first versions have an item per checkpoint
             for pending in found if isinstance(found, list) else [found]:
+                self._check_kind(pending)
                 self._ledger.add(pending.checkpoint_id, pending.committables)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
         return self._commit(CommitPermit(self.context.job_name, 0, restored))
+
+    def _check_kind(self, pending: _Pending) -> None:
+        """Raise StateError if a sink of another kind wrote what is still to be committed."""
+        if not pending.sink or not pending.committables or pending.sink == self._kind:
+            return
+        raise StateError(
+            f"sink `{self.context.operator_name}` is a {self._kind} now, and was a {pending.sink} when "
+            f"checkpoint {pending.checkpoint_id} was taken: it cannot commit what that one had written",
+            fix="give the new sink another name, and keep the old one in the job until it has stopped with "
+            "a savepoint; or allow non-restored state, which gives up what was not committed",
+        )
 
     def pickled_states(self) -> Sequence[str]:
         return [_STATE] if self._sink.pickled else []

@@ -23,7 +23,7 @@ from .expressions import ExpressionLike, check_filter, check_select, show
 from .filter import AsyncFilterOperator, FilterOperator
 from .flat_map import AsyncFlatMapOperator, FlatMapOperator
 from .function_life import Results, with_life
-from .functions import check_plain, check_returns, function_name, is_async
+from .functions import check_plain, check_returns, check_takes, function_name, is_async
 from .graph import Node, Origin
 from .iteration.methods import Loops
 from .joins.lookup import Lookups
@@ -111,6 +111,12 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
                 check_filter(condition, schema, "filter", str(origin)), show(condition)
             )
             return self._expression("filter", name, origin, step, schema)
+        if not callable(condition):
+            raise PlanError(
+                f"filter needs a condition, got `{type(condition).__name__}`",
+                where=str(origin),
+                fix='give SQL text such as "amount > 0", a polars expression, or a function of the record',
+            )
         check_returns(condition, "filter", origin)
         user = self._user_function("filter", name, origin, condition, None, max_in_flight, policy)
         operator = AsyncFilterOperator if is_async(condition) else FilterOperator
@@ -322,7 +328,9 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
 
     def partition_with(self, function: Callable[[T, int], int]) -> Stream[T]:
         """Send each record to the subtask `function(record, parallelism)` of the next step."""
-        check_plain(function, "partition_with", capture_origin())
+        origin = capture_origin()
+        check_plain(function, "partition_with", origin)
+        check_takes(function, ("the record", "the parallelism"), "partition_with", origin)
         return self._routed(Custom(function))
 
     def key_by(self, *columns: str) -> KeyedStream[T]:
@@ -338,6 +346,13 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
             raise PlanError(
                 "key_by needs a column", where=str(origin), fix='such as key_by("user_id")'
             )
+        for column in columns:
+            if not isinstance(column, str):
+                raise PlanError(
+                    f"key_by takes the names of columns, got `{type(column).__name__}`",
+                    where=str(origin),
+                    fix='such as key_by("user_id", "day"); key_with takes a function of the record',
+                )
         if len(set(columns)) < len(columns):
             raise PlanError("key_by names a column twice", where=str(origin))
         for column in columns:
@@ -352,6 +367,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
 
         origin = capture_origin()
         check_plain(function, "key_with", origin)
+        check_takes(function, ("the record",), "key_with", origin)
         self._check_reads(function, "key_with", origin)
         return KeyedStream(self, HashFunction(function))
 

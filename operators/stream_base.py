@@ -14,7 +14,7 @@ from .dead_letters import FAIL, OnError, OnErrorLike, checked_on_error, failed_s
 from .durations import Duration, parse_duration
 from .expression_steps import ExpressionFactory, ExpressionSteps, Step, columns_read
 from .function_life import Results, with_life
-from .functions import check_callable, check_returns, function_name, is_async
+from .functions import check_callable, check_returns, check_takes, function_name, is_async
 from .graph import Chaining, Input, Node, Origin
 from .origin import capture_origin
 from .partitioning import Forward, Global, Partitioning
@@ -233,6 +233,7 @@ class StreamBase(Generic[T]):
         on_error: OnError = FAIL,
     ) -> UserFunction:
         check_callable(function, kind, origin)
+        check_takes(function, ("the record",), kind, origin)
         if (
             isinstance(max_in_flight, bool)
             or not isinstance(max_in_flight, int)
@@ -300,7 +301,7 @@ class StreamBase(Generic[T]):
             raise
 
 
-def check_parallelism(value: object, origin: Origin) -> int:
+def check_parallelism(value: object, origin: Origin, what: str = "parallelism") -> int:
     """A parallelism as given by the user.
 
     Raises:
@@ -308,7 +309,7 @@ def check_parallelism(value: object, origin: Origin) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PlanError(
-            f"parallelism must be a whole number of at least 1 value=`{value}`", where=str(origin)
+            f"{what} must be a whole number of at least 1 value=`{value!r}`", where=str(origin)
         )
     return value
 

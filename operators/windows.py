@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from typing import Final, Protocol, TypeAlias
 from zoneinfo import ZoneInfo, available_timezones
@@ -18,11 +19,15 @@ import pyarrow as pa
 from ..errors import PlanError
 from .durations import Duration, format_duration, parse_duration
 from .elements import Timestamps
+from .graph import Origin
+from .origin import capture_origin
 from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
 from .panes.grid import CumulativeGrid, Grid, SlidingGrid
 from .panes.parts import Part, split
 from .windowing.clocks import WindowTime, is_processing
 
+WINDOWS_PER_RECORD_MAX: Final = 100_000
+"""Windows that one record may be in, so that its state and its results have a bound."""
 WINDOW_FIELDS = (
     pa.field("window_start", pa.timestamp("ms", tz="UTC"), False),
     pa.field("window_end", pa.timestamp("ms", tz="UTC"), False),
@@ -320,12 +325,33 @@ def sliding(
             f"a sliding window must begin at least once in its size every=`{every}` size=`{size}`",
             fix='such as sliding("1m", "10s")',
         )
+    _check_number(size_ms // every_ms, f"sliding({size!r}, {every!r})")
     offset_ms = _offset(offset, every, zone)
     _check_zone(zone, size, every)
     lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
     early = early_results(emit_every, emit_rows)
     processing = is_processing(time, allowed_lateness, zone, emit_every, emit_rows)
     return SlidingWindow(size_ms, every_ms, offset_ms, lateness_ms, zone or "", early, processing)
+
+
+def _check_number(windows: int, written: str) -> None:
+    if windows > WINDOWS_PER_RECORD_MAX:
+        raise PlanError(
+            f"a record would be in up to {windows:,} windows of {written}, and at most "
+            f"{WINDOWS_PER_RECORD_MAX:,} are possible",
+            where=str(capture_origin()),
+            fix="let windows begin, or grow, in larger steps",
+        )
+
+
+def check_window(window: object, origin: Origin) -> None:
+    """Raise PlanError if `window` is a duration or a number instead of a window."""
+    if isinstance(window, str | int | float | timedelta):
+        raise PlanError(
+            f"window needs a window, got {window!r}",
+            where=str(origin),
+            fix='such as hg.tumbling("1m"), hg.sliding("1m", "10s") or hg.count_window(100)',
+        )
 
 
 def cumulative(
@@ -353,6 +379,7 @@ def cumulative(
             f"size=`{size}`",
             fix='such as cumulative("1d", "1h")',
         )
+    _check_number(size_ms // step_ms, f"cumulative({size!r}, {step!r})")
     offset_ms = _offset(offset, size, zone)
     if zone is not None and step_ms < DAY_MS and DAY_MS % step_ms == 0:
         _check_zone(zone, size)

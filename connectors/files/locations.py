@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ...errors import OptionError, StorageError, UsageError
 from ...operators.extras import check_extra
+from ...operators.origin import capture_origin
 from ..s3_config import S3_ENDPOINT, S3_PATH_STYLE, S3_REGION, S3Service, compatibility, s3_service
 
 _OPTIONS = (S3_ENDPOINT, S3_REGION, S3_PATH_STYLE)
@@ -50,6 +51,24 @@ class Location:
     @property
     def key(self) -> str:
         return self.path.partition("/")[2]
+
+
+PathLike: TypeAlias = str | os.PathLike[str]
+"""A local path, or an address as text."""
+
+
+def address_of(path: PathLike) -> str:
+    """A path as text. Raises UsageError if it is no path."""
+    if isinstance(path, str | os.PathLike):
+        address = os.fspath(path)
+        if isinstance(address, str) and address:
+            return address
+    got = "an empty text" if path == "" else f"`{type(path).__name__}`"
+    raise UsageError(
+        f"a path is a text or a pathlib.Path, got {got}",
+        where=str(capture_origin()),
+        fix="give one path: a file, a directory or a glob such as data/*.csv, or s3://bucket/prefix",
+    )
 
 
 def parse_location(address: str) -> Location:

@@ -12,6 +12,7 @@ older attempts with `after` >= R belong to no checkpoint that counts and are del
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
 from .drafts import Committable, Draft, LocalTarget, Target
 from .formats import ENCODERS, Encoder, FileFormat, can_encode
-from .locations import check_storage_options, parse_location
+from .locations import PathLike, address_of, check_storage_options, parse_location
 from .s3_drafts import S3Target
 
 ROLL_BYTES: Final = "128mb"
@@ -149,6 +150,12 @@ class FileSink(Sink):
         return LocalTarget(self.location.path, job, sink, direct)
 
     def check_output(self, run: SinkRun) -> None:
+        if self.location.scheme == "file" and os.path.isfile(self.location.path):
+            raise UsageError(
+                f"sink `{run.sink}` writes into a directory, and there is a file of that name "
+                f"path=`{self.location.path}`",
+                fix="give the path of a directory; it is made if it does not exist",
+            )
         settle_output(run, self.if_exists, len(self._earlier(run)), self.location, None)
 
     def begin_output(self, run: SinkRun) -> None:
@@ -370,7 +377,7 @@ class FileWriter(SinkWriter):
 
 
 def files_sink(
-    path: str,
+    path: PathLike,
     *,
     format: FileFormat,
     guarantee: GuaranteeLike,
@@ -406,7 +413,7 @@ def files_sink(
             f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
         )
     return FileSink(
-        path,
+        address_of(path),
         format,
         parse_guarantee(guarantee),
         None if roll_every is None else parse_duration(roll_every, "roll_every"),
@@ -417,7 +424,7 @@ def files_sink(
 
 
 def parquet_sink(
-    path: str,
+    path: PathLike,
     *,
     guarantee: GuaranteeLike,
     roll_every: Duration | None = None,
@@ -438,7 +445,7 @@ def parquet_sink(
 
 
 def csv_sink(
-    path: str,
+    path: PathLike,
     *,
     guarantee: GuaranteeLike,
     roll_every: Duration | None = None,
@@ -459,7 +466,7 @@ def csv_sink(
 
 
 def json_sink(
-    path: str,
+    path: PathLike,
     *,
     guarantee: GuaranteeLike,
     roll_every: Duration | None = None,

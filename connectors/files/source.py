@@ -27,6 +27,7 @@ from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
+from ..rows import check_count
 from . import locations
 from .blocks import (
     BlockReader,
@@ -49,6 +50,7 @@ from .decode import (
 )
 from .formats import FileFormat
 from .latest import latest_in_files
+from .locations import PathLike
 from .whole import read_whole
 
 FORMATS = ("csv", "json", "parquet")
@@ -63,6 +65,8 @@ REJECTED_SCHEMA = pa.schema(
 """Columns of the side output `rejected`: `offset` is a byte (text) or a row number in a row group."""
 
 _BLOCKS_AHEAD = 2
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How texts in UTF-16 begin."""
 BATCH_ROWS: Final = 8192
 SPLIT_BYTES: Final = "64mb"
 
@@ -225,6 +229,11 @@ class FileSource(Source[Record_co]):
     def _read_header(self, store: pafs.FileSystem, path: str) -> tuple[int, list[str]]:
         """Length of the first line, and the column names in it."""
         line = first_line(store, path)
+        if line.startswith(_UTF_16):
+            raise UsageError(
+                f"an input file is in UTF-16, and only UTF-8 is read file=`{path}`",
+                fix="convert it, such as with: iconv -f UTF-16 -t UTF-8",
+            )
         try:
             names = parse_header(line, self.text.delimiter)
         except Unreadable as error:
@@ -418,18 +427,18 @@ class CsvOptions(JsonOptions, total=False):
 
 @overload
 def files_source(
-    path: str, *, format: FileFormat, schema: type[Record], **options: Unpack[CsvOptions]
+    path: PathLike, *, format: FileFormat, schema: type[Record], **options: Unpack[CsvOptions]
 ) -> FileSource[Record]: ...
 @overload
 def files_source(
-    path: str,
+    path: PathLike,
     *,
     format: FileFormat,
     schema: ColumnsLike | None = ...,
     **options: Unpack[CsvOptions],
 ) -> FileSource: ...
 def files_source(
-    path: str,
+    path: PathLike,
     *,
     format: FileFormat,
     schema: SchemaLike | None = None,
@@ -464,6 +473,8 @@ def files_source(
     Raises:
         UsageError: an argument is wrong. That nothing is at `path` is found out when the job starts.
     """
+    path = locations.address_of(path)
+    check_count("batch_rows", batch_rows, 1)
     if format not in FORMATS:
         raise UsageError(
             f"no such file format format=`{format}`", fix=suggest(format, FORMATS, "formats")
@@ -471,10 +482,7 @@ def files_source(
     policy = parse_policy(on_bad_record)
     if isinstance(split_bytes, str):
         split_bytes = parse_size(split_bytes, "split_bytes")
-    if batch_rows < 1 or split_bytes < 1:
-        raise UsageError(
-            f"must be at least 1 batch_rows=`{batch_rows}` split_bytes=`{split_bytes}`"
-        )
+    check_count("split_bytes", split_bytes, 1)
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise UsageError(
             f"must be one ASCII character delimiter=`{delimiter}`",
@@ -508,12 +516,14 @@ def files_source(
 
 @overload
 def csv_source(
-    path: str, schema: type[Record], **options: Unpack[CsvOptions]
+    path: PathLike, schema: type[Record], **options: Unpack[CsvOptions]
 ) -> FileSource[Record]: ...
 @overload
-def csv_source(path: str, schema: ColumnsLike, **options: Unpack[CsvOptions]) -> FileSource: ...
 def csv_source(
-    path: str,
+    path: PathLike, schema: ColumnsLike, **options: Unpack[CsvOptions]
+) -> FileSource: ...
+def csv_source(
+    path: PathLike,
     schema: SchemaLike,
     *,
     on_bad_record: BadRecordPolicy = "fail",
@@ -541,12 +551,14 @@ def csv_source(
 
 @overload
 def json_source(
-    path: str, schema: type[Record], **options: Unpack[JsonOptions]
+    path: PathLike, schema: type[Record], **options: Unpack[JsonOptions]
 ) -> FileSource[Record]: ...
 @overload
-def json_source(path: str, schema: ColumnsLike, **options: Unpack[JsonOptions]) -> FileSource: ...
 def json_source(
-    path: str,
+    path: PathLike, schema: ColumnsLike, **options: Unpack[JsonOptions]
+) -> FileSource: ...
+def json_source(
+    path: PathLike,
     schema: SchemaLike,
     *,
     on_bad_record: BadRecordPolicy = "fail",
@@ -568,14 +580,14 @@ def json_source(
 
 @overload
 def parquet_source(
-    path: str, schema: type[Record], **options: Unpack[ParquetOptions]
+    path: PathLike, schema: type[Record], **options: Unpack[ParquetOptions]
 ) -> FileSource[Record]: ...
 @overload
 def parquet_source(
-    path: str, schema: ColumnsLike | None = ..., **options: Unpack[ParquetOptions]
+    path: PathLike, schema: ColumnsLike | None = ..., **options: Unpack[ParquetOptions]
 ) -> FileSource: ...
 def parquet_source(
-    path: str,
+    path: PathLike,
     schema: SchemaLike | None = None,
     *,
     on_bad_record: BadRecordPolicy = "fail",
@@ -600,5 +612,10 @@ def parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[i
             metadata = file.metadata
             counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             return file.schema_arrow, counts
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"not a Parquet file file=`{path}`: {error}",
+            fix="a directory is read with all files below it; name the others apart, or give a glob",
+        ) from error
     except (OSError, pa.ArrowException) as error:
         raise storage_error(path, error) from error

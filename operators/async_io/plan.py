@@ -10,7 +10,7 @@ from ...errors import PlanError
 from ..dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ..durations import Duration, format_duration, parse_duration
 from ..function_life import Results, with_life
-from ..functions import check_plain, function_name, is_async, is_async_generator
+from ..functions import check_plain, check_takes, function_name, is_async, is_async_generator
 from ..graph import Chaining, Node, Origin
 from ..partitioning import HashColumns, HashFunction
 from ..rows import RowReader
@@ -128,6 +128,7 @@ def _check_on_timeout(on_timeout: object, origin: Origin) -> None:
             fix='it can be: "fail", "side_output", or a function of the record that gives the result',
         )
     check_plain(on_timeout, "on_timeout", origin)
+    check_takes(on_timeout, ("the record",), "on_timeout", origin)
 
 
 def _check_time_for(rule: RetryRule, timeout_ms: int, origin: Origin) -> None:

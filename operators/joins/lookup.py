@@ -15,6 +15,7 @@ from ..async_io.plan import TIMEOUT, add_map_async, check_coroutine
 from ..async_io.retry import Retry
 from ..dead_letters import OnErrorLike
 from ..durations import Duration, parse_duration
+from ..functions import check_takes
 from ..graph import Origin
 from ..origin import capture_origin
 from ..per_record import MAX_IN_FLIGHT
@@ -261,6 +262,7 @@ def _joined(
         if column not in schema.names:
             raise unknown_column(column, schema, "lookup", str(origin))
     check_coroutine(function, "lookup", origin)
+    check_takes(function, ("the key",), "lookup", origin)
     if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
         raise PlanError(
             f"cache_rows must be a whole number value=`{cache_rows}`",

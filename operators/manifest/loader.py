@@ -18,6 +18,8 @@ MANIFEST_BYTES_MAX = 1_048_576
 """A manifest must fit into a Kubernetes object."""
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
+_HIDDEN = {ord(each): 0xF8E0 + index for index, each in enumerate("{}[],:#?")}
+_SHOWN = {hidden: shown for shown, hidden in _HIDDEN.items()}
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NO_CHARACTER = re.compile(r"\\U(?!000|0010)[0-9A-Fa-f]{8}")
 _TAG = "tag:yaml.org,2002:"
@@ -37,11 +39,14 @@ def load(text: str, problems: Problems, variables: MappingABC[str, str]) -> Valu
         problems.add(1, f"manifest is larger than {MANIFEST_BYTES_MAX} bytes")
         return None
     try:
-        root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        # A text that has such characters already is read as it is.
+        shown = {} if any(chr(each) in text for each in _SHOWN) else _SHOWN
+        hidden = _VARIABLE.sub(_hide, text) if shown else text
+        root: yaml.Node | None = yaml.compose(hidden, Loader=yaml.SafeLoader)
         if root is None:
             problems.add(1, "manifest is empty", "start with apiVersion: headgate.io/v1alpha1")
             return None
-        return _Converter(problems, variables).convert(root)
+        return _Converter(problems, variables, shown).convert(root)
     except yaml.MarkedYAMLError as error:
         _add_syntax_error(error, problems)
     except yaml.reader.ReaderError as error:
@@ -54,6 +59,11 @@ def load(text: str, problems: Problems, variables: MappingABC[str, str]) -> Valu
     except RecursionError:
         problems.add(1, "yaml is nested too deeply")
     return None
+
+
+def _hide(variable: re.Match[str]) -> str:
+    """A variable without the characters that mean something in `{...}` and `[...]`, at equal length."""
+    return variable.group() if variable[1] is None else variable.group().translate(_HIDDEN)
 
 
 def _add_syntax_error(error: yaml.MarkedYAMLError, problems: Problems) -> None:
@@ -73,9 +83,13 @@ def _add_syntax_error(error: yaml.MarkedYAMLError, problems: Problems) -> None:
 class _Converter:
     """Turns PyYAML nodes into values; each node once, however many aliases point to it."""
 
-    def __init__(self, problems: Problems, variables: MappingABC[str, str]) -> None:
+    def __init__(
+        self, problems: Problems, variables: MappingABC[str, str], shown: MappingABC[int, int]
+    ) -> None:
         self._problems = problems
         self._variables = variables
+        self._shown = shown
+        """What characters that stand for others in variables are."""
         self._done: dict[int, Value] = {}
         self._open: set[int] = set()
 
@@ -109,15 +123,15 @@ class _Converter:
                 self._merge(value_node, key_line, merged)
             elif not isinstance(key_node, yaml.ScalarNode):
                 self._problems.add(key_line, "a key must be a text")
-            elif key_node.value in entries:
-                first = entries[key_node.value].line
+            elif (key := key_node.value.translate(self._shown)) in entries:
+                first = entries[key].line
                 self._problems.add(
                     key_line,
-                    f"duplicate key key=`{key_node.value}`",
+                    f"duplicate key key=`{key}`",
                     f"it stands in line {first} already; rename or remove one",
                 )
             else:
-                entries[key_node.value] = Entry(key_line, self.convert(value_node))
+                entries[key] = Entry(key_line, self.convert(value_node))
         return Mapping(line, merged | entries)
 
     def _merge(self, node: yaml.Node, line: int, merged: dict[str, Entry]) -> None:
@@ -132,7 +146,7 @@ class _Converter:
                 self._problems.add(line, "`<<` must refer to a mapping")
 
     def _scalar(self, node: yaml.Node, line: int) -> Scalar:
-        text: str = node.value
+        text: str = node.value.translate(self._shown)
         if "${" not in text:
             return Scalar(line, text, _resolve(node.tag, text))
         complete = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from ...errors import PlanError
 from ...state.evolution import keeps_hash
 from ..dead_letters import FAILED, OnErrorLike, checked_on_error, failed_sides
-from ..functions import is_async
+from ..functions import check_takes, is_async
 from ..graph import ByClock, Node, Origin
 from ..partitioning import HashColumns, HashFunction
 from ..per_record import UserFunction
@@ -312,6 +312,17 @@ def _check_method(function: object, kind: type[Any], name: str, origin: Origin) 
             where=str(origin),
             fix="do the awaiting in an async map before or behind it",
         )
+    given = _GIVEN.get(name, ("the record", "the context"))
+    check_takes(method, given, f"process with {name}", origin)
+
+
+_GIVEN: Final = {
+    "on_timer": ("the timer", "the context"),
+    "on_batch": ("the groups of records", "the context"),
+    "finish": ("the context",),
+    "on_checkpoint_complete": ("the number of the checkpoint",),
+    "on_checkpoint_aborted": ("the number of the checkpoint",),
+}
 
 
 def _fix(function: object, kind: type[Any]) -> str:

@@ -84,6 +84,12 @@ def add_event_time(
         check_time_column(when, schema.field(when).type, str(origin))
         times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
     else:
+        if not callable(when):
+            raise PlanError(
+                f"event_time needs a column or a function, got `{type(when).__name__}`",
+                where=str(origin),
+                fix='such as event_time("at"), or a function of the record that returns a datetime',
+            )
         check_plain(when, "event_time", origin)
         user = stream._user_function("event_time", name, origin, when, None, 1, policy)
         times, detail = FunctionTimes(user), function_name(when)

@@ -11,7 +11,7 @@ import polars as pl
 
 from ...errors import PlanError
 from ..expressions import show
-from ..functions import check_plain, check_returns, is_async
+from ..functions import check_plain, check_returns, check_takes, is_async
 from ..graph import ByClock, Node, Origin
 from ..per_record import UserFunction
 from ..process.declared import declared_states
@@ -115,6 +115,7 @@ class Windows:
         """The step of `.reduce(...)`: without `process` its results are records as those of the stream."""
         check_plain(function, "reduce", origin)
         check_returns(function, "reduce", origin)
+        check_takes(function, ("the value so far", "the record"), "reduce", origin)
         result = self._add(Reduced(function), process, name, into, origin)
         if process is None and into is None and self._stream.schema is not None:
             node = result._node

@@ -136,7 +136,9 @@ def _import(path: Path) -> ModuleType:
     with _nothing_runs(path):
         try:
             spec.loader.exec_module(module)
-        except HeadgateError:
+        except HeadgateError as error:
+            if not error.where:
+                error.where = _place(error, path)
             raise
         except (Exception, SystemExit) as error:
             _refuse(error, path)
@@ -145,14 +147,18 @@ def _import(path: Path) -> ModuleType:
 
 def _refuse(error: BaseException, path: Path) -> NoReturn:
     """An exception of the script's own, with its place in the script."""
+    raise UsageError(
+        f"the script cannot be loaded: {type(error).__name__}: {error}", where=_place(error, path)
+    ) from None
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The line of the script that an exception came through."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename) == path:
             line = frame.lineno
-    raise UsageError(
-        f"the script cannot be loaded: {type(error).__name__}: {error}",
-        where=str(path) if line is None else f"{path}:{line}",
-    ) from None
+    return str(path) if line is None else f"{path}:{line}"
 
 
 @contextlib.contextmanager

@@ -119,9 +119,8 @@ class SourceSubtask(Subtask):
     def _read_up_to(self) -> str:
         """The positions of the splits, for people."""
         try:
-            return describe_record(
-                [msgspec.msgpack.decode(split) for split in self._reader.snapshot()]
-            )
+            splits = [msgspec.msgpack.decode(split) for split in self._reader.snapshot()]
+            return describe_record(splits) if splits else "its end"
         except Exception:  # a reader of somebody else's may write its positions in another way
             return ""
 

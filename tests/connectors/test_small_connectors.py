@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headgate.connectors import (
     Pause,
     blackhole,
     collect,
+    csv_sink,
     from_list,
     function_sink,
     print_sink,
@@ -31,9 +33,10 @@ from headgate.connectors.conformance import (
     records_of,
 )
 from headgate.connectors.print import PrintWriter
-from headgate.errors import UsageError
+from headgate.errors import StateError, UsageError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.sink import SinkOperator
+from headgate.operators.sink import Sink, SinkOperator
+from headgate.state.snapshot import RestoredState
 
 ROWS = [{"id": i, "name": f"n{i}"} for i in range(10)]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -169,6 +172,40 @@ def test_blackhole_takes_anything() -> None:
     assert snapshot is not None
     assert [cut.items() for cut in snapshot.items.values()] == [[]]  # type: ignore[operator]
     operator.close()
+
+
+def opened(sink: Sink, restored_checkpoint: int = 0) -> SinkOperator:
+    operator = SinkOperator(sink)
+    context = make_context(operator_name="out", restored_checkpoint=restored_checkpoint)
+    context.run_in_thread = lambda call: call()
+    operator.open(context)
+    return operator
+
+
+def snapshot_of(sink: Sink) -> RestoredState:
+    """What the sink leaves in checkpoint 1, not committed yet."""
+    operator = opened(sink)
+    operator.process(COLUMNS, 0)
+    snapshot = operator.snapshot(1)
+    assert snapshot is not None
+    items = {name: cut.items() for name, cut in snapshot.items.items()}  # type: ignore[operator]
+    return RestoredState(items=items)
+
+
+def test_a_sink_of_another_kind_does_not_take_over_what_is_to_be_committed(tmp_path: Path) -> None:
+    files = partial(csv_sink, tmp_path / "out", guarantee="exactly_once")
+    state = snapshot_of(files())
+    for sink in (collect(guarantee="exactly_once"), blackhole()):
+        with pytest.raises(StateError, match="sink `out` is a .*, and was a FileSink") as refused:
+            opened(sink, restored_checkpoint=1).restore(state)
+        assert "give the new sink another name" in refused.value.fix
+    assert list((tmp_path / "out").glob("*.csv")) == []
+    opened(files(), restored_checkpoint=1).restore(state)
+    assert len(list((tmp_path / "out").glob("*.csv"))) == 1
+
+
+def test_a_sink_that_left_nothing_to_commit_may_be_replaced() -> None:
+    opened(collect(guarantee="exactly_once"), 1).restore(snapshot_of(blackhole()))
 
 
 @pytest.mark.parametrize("in_files", [False, True])

@@ -57,10 +57,19 @@ def test_a_record_that_fails_the_job_again_and_again_fails_it_for_good(virtual: 
     assert outcome.status == "FAILED"
     assert [kind for kind, _ in virtual.failures] == ["user_code", "user_code", "poison"]
     text = str(outcome.error)
-    assert "the same record failed the job 3 times; the source had read up to" in text
+    assert "the same record failed the job 3 times; the source had read up to its end:" in text
     assert "the function of `divide` raised ZeroDivisionError" in text
     assert "record=`3`" in text
     assert 'on_error="side_output"' in text
+
+
+def test_the_position_of_the_source_is_told(virtual: Any) -> None:
+    job = hg.Job("poisoned", options={"headgate.restart.same-record-max": "2"})
+    job.restart(attempts=100, delay="1ms")
+    numbers = job.read(from_list(range(5), batch_rows=1), name="numbers")
+    numbers.map(lambda n: 1 // (n - 3), name="divide").write(blackhole(), name="out")
+    outcome = virtual.run(job)
+    assert "the source had read up to [{" in str(outcome.error)
 
 
 def test_a_record_behind_an_exchange_is_known_by_what_it_says(virtual: Any) -> None:
