@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from ..mermaid import mermaid_plan
 from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 
@@ -12,9 +15,13 @@ def explain(
     parallelism: Parallelism = None,
     settings: Settings = None,
     runtime_mode: Mode = None,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Print the plan as a Mermaid flowchart instead.")
+    ] = False,
 ) -> None:
     """Print the logical and physical graph, chains, parallelism, key groups and guarantees.
 
     Of a job in batch mode, print Spark's plan.
     """
-    typer.echo(load_file(file, parallelism, with_mode(settings, runtime_mode)).explain())
+    job = load_file(file, parallelism, with_mode(settings, runtime_mode))
+    typer.echo(mermaid_plan(job.spec()) if mermaid else job.explain())

@@ -123,7 +123,7 @@ def _cells(vertex: VertexView) -> list[str | Text]:
         Text(_percent(vertex.full), style="yellow" if vertex.full > 500 else ""),
         _percent(vertex.idle),
         pressed,
-        "-" if vertex.lag_ms is None else short(vertex.lag_ms),
+        vertex.time_text,
     ]
 
 

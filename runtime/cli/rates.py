@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from ...operators.durations import format_duration
@@ -13,6 +14,10 @@ WINDOW = 5
 """Rates are taken over this many announcements (seconds): single ones jitter."""
 WATERMARK_BOUND = 2**62
 """Beyond it a watermark says that there was no event yet, or that there will be no more."""
+LAG_MAX_MS = 86_400_000
+"""Event time further behind the clock is that of historical data: how far it is says more than its lag."""
+AHEAD_MAX_MS = 60_000
+"""Event time may be so far ahead of this machine's clock, and still count as the present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,16 @@ class VertexView:
     idle: int
     backpressured: int
     lag_ms: int | None
+    """How far event time is behind the clock; None if it is not known, or not near the clock."""
+    event_time_ms: int | None
+    """How far event time has come, ms since 1970; None if it is not known."""
+
+    @property
+    def time_text(self) -> str:
+        """The lag if event time is near the clock, else the event time reached (UTC)."""
+        if self.lag_ms is not None:
+            return short(self.lag_ms)
+        return "-" if self.event_time_ms is None else f"at {_minute(self.event_time_ms)}"
 
 
 @dataclass(slots=True)
@@ -95,6 +110,12 @@ class Progress:
         return max((v.lag_ms for v in self.vertices if v.lag_ms is not None), default=None)
 
     @property
+    def slowest(self) -> VertexView | None:
+        """The vertex whose event time is least; None if none is known."""
+        known = [vertex for vertex in self.vertices if vertex.event_time_ms is not None]
+        return min(known, key=lambda vertex: vertex.event_time_ms or 0, default=None)
+
+    @property
     def busiest(self) -> VertexView | None:
         """The vertex with the least time to spare."""
         return max(self.vertices, key=lambda vertex: vertex.busy, default=None)
@@ -114,8 +135,10 @@ class Progress:
             pressed = max(self.vertices, key=lambda vertex: vertex.backpressured)
             if pressed.backpressured:
                 parts.append(f"backpressured {pressed.backpressured / 10:.0f}% in {pressed.name}")
-        if self.lag_ms is not None:
-            parts.append(f"lag {short(self.lag_ms)}")
+        slowest = self.slowest
+        if slowest is not None:
+            what = "event time" if slowest.lag_ms is None else "lag"
+            parts.append(f"{what} {slowest.time_text}")
         if self.checkpoint:
             age = short(max(0, now_ms - self.checkpoint_at_ms))
             parts.append(f"checkpoint {self.checkpoint} ({self.checkpoint_ms} ms, {age} ago)")
@@ -131,6 +154,7 @@ def _view(
 
     watermark = vertex["watermark"]
     known = watermark is not None and abs(watermark) < WATERMARK_BOUND
+    near = known and -AHEAD_MAX_MS <= now_ms - watermark <= LAG_MAX_MS
     return VertexView(
         name=vertex["name"],
         parallelism=vertex["parallelism"],
@@ -142,8 +166,18 @@ def _view(
         full=vertex["full"],
         idle=vertex["idle"],
         backpressured=vertex["backpressured"],
-        lag_ms=max(0, now_ms - watermark) if known else None,
+        lag_ms=max(0, now_ms - watermark) if near else None,
+        event_time_ms=watermark if known else None,
     )
+
+
+def _minute(ms: int) -> str:
+    """A point in event time, in UTC, to the minute."""
+    try:
+        moment = datetime(1970, 1, 1) + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return moment.isoformat(sep=" ", timespec="minutes")
 
 
 def short(milliseconds: int) -> str:

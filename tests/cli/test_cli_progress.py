@@ -64,6 +64,29 @@ def test_rates_begin_anew_with_an_attempt() -> None:
     assert progress.read_per_second == 40
 
 
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("watermark", "shown", "in_line"),
+    [
+        (NOW_MS - 2_000, "2s", "lag 2s"),
+        (NOW_MS - DAY_MS, "1d", "lag 1d"),
+        (NOW_MS + 5_000, "0s", "lag 0s"),
+        (-DAY_MS * 365, "at 1969-01-01 00:00", "event time at 1969-01-01 00:00"),
+        (4_102_444_800_000, "at 2100-01-01 00:00", "event time at 2100-01-01 00:00"),
+        (-(10**15), f"at {-(10**15)} ms", f"event time at {-(10**15)} ms"),
+    ],
+)
+def test_event_time_far_from_the_clock_is_shown_as_it_is(
+    watermark: int, shown: str, in_line: str
+) -> None:
+    progress = Progress()
+    progress.update(body(vertex("a", watermark=watermark)), NOW_MS, 1.0)
+    assert progress.vertices[0].time_text == shown
+    assert f", {in_line}" in progress.line(NOW_MS)
+
+
 @pytest.mark.parametrize("watermark", [-(2**63), 2**63 - 1])
 def test_no_lag_before_the_first_event_and_after_the_last(watermark: int) -> None:
     progress = Progress()
