@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..errors import PlanError
+from ..errors import PlanError, UsageError
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
+from .addresses import STORAGE_SCHEMES, check_address
 from .durations import Duration, parse_duration
 from .graph import Graph, Node, Origin
 from .optimize import optimize
@@ -134,6 +135,10 @@ class JobGraph:
                 where=str(origin),
                 fix='add storage="directory or s3://…"',
             )
+        try:
+            check_address(storage, STORAGE_SCHEMES)
+        except UsageError as error:
+            raise PlanError(error.message, where=str(origin), fix=error.fix) from None
         self.checkpoint_settings = CheckpointSettings(
             every_ms=every_ms,
             storage=storage,

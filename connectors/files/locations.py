@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ...errors import OptionError, StorageError, UsageError
+from ...operators.addresses import check_address
 from ...operators.extras import check_extra
 from ...operators.origin import capture_origin
 from ..s3_config import S3_ENDPOINT, S3_PATH_STYLE, S3_REGION, S3Service, compatibility, s3_service
@@ -79,19 +80,15 @@ def parse_location(address: str) -> Location:
     """
     if not address:
         raise UsageError("the path is empty")
+    check_address(address, ("file", "s3", "s3a"))
     scheme, separator, rest = address.partition("://")
     if not separator:
         return Location("file", os.path.abspath(os.path.expanduser(address)))
     if scheme == "file":
         return Location("file", os.path.abspath(rest))
-    if scheme in ("s3", "s3a"):
-        if not rest.partition("/")[0]:
-            raise UsageError(f"the address names no bucket address=`{address}`")
-        return Location("s3", rest.rstrip("/"))
-    raise UsageError(
-        f"no such kind of storage address=`{address}`",
-        fix="use a local path or s3://bucket/prefix",
-    )
+    if not rest.partition("/")[0]:
+        raise UsageError(f"the address names no bucket address=`{address}`")
+    return Location("s3", rest.rstrip("/"))
 
 
 def check_storage_options(options: Mapping[str, str] | None) -> dict[str, str]:

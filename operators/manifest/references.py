@@ -22,7 +22,9 @@ def resolve(reference: str) -> Any:
     module_name, _, path = reference.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module does
+    except BaseException as error:  # whatever the user's module does
+        if type(error) is KeyboardInterrupt:
+            raise  # Ctrl-C; a class derived from it is the module's own
         raise PlanError(
             f"module cannot be imported module=`{module_name}` "
             f"error=`{type(error).__name__}: {error}`",

@@ -140,7 +140,9 @@ def _import(path: Path) -> ModuleType:
             if not error.where:
                 error.where = _place(error, path)
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if type(error) is KeyboardInterrupt:
+                raise  # Ctrl-C; a class derived from it is the script's own
             _refuse(error, path)
     return module
 

@@ -33,7 +33,7 @@ def _load(name: str) -> Enricher:
     module, _, function = name.partition(":")
     try:
         found: Enricher = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # whatever the user's module does
         raise OptionError(
             f"no such failure enricher key=`{FAILURE_ENRICHERS.key}` value=`{name}`: {error}",
             fix="name a function that the coordinator can import: module:function",

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ...errors import UsageError
+from ...operators.addresses import STORAGE_SCHEMES, check_address
 from ...operators.extras import check_extra
 from ..protocol import names
 from .base import CheckpointStore
@@ -30,6 +31,7 @@ def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> Checkpoin
 
 def join_address(uri: str, directory: str) -> str:
     """The address of `directory` below the address `uri`."""
+    check_address(uri, STORAGE_SCHEMES)
     scheme, separator, rest = uri.rpartition("://")
     if not rest.strip() and scheme != "memory":
         raise UsageError(f"the storage address is empty address=`{uri}`", fix=_EXAMPLES)
@@ -42,6 +44,7 @@ def open_store_at(uri: str, options: Mapping[str, str]) -> CheckpointStore:
     Raises:
         UsageError: the address is not understood, or the extra it needs is not installed.
     """
+    check_address(uri, STORAGE_SCHEMES)
     if "://" not in uri:
         return LocalStore(Path(uri).expanduser())
     # Not urlsplit: `?`, `#`, `%` and `[` are ordinary characters of a key.
@@ -50,11 +53,7 @@ def open_store_at(uri: str, options: Mapping[str, str]) -> CheckpointStore:
         return LocalStore(_file_path(uri, rest))
     if scheme == "memory":
         return MemoryStore(rest.strip("/"))
-    if scheme in ("s3", "s3a"):
-        return _s3(uri, rest, options)
-    raise UsageError(
-        f"unknown kind of checkpoint storage scheme=`{scheme}` address=`{uri}`", fix=_EXAMPLES
-    )
+    return _s3(uri, rest, options)
 
 
 _EXAMPLES = "write a directory, file:///directory, s3://bucket/prefix or memory://name"

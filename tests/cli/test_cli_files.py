@@ -82,6 +82,15 @@ def test_a_script_with_one_job_under_any_name(cli) -> None:
         (("if __name__ ==", "flow.run()\nif __name__ =="), "the script runs its job while it is"),
         (("flow.read", "nothing.read"), "cannot be loaded: NameError: name 'nothing' is not"),
         (("name=", "name= ="), "cannot be loaded: SyntaxError"),
+        (("flow = hg", "raise SystemExit('no')\nflow = hg"), "cannot be loaded: SystemExit: no"),
+        (
+            ("flow = hg", "raise BaseException('no')\nflow = hg"),
+            "cannot be loaded: BaseException: no",
+        ),
+        (
+            ("flow = hg", "raise type('Stop', (KeyboardInterrupt,), {})('no')\nflow = hg"),
+            "cannot be loaded: Stop: no",
+        ),
     ],
 )
 def test_scripts(cli, change: tuple[str, str], message: str | None) -> None:
