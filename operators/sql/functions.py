@@ -23,7 +23,6 @@ FUNCTIONS: Final[dict[str, tuple[int, int]]] = {
     # bits
     "BIT_AND": (2, 2), "BITAND": (2, 2), "BIT_COUNT": (1, 1), "BITCOUNT": (1, 1), "BIT_NOT": (1, 1),
     "BITNOT": (1, 1), "BIT_OR": (2, 2), "BITOR": (2, 2), "BIT_XOR": (2, 2), "BITXOR": (2, 2),
-    "XOR": (2, 2),
     # choices
     "COALESCE": (1, MANY), "GREATEST": (1, MANY), "IF": (3, 3), "IFNULL": (2, 2), "LEAST": (1, MANY),
     "NULLIF": (2, 2),

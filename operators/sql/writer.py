@@ -6,6 +6,7 @@ grows with the square of the depth, and some thousand levels end the process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -26,6 +27,9 @@ _COMPARED: Final = frozenset(
     ["=", "<>", "<", "<=", ">", ">=", "<=>", "IS DISTINCT FROM", "IS NOT DISTINCT FROM"]
 )
 _BARE: Final = frozenset(["literal", "column", "field", "call", "extract", "trim", "cast", "array"])
+_WHOLE: Final = re.compile(r"[1-9]\d*")
+_DIGITS: Final = re.compile(r"-?\d{1,2}")
+_FLOATS: Final = (pl.Float32, pl.Float64)
 _NAN: Final = "CAST('NaN' AS DOUBLE)"
 
 
@@ -111,7 +115,12 @@ class _Writer:
         return f"NOT {self._part(inner)}"
 
     def _is(self, node: Node) -> str:
-        return f"{self._part(node.parts[0])} {node.text}"
+        what = self._part(node.parts[0])
+        if node.text.endswith("NULL"):
+            return f"{what} {node.text}"
+        wanted = what if node.text.endswith("TRUE") else f"NOT {what}"
+        answer = f"COALESCE({wanted}, FALSE)"  # never null, which Polars' own IS NOT TRUE is
+        return f"NOT {answer}" if "NOT " in node.text else answer
 
     def _all(self, node: Node) -> str:
         return self._balanced("AND", [self._part(part) for part in node.parts])
@@ -194,8 +203,50 @@ class _Writer:
             raise SqlError(f"{name} needs a format", f"write {name}(text, '{example}')")
         return f"{name}({text}, {form})" if form else f"{name}({text})"
 
+    def _call_log(self, base: str, number: str = "") -> str:
+        return f"LOG({number}, {base})" if number else f"LOG10({base})"
+
+    def _call_greatest(self, *texts: str) -> str:
+        """NaN is greater than any number, as where numbers are compared; Polars leaves it out."""
+        plain = f"GREATEST({', '.join(texts)})"
+        types = [self._type_of(text) for text in texts]
+        floats = [t for t, kind in zip(texts, types, strict=True) if kind in _FLOATS]
+        if not floats:
+            return plain
+        nan = " OR ".join(f"({text}) = {_NAN}" for text in floats)
+        return f"CASE WHEN {nan} THEN {_NAN} ELSE {plain} END"
+
+    def _call_round(self, number: str, digits: str = "0") -> str:
+        """Halves go away from zero; Polars rounds those of floats to even numbers."""
+        if self._type_of(number) not in _FLOATS or not _DIGITS.fullmatch(digits):
+            return f"ROUND({number}, {digits})"
+        if int(digits) == 0:
+            return (
+                f"CASE WHEN ABS(({number}) - TRUNC({number})) = 0.5 "
+                f"THEN TRUNC({number}) + SIGN({number}) ELSE ROUND({number}, 0) END"
+            )
+        there, back = ("/", "*") if int(digits) < 0 else ("*", "/")
+        power = f"1e{abs(int(digits))}"
+        scaled = self._call_round(f"({number}) {there} {power}")
+        return f"CASE WHEN ABS({number}) < 1e15 THEN ({scaled}) {back} {power} ELSE {number} END"
+
     def _call_strpos(self, whole: str, part: str) -> str:
+        """Counted in characters; Polars counts bytes, and takes null for not found."""
         return (
             f"CASE WHEN ({whole}) IS NULL OR ({part}) IS NULL THEN NULL "
-            f"ELSE STRPOS({whole}, {part}) END"
+            f"WHEN STARTS_WITH({whole}, {part}) THEN 1 WHEN STRPOS({whole}, {part}) = 0 THEN 0 "
+            f"ELSE LENGTH(SPLIT_PART({whole}, {part}, 1)) + 1 END"
         )
+
+    def _call_left(self, text: str, count: str) -> str:
+        if _WHOLE.fullmatch(count):
+            return f"LEFT({text}, {count})"
+        return f"CASE WHEN ({count}) IS NULL THEN NULL ELSE LEFT({text}, {count}) END"
+
+    def _call_substr(self, text: str, start: str, count: str = "") -> str:
+        """A start before the first character counts as in the standard; Polars counts it from the end."""
+        plain = f"SUBSTR({text}, {start}, {count})" if count else f"SUBSTR({text}, {start})"
+        if _WHOLE.fullmatch(start):
+            return plain
+        before = f"LEFT({text}, GREATEST(({start}) + ({count}) - 1, 0))" if count else text
+        return f"CASE WHEN ({start}) < 1 THEN {before} ELSE {plain} END"
