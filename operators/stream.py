@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import polars as pl
 import pyarrow as pa
@@ -60,10 +60,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 U = TypeVar("U")
+_OF_KEYS: Final = frozenset(
+    ["agg", "reduce", "match", "join", "join_as_of", "co_group", "process_batches"]
+)
 
 
 class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     """The records that come out of one step of a job."""
+
+    if not TYPE_CHECKING:  # a type checker shall see that these methods are not there
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_KEYS:
+                raise AttributeError(
+                    f"`{name}` works on keyed streams, and key_by is missing: "
+                    f'write .key_by("user_id").{name}(...), or .key_with(lambda record: ...).{name}(...)'
+                )
+            raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
 
     # one record at a time
 
