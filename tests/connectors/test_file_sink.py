@@ -665,7 +665,7 @@ def test_what_is_dropped_is_not_uploaded_first(recording: RecordingClient) -> No
         (lambda: parquet_sink("x", guarantee="none", roll_bytes="3"), "not a size"),
         (lambda: parquet_sink("x", guarantee="none", roll_every=3), "needs a unit"),
         (lambda: parquet_sink("ftp://x", guarantee="none"), "no such kind of storage"),
-        (lambda: parquet_sink("s3:///x", guarantee="none"), "names no bucket"),
+        (lambda: parquet_sink("s3:///x", guarantee="none"), "not written as an address"),
         (lambda: files_sink("x", format="orc", guarantee="none"), "no such file format"),
         (
             lambda: parquet_sink("x", guarantee="none", storage_options={"s3.endpont": ""}),
