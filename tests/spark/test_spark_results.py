@@ -493,7 +493,7 @@ spec:
     assert (plan.master, plan.conf) == ("local[2]", {"spark.driver.memory": "1g"})
     wrong = load_job(text.replace("{id: long}", "{idd: long}"))
     with pytest.raises(UsageError, match="no such column column=`idd`") as caught:
-        wrong.run(fresh=True)
+        wrong.run(fresh=True, if_exists="append")
     assert caught.value.where.startswith("manifest:7")
 
 
