@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import DataError
 from .base import Operator
 from .elements import Batch, ColumnBatch, Positions, Timestamps
 from .expressions import Column, result_type
@@ -95,14 +96,35 @@ class ExpressionSteps:
         return "; ".join(step.text for step in self.steps)
 
     def apply(self, batch: ColumnBatch) -> ColumnBatch | None:
-        """The records that come out of the steps; None if there are none."""
+        """The records that come out of the steps; None if there are none.
+
+        Raises:
+            DataError: a value has no result, such as text in a `CAST` to a number.
+        """
         if self._picked is not None:
             return ColumnBatch(batch.data.select(self._picked), batch.timestamps, batch.positions)
         work = _Work(batch)
-        for stage in self._stages:
-            if not stage.run(work):
-                return None
+        for step, stage in zip(self.steps, self._stages, strict=True):
+            try:
+                if not stage.run(work):
+                    return None
+            except (
+                pl.exceptions.PolarsError,
+                pl.exceptions.PanicException,
+                pa.ArrowException,
+            ) as error:
+                raise _no_result(step, error) from error
         return work.result()
+
+
+def _no_result(step: Step, error: BaseException) -> DataError:
+    """The error for a value that an expression fails for; it would fail for it again."""
+    kind = "filter" if isinstance(step, FilterStep) else "select"
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return DataError(
+        f"`{step.text}` in {kind} fails for a record: {reason}",
+        fix="TRY_CAST makes null of a value that cannot be converted; or filter such records out before",
+    )
 
 
 class ExpressionOperator(Operator):

@@ -11,10 +11,9 @@ import math
 import random
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
-from headgate.errors import PlanError
+from headgate.errors import DataError, PlanError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.expression_steps import ExpressionSteps, FilterStep, SelectStep
 from headgate.operators.expressions import check_filter, check_select
@@ -93,7 +92,7 @@ def _apply(steps: ExpressionSteps, rows: pa.RecordBatch) -> list[list[Any]] | No
     """The rows that come out; None if a value fails."""
     try:
         result = steps.apply(ColumnBatch(rows))
-    except (pl.exceptions.PolarsError, pa.ArrowException):
+    except DataError:
         return None
     if result is None:
         return []

@@ -6,7 +6,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from headgate.errors import PlanError
+import headgate as hg
+from headgate.connectors import collect, from_list
+from headgate.errors import DataError, PlanError
 from headgate.operators.expressions import check_filter, check_select, columns_used, result_type
 from headgate.operators.row_probe import across_rows
 
@@ -182,3 +184,19 @@ def test_columns_used():
     assert columns_used(pl.sql_expr("n + amount > 2"), SCHEMA) == {"n", "amount"}
     assert columns_used(pl.lit(1), SCHEMA) == set()
     assert columns_used(pl.all(), SCHEMA) == set(SCHEMA.names)
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_cast_that_fails_names_its_step_and_not_the_source(chained):
+    job = hg.Job("casts")
+    job.options["pipeline.operator-chaining.enabled"] = str(chained).lower()
+    texts = job.read(from_list([{"a": "1"}, {"a": "x"}], schema={"a": "string"}), name="texts")
+    texts.filter("a <> 'y'").select("CAST(a AS BIGINT) AS n", name="numbers").write(
+        collect(guarantee="none"), name="out"
+    )
+    with pytest.raises(DataError) as caught:
+        job.run()  # and it is not tried again: the second time would be like the first
+    assert "`CAST(a AS BIGINT) AS n` in select fails for a record" in str(caught.value)
+    assert '["x"]' in str(caught.value)
+    assert "TRY_CAST" in str(caught.value)
+    assert "texts" not in caught.value.message
