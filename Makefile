@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 
 SEEDS ?= 2000
 MINUTES ?= 5
@@ -28,15 +29,25 @@ help:
 	@echo "make bench-spark   what a Spark query made, streamed; state read into Spark (ten minutes)"
 	@echo "make check   lint and types"
 
-$(STAMP): pyproject.toml
-	@echo "==> creating $(VENV) and installing headgate with its test extras (a minute or two)"
+# $(call install,EXTRA): headgate with one of its extras, into $(VENV).
+define install
+	@echo "==> installing headgate with the extra $(1) into $(VENV) (a minute or two)"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@touch $(STAMP)
+	@$(BIN)/python -m pip install --quiet --editable '.[$(1)]'
+	@touch $@
+endef
 
-demo: $(STAMP)
+$(STAMP): pyproject.toml
+	$(call install,dev)
+
+# The extra dev has everything that the demo needs.
+$(DEMO_STAMP): pyproject.toml
+	$(call install,demo)
+
+demo:
+	@test $(STAMP) -nt pyproject.toml || $(MAKE) --no-print-directory $(DEMO_STAMP)
 	@$(BIN)/python examples/demo.py
 
 demo-spark: $(STAMP)
