@@ -39,3 +39,12 @@ def check_extra(extra: str, who: str) -> None:
     error = missing_extra(extra, who)
     if error is not None:
         raise error
+
+
+def check_ray(cluster: str) -> None:
+    """Raise PlanError if Ray, which comes with headgate, was uninstalled; nothing is imported."""
+    if find_spec("ray") is None:
+        raise PlanError(
+            f"a job on the cluster `{cluster}` needs the package ray, not installed here",
+            fix="run: pip install 'ray>=2.50,<3', or run the job in one process: --cluster in-process",
+        )

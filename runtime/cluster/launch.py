@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ...errors import UsageError
 from ...operators.clock import SystemClock
+from ...operators.extras import check_ray
 from ..admission import ListenerLimits
 from ..control.messages import Event
 from ..coordinator.job import JobCoordinator
@@ -48,6 +49,7 @@ async def launch(
             on_connected()
         return await _in_process(spec, on_event, on_listening)
     if cluster == LOCAL or cluster.startswith("ray://") or ":" in cluster or cluster == "auto":
+        check_ray(cluster)
         address = None if cluster == LOCAL else cluster
         if address is None:
             prepare_environment()

@@ -84,3 +84,15 @@ def test_a_manifest(without: Callable[..., None]) -> None:
     with pytest.raises(ManifestErrors, match="needs the package boto3") as missing:
         load_job(MANIFEST)
     assert missing.value.problems[0].where == "manifest:10"
+
+
+def test_ray_is_only_needed_where_a_job_runs_on_it(without: Callable[..., None]) -> None:
+    without("ray")
+    job = hg.Job("no-ray")
+    numbers(job).write(blackhole(guarantee="none"), name="out")
+    assert job.run(cluster="in-process").status == "FINISHED"
+    with pytest.raises(
+        PlanError, match="a job on the cluster `local` needs the package ray"
+    ) as missing:
+        job.run(cluster="local")
+    assert "--cluster in-process" in missing.value.fix
