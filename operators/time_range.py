@@ -9,10 +9,11 @@ duration never leaves that.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -44,7 +45,7 @@ def bad_times(times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
     """
     if not len(times) or (times.min() >= EVENT_TIME_MIN_MS and times.max() <= EVENT_TIME_MAX_MS):
         return None
-    return np.flatnonzero((times < EVENT_TIME_MIN_MS) | (times > EVENT_TIME_MAX_MS))
+    return ((times < EVENT_TIME_MIN_MS) | (times > EVENT_TIME_MAX_MS)).nonzero()[0]
 
 
 def is_instant(ms: int) -> bool:

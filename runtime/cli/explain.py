@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ..mermaid import mermaid_plan
 from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 
@@ -23,5 +22,7 @@ def explain(
 
     Of a job in batch mode, print Spark's plan.
     """
+    from ..mermaid import mermaid_plan
+
     job = load_file(file, parallelism, with_mode(settings, runtime_mode))
     typer.echo(mermaid_plan(job.spec()) if mermaid else job.explain())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...errors import HeadgateError, ManifestErrors, UsageError
-from ..pickled_state import pickled_states
 from .console import USAGE, say, texts
 from .load import File, Parallelism, Settings, load_file
 
@@ -31,6 +30,8 @@ def validate(file: File, parallelism: Parallelism = None, settings: Settings = N
         count = len(problems)
         say(f"{file}: {count} {'mistake' if count == 1 else 'mistakes'}")
         raise typer.Exit(USAGE)
+    from ..pickled_state import pickled_states
+
     typer.echo(f"{file}: ok, job {job.name}")
     for found in pickled_states(job.graph):
         say(f"note: state is pickled, since its type is not known. {found}")

@@ -358,10 +358,12 @@ http://127.0.0.1:9251/metrics
 Endpoints listen on loopback; `metrics.bind-host` changes that. They have no authentication: let only your
 Prometheus reach them. A process that finds no free port says so in its log and runs without.
 
-Names are Flink's, with `headgate` in place of `flink`. Counters end in `_total`, as Prometheus wants it,
-and begin at 0 with each attempt, except those of the coordinator. `NaN` means: no value yet. Watermarks are
--2^63 before the first and 2^63 - 1 after the end. Metrics that a function registers through its operator's
-context appear in the operator's scope under their own names.
+Where Flink has the metric, its name is Flink's with `headgate` in place of `flink`; about a third are
+headgate's own. Labels differ: there is `worker`, and no `tm_id`, `host`, `task_id`, `operator_id` or
+`task_attempt_num`. So a dashboard made for Flink does not work by renaming alone. Counters end in `_total`,
+as Prometheus wants it, and begin at 0 with each attempt, except those of the coordinator. `NaN` means: no
+value yet. Watermarks are -2^63 before the first and 2^63 - 1 after the end. Metrics that a function
+registers through its operator's context appear in the operator's scope under their own names.
 """
 
 

@@ -55,7 +55,7 @@ def test_below_the_jobs_it_says_who_is_slow(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_vertex_name_is_printed_whole() -> None:
     table, written = Table(), io.StringIO()
-    vertex = VertexView("window[red]", 1, 0, 0, 0.0, 0.0, 0, 0, 0, None)
+    vertex = VertexView("window[red]", 1, 0, 0, 0.0, 0.0, 0, 0, 0, 0, None, None)
     table.add_row(*live._cells(vertex))
     Console(file=written, width=120).print(table)
     assert "window[red]" in written.getvalue()

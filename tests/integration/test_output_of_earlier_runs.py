@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -51,28 +51,28 @@ def test_a_finished_job_is_not_run_again_beside_its_output(tmp_path: Path, out: 
     assert rows_in(out) == ROWS
 
 
-def test_append_writes_beside_it(
-    tmp_path: Path, out: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "headgate.job"):
-        numbers(tmp_path / "chk", to(out)).run(if_exists="append")
+def test_append_writes_beside_it(tmp_path: Path, out: Path) -> None:
+    numbers(tmp_path / "chk", to(out)).run(if_exists="append")
     assert rows_in(out) == 2 * ROWS
-    assert f"sink out writes beside 1 file of earlier runs in {out}" in caplog.messages
 
 
-def test_overwrite_deletes_it_and_nothing_else(
-    tmp_path: Path, out: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    ("if_exists", "said"), [("append", "writes beside"), ("overwrite", "deleted")]
+)
+def test_what_becomes_of_it_is_said(lab: Any, out: Path, if_exists: str, said: str) -> None:
+    ran = lab.run(numbers(lab.storage, to(out, if_exists=if_exists)))
+    assert f"sink out {said} 1 file of earlier runs in {out}" in ran.job.texts("start")
+
+
+def test_overwrite_deletes_it_and_nothing_else(tmp_path: Path, out: Path) -> None:
     other = out / "part-00000000-0000000001-000000000-00000-000000.parquet"
     other.write_bytes(next(out.glob("*.parquet")).read_bytes())
     (out / "README").write_text("mine")
-    with caplog.at_level(logging.INFO, "headgate.job"):
-        numbers(tmp_path / "chk", to(out, if_exists="overwrite")).run()
+    numbers(tmp_path / "chk", to(out, if_exists="overwrite")).run()
     assert other.exists()
     assert (out / "README").exists()
     other.unlink()
     assert rows_in(out) == ROWS
-    assert f"sink out deleted 1 file of earlier runs in {out}" in caplog.messages
 
 
 def test_what_the_run_says_counts_more_than_the_sink(tmp_path: Path, out: Path) -> None:
