@@ -315,6 +315,8 @@ class JobCoordinator:
         spec, log = self.spec, context.log
         if _end_of(spec, before) is not None:
             return
+        if log is None and self._takes_over:
+            return  # what is there was written by this very run, under the coordinator before
         if starts_without_state(spec, None if log is None else log.view, fresh=False):
             if log is None:
                 await check_output(spec, spec.graph)

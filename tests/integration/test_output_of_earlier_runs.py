@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, csv_sink, generator, parquet_sink
 from headgate.errors import JobError, UsageError
+from headgate.operators.clock import SystemClock
 from headgate.operators.sink import Sink
+from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.storage.open_store import open_store
 from headgate.tests.conftest import S3Server
 
 ROWS = 100
@@ -169,3 +174,35 @@ def test_collect_begins_with_no_rows(tmp_path: Path) -> None:
     assert rows.rows == filed.rows == [{"n": 0}, {"n": 1}, {"n": 2}]
     job.run(if_exists="append")
     assert len(rows.rows) == 6
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_replaced_coordinator_without_a_log_does_not_refuse_its_own_run(
+    tmp_path: Path, takes_over: bool
+) -> None:
+    job = hg.Job("numbers")
+    sink = csv_sink(str(tmp_path / "out"), guarantee="none")
+    job.read(generator({"n": "sequence"}, rows=ROWS), name="numbers").write(sink, name="out")
+    job.run()  # stands for what the coordinator before had written
+
+    async def replaced() -> str:
+        cluster = InProcessCluster(clock=SystemClock(), open_store=open_store)
+        coordinator = JobCoordinator(
+            job.spec(),
+            cluster=cluster,
+            clock=SystemClock(),
+            open_store=open_store,
+            takes_over=takes_over,
+        )
+        try:
+            await coordinator.server.listen(str(tmp_path / "s"))
+            return (await coordinator.run()).status
+        finally:
+            await coordinator.close()
+            await cluster.close()
+
+    if takes_over:
+        assert asyncio.run(replaced()) == "FINISHED"
+    else:
+        with pytest.raises(UsageError, match="of earlier runs"):
+            asyncio.run(replaced())
