@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from ...errors import StateError, StorageError
 from .decode import BOM, BadRecord, Lines, cast_rows, decode, excerpt
 from .locations import version_of
+from .verified import open_row_group
 
 BLOCK_BYTES = 1 << 20
 _SEEK_BYTES = 1 << 16
@@ -42,6 +43,8 @@ class FileSplit(msgspec.Struct):
     row_group: int | None = None
     header: list[str] = []
     """Columns of a CSV file."""
+    checksums: list[str] = []
+    """Of the footer and the row group, if they were measured (`verified.py`)."""
 
 
 @dataclass(slots=True)
@@ -230,10 +233,7 @@ class ParquetReader:
         self._skip = split.position
         self._end = split.end or 0
         try:
-            # Pre-buffering joins the many small reads of columns into few large ones. On a disk small
-            # ones cost less than memory for whole row groups.
-            remote = not isinstance(store, pafs.LocalFileSystem)
-            self._file = pq.ParquetFile(store.open_input_file(split.path), pre_buffer=remote)
+            self._file = _opened(store, split)
             self._batches: Iterator[Any] = self._file.iter_batches(
                 batch_size=batch_rows, row_groups=[split.row_group], columns=schema.names,
                 use_threads=False,
@@ -270,6 +270,17 @@ class ParquetReader:
 
     def close(self) -> None:
         self._file.close(force=True)
+
+
+def _opened(store: pafs.FileSystem, split: FileSplit) -> pq.ParquetFile:
+    """The file of a split of Parquet; verified, if the split has checksums."""
+    if split.checksums:
+        group = split.row_group or 0
+        return open_row_group(store, split.path, split.size_bytes, group, split.checksums)
+    # Pre-buffering joins the many small reads of columns into few large ones. On a disk small ones cost
+    # less than memory for whole row groups.
+    remote = not isinstance(store, pafs.LocalFileSystem)
+    return pq.ParquetFile(store.open_input_file(split.path), pre_buffer=remote)
 
 
 def open_text(store: pafs.FileSystem, path: str, position: int) -> Any:

@@ -4,6 +4,9 @@ A *draft* is written, then finished: durable but invisible, described by a commi
 place where drafts become files. Everything here is safe to repeat: a commit may run again in another
 process after a crash, at any point.
 
+A committable knows the checksum of its file, so a draft that changed while it waited is never published.
+The file itself stays plain, because other programs read it.
+
 * Local (here): a draft lies in `<directory>/.headgate/<job>/<sink>/` and is renamed into the directory.
 * S3 (`s3_drafts.py`): a draft is a multipart upload to the final key; completing it makes it visible.
 """
@@ -20,8 +23,10 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
+import xxhash
 
-from ...errors import StorageError
+from ...errors import CorruptError, StorageError
+from ...state.measured import measure_file
 
 
 class Committable(msgspec.Struct, frozen=True):
@@ -36,6 +41,8 @@ class Committable(msgspec.Struct, frozen=True):
     parts: tuple[str, ...] = ()
     """ETags of the parts of an S3 upload, in order."""
     mark: str = ""
+    checksum: str = ""
+    """xxh3-64 of the file, in hex, of a local draft. Empty: made by an early build, which had none."""
 
 
 class Draft(Protocol):
@@ -83,7 +90,12 @@ class Target(Protocol):
         ...
 
     def commit(self, committables: list[Committable]) -> None:
-        """Make drafts visible, if they are not yet."""
+        """Make drafts visible, if they are not yet.
+
+        Raises:
+            CorruptError: a draft is not what was written.
+            StorageError: a draft cannot be made visible.
+        """
         ...
 
 
@@ -147,7 +159,7 @@ class LocalTarget:
 class _LocalDraft:
     def __init__(self, path: Path, target: Path, direct: bool) -> None:
         self._path, self._target, self._direct = path, target, direct
-        self.stream: Any = open(path, "xb")  # noqa: SIM115  closed by finish or discard
+        self.stream: Any = _HashedFile(path)
         self._size: int | None = None
         self._broken: OSError | None = None
 
@@ -169,12 +181,44 @@ class _LocalDraft:
             self._broken = error
             raise failed("finished", self._path, error) from error
         draft = "" if self._direct else str(self._path)
-        return Committable(str(self._target), self._size, draft=draft)
+        return Committable(
+            str(self._target), self._size, draft=draft, checksum=self.stream.checksum()
+        )
 
     def discard(self) -> None:
         if not self._direct:
             with suppress(OSError):
                 self._path.unlink()
+
+
+class _HashedFile(io.BufferedWriter):
+    """A new file that knows the checksum of what was written into it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "xb"))
+        self._digest = xxhash.xxh3_64()
+
+    def write(self, data: Any, /) -> int:
+        self._digest.update(data)
+        return super().write(data)
+
+    def checksum(self) -> str:
+        """xxh3-64 of all that was written, in hex."""
+        return self._digest.hexdigest()
+
+
+def _verify(committable: Committable) -> None:
+    """Compare a local draft with what was written; raises FileNotFoundError if it is gone."""
+    size, checksum = measure_file(Path(committable.draft))
+    if size == committable.size_bytes and checksum == (committable.checksum or checksum):
+        return
+    raise CorruptError(
+        f"a file that was to be committed is damaged draft=`{committable.draft}` "
+        f"expected_bytes=`{committable.size_bytes}` bytes=`{size}` "
+        f"expected_checksum=`{committable.checksum}` checksum=`{checksum}`",
+        fix="bring the draft back from a copy, and start the job again; or restore an older checkpoint "
+        "(--from DIR@ID): records behind it are written again, also those that other files hold already",
+    )
 
 
 def _publish(committable: Committable) -> None:
@@ -188,6 +232,7 @@ def _publish(committable: Committable) -> None:
                 fix="move one of the two away; both hold data",
             )
         with suppress(FileNotFoundError):
+            _verify(committable)
             os.replace(draft, target)
     if not os.path.exists(target):
         raise StorageError(

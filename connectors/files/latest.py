@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ...operators.event_time import latest_of
 from . import locations
 from .blocks import FileSplit, storage_error
+from .verified import verified_metadata
 
 if TYPE_CHECKING:
     from .source import FileSource
@@ -46,23 +48,32 @@ def _told(
     # Local paths are absolute, and those of S3 begin with the bucket.
     store = locations.filesystem("file" if path.startswith("/") else "s3", options)
     try:
-        with pq.ParquetFile(store.open_input_file(path)) as file:
-            metadata, index = file.metadata, file.schema_arrow.get_field_index(field.name)
-            # Nested columns would shift the columns of the footer; another type means something else.
-            flat = metadata.num_columns == len(file.schema_arrow)
-            if not flat or index < 0 or file.schema_arrow.field(index).type != field.type:
-                return None
-            if pa.types.is_timestamp(field.type) and field.type.unit not in ("ms", "us"):
-                return None  # others come as Python values that are less exact, or in another unit
-            found: list[Any] = []
-            for part in parts:
-                statistics = metadata.row_group(part.row_group).column(index).statistics
-                if statistics is None or not statistics.has_min_max:
-                    return None
-                found.append(statistics.max)
+        metadata = _metadata(store, parts[0])
     except (OSError, pa.ArrowException) as error:
         raise storage_error(path, error) from error
+    schema = metadata.schema.to_arrow_schema()
+    index = schema.get_field_index(field.name)
+    # Nested columns would shift the columns of the footer; another type means something else.
+    flat = metadata.num_columns == len(schema)
+    if not flat or index < 0 or schema.field(index).type != field.type:
+        return None
+    if pa.types.is_timestamp(field.type) and field.type.unit not in ("ms", "us"):
+        return None  # others come as Python values that are less exact, or in another unit
+    found: list[Any] = []
+    for part in parts:
+        statistics = metadata.row_group(part.row_group).column(index).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        found.append(statistics.max)
     return pa.array(found, field.type)
+
+
+def _metadata(store: pafs.FileSystem, split: FileSplit) -> pq.FileMetaData:
+    """What the footer of a file says; verified, if the split has checksums."""
+    with store.open_input_file(split.path) as file:
+        if split.checksums:
+            return verified_metadata(file, split.path, split.size_bytes, split.checksums)[0]
+        return pq.read_metadata(file)
 
 
 def _read(

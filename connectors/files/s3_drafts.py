@@ -1,7 +1,9 @@
 """Drafts on S3: multipart uploads, made visible by completing them (see `drafts.py`).
 
-Parts are uploaded while the file is written. That an upload was completed already is recognised by the
-object itself: it carries the mark of the sink that wrote it.
+Parts are uploaded while the file is written, each with its MD5, which the server compares, so the server
+keeps what was sent. From there on the store guards the bytes: nobody can read a part before the upload is
+complete. That an upload was completed already is recognised by the object itself: it carries the mark of
+the sink that wrote it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import md5
 from typing import Any
 
 from ...errors import StorageError, UsageError, check
@@ -202,6 +206,7 @@ class _S3Draft:
                 UploadId=self._upload_id,
                 PartNumber=number,
                 Body=data,
+                ContentMD5=b64encode(md5(data, usedforsecurity=False).digest()).decode(),
             )
             self._etags[number] = answer["ETag"]
         except BaseException:

@@ -3,8 +3,10 @@
     <run>-<fingerprint>/<attempt>/part-....parquet    what one process of Spark wrote
     <run>-<fingerprint>/result.json                   the attempt that counts: its files, sizes and rows
 
-The last one is created only if it is not there. So of two coordinators of a run, of which one is thought
-to be dead, exactly one has its attempt read, and files that no record names are nobody's.
+The record has checksums of all files, measured when Spark was done, so a file that changed while it waited
+to be read is found. The record is created only if it is not there. So of two coordinators of a run, of
+which one is thought to be dead, exactly one has its attempt read, and files that no record names are
+nobody's.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ...errors import StateError, StorageError, UsageError
+from ...errors import CorruptError, StateError, StorageError, UsageError
 from ...operators.source import SourceRun, SourceStorage
 from ...state.sealed import Record, SealedFormat
 from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
 from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
+from ..files.verified import measure_parquet
 from .messages import Task
 from .process import SparkProcess
 from .query import SparkQuery
@@ -37,13 +40,21 @@ _RECORD: Final = "result.json"
 _LOCAL_DIRS: Final = "io.tmp.dirs"
 
 
-class ResultFile(Record, frozen=True):
-    """A Parquet file: its name below the directory of the result, and its rows by row group."""
+class ResultFile(Record, frozen=True, omit_defaults=True):
+    """A Parquet file: its name below the directory of the result, and its rows by row group.
+
+    `checksums` are of the footer and of each row group; early builds had none.
+    """
 
     name: str
     size_bytes: int
     version: str
     rows: list[int]
+    checksums: tuple[str, ...] = ()
+
+    def checksums_of(self, group: int) -> list[str]:
+        """Those that a split of one row group needs."""
+        return [self.checksums[0], self.checksums[1 + group]] if self.checksums else []
 
 
 class Result(Record, frozen=True):
@@ -69,6 +80,7 @@ class Result(Record, frozen=True):
                     0,
                     end=rows,
                     row_group=index,
+                    checksums=file.checksums_of(index),
                 )
             )
             for file in self.files
@@ -104,12 +116,23 @@ class ResultFiles(FileSource):
         )
 
     def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
-        """See the base class. Raises StateError if the result is not there any more."""
+        """See the base class.
+
+        Raises:
+            CorruptError: what is there is not what Spark wrote.
+            StateError: the result is not there any more.
+        """
         # Not by the job's storage of today: a restored split names the one it was made in.
         scheme = "file" if split.path.startswith("/") else "s3"
         store = locations.filesystem(scheme, options)
         try:
             return ParquetReader(store, split, self.schema, self.batch_rows)
+        except CorruptError as error:
+            raise CorruptError(
+                f"the result of a Spark query is damaged: {error.message}",
+                fix="bring the file back from a copy, or start the job fresh (--fresh): then the query "
+                "runs again",
+            ) from error
         except StateError as error:
             raise StateError(
                 f"the result of a Spark query is not there as it was: {error.message}",
@@ -144,8 +167,10 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
     attempt = f"{name}/{secrets.token_hex(8)}"
     try:
         task = Task(plan, f"headgate-{run.job}-{run.source}", schema.serialize().to_pybytes())
-        await _make(query, task, attempt, storage, run)
-        made = await asyncio.to_thread(_describe, query, run, storage.address, attempt)
+        measured = await _make(query, task, attempt, storage, run)
+        made = await asyncio.to_thread(
+            describe_result, query.describe(), storage.address, attempt, run.options, measured
+        )
     except BaseException:
         with contextlib.suppress(StorageError):  # why it failed is what counts
             await _delete_below(storage, f"{attempt}/")
@@ -195,8 +220,9 @@ def _check_reachable(query: SparkQuery, storage: SourceStorage, run: SourceRun) 
 
 async def _make(
     query: SparkQuery, task: Task, attempt: str, storage: SourceStorage, run: SourceRun
-) -> None:
-    """Have Spark write the result below `attempt`."""
+) -> dict[str, list[str]]:
+    """Have Spark write the result below `attempt`; the checksums of files that were here, by name."""
+    measured: dict[str, list[str]] = {}
     location = locations.parse_location(f"{storage.address}/{attempt}")
     if location.scheme == "file":
         await _run(task, f"file://{location.path}", run)
@@ -209,8 +235,11 @@ async def _make(
             os.makedirs(above, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="headgate-result-", dir=above) as directory:
             await _run(task, f"file://{directory}/result", run)
+            local = locations.filesystem("file", {})
             for path in sorted(Path(directory, "result").glob("*.parquet")):
+                measured[path.name] = await asyncio.to_thread(measure_parquet, local, str(path))
                 await storage.upload(f"{attempt}/{path.name}", path)
+    return measured
 
 
 async def _run(task: Task, target: str, run: SourceRun) -> None:
@@ -240,25 +269,52 @@ def _local(run: SourceRun) -> str | None:
     return next(filter(None, named), None)
 
 
-def _describe(query: SparkQuery, run: SourceRun, address: str, attempt: str) -> Result:
-    """The record of what Spark has written below `attempt`. Blocking."""
-    options = locations.of_storage(run.options)
+def describe_result(
+    query: str,
+    address: str,
+    attempt: str,
+    options: Mapping[str, str],
+    measured: Mapping[str, list[str]],
+) -> Result:
+    """The record of what Spark has written below `attempt`. Blocking.
+
+    Files whose checksums are not in `measured` yet are read, all of them.
+    """
+    options = locations.of_storage(options)
     place = locations.parse_location(f"{address}/{attempt}")
     store = locations.filesystem(place.scheme, options)
     found = locations.find_files(str(place), options)
+
+    def look_at(path: str) -> tuple[list[int], list[str]]:
+        _, rows = parquet_footer(store, path)
+        return rows, measured.get(Path(path).name) or _measured(store, path)
+
     with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-footers") as threads:
-        footers = list(threads.map(lambda file: parquet_footer(store, file.path), found))
+        looked = list(threads.map(lambda file: look_at(file.path), found))
     if place.scheme == "file":
         for path in [*(file.path for file in found), place.path]:
             _sync(path)
     directory = attempt.rpartition("/")[2]
     return Result(
-        query.describe(),
+        query,
         [
-            ResultFile(f"{directory}/{Path(file.path).name}", file.size_bytes, file.version, rows)
-            for file, (_, rows) in zip(found, footers, strict=True)
+            ResultFile(
+                f"{directory}/{Path(file.path).name}",
+                file.size_bytes,
+                file.version,
+                rows,
+                tuple(checksums),
+            )
+            for file, (rows, checksums) in zip(found, looked, strict=True)
         ],
     )
+
+
+def _measured(store: pafs.FileSystem, path: str) -> list[str]:
+    try:
+        return measure_parquet(store, path)
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(path, error) from error
 
 
 def _sync(path: str) -> None:

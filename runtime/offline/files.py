@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StateError
+from ...state.parquet_pieces import row_group_extent
 from ...state.snapshot import StateHandle
 from ..storage.base import CheckpointStore
 from ..storage.local import LocalStore
 from ..storage.open_store import open_store_at
-from ..task.parquet_files import row_group_extent, verify_row_group
+from ..task.parquet_files import verify_row_group
 
 T = TypeVar("T")
 

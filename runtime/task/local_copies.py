@@ -22,9 +22,9 @@ from typing import TypeVar
 
 import xxhash
 
+from ...state.measured import measure_file
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol import names
-from .measured import measure_file
 
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ import xxhash
 
 from ...errors import check
 from ...state.keygroups import KeyGroupRange
+from ...state.parquet_pieces import Pieces, footer_of, row_group_extent
 from ...state.snapshot import KEY_GROUP_COLUMN
 
 ROW_GROUP_ROWS: Final = 65_536
@@ -29,12 +30,8 @@ ROW_GROUP_BYTES: Final = 16 << 20
 """A row group has at most about this much in memory, and at least one row."""
 SPILL_BYTES: Final = 8 << 20
 """What becomes larger than this is written to a local file instead of memory."""
-ARROW_TAIL_BYTES: Final = 65_536
-"""Arrow looks for the footer in this much of the end of a file."""
 ROW_GROUP_CHECKSUMS: Final = b"headgate.row-groups"
 """In the metadata of the footer: xxh3-64 of the bytes of each row group, in hex, separated by commas."""
-FOOTER_END_BYTES: Final = 8
-"""At the end of each Parquet file: the length of its footer, and four letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +192,9 @@ def _key_groups(table: pa.Table) -> tuple[int, int]:
 
 def _footer(data: bytes | Path) -> tuple[int, str]:
     if isinstance(data, bytes):
-        return _footer_of(io.BytesIO(data))
+        return footer_of(io.BytesIO(data))
     with data.open("rb") as file:
-        return _footer_of(file)
-
-
-def _footer_of(file: Any) -> tuple[int, str]:
-    file.seek(-FOOTER_END_BYTES, io.SEEK_END)
-    length = int.from_bytes(file.read(4), "little") + FOOTER_END_BYTES
-    file.seek(-length, io.SEEK_END)
-    return length, xxhash.xxh3_64_hexdigest(file.read(length))
+        return footer_of(file)
 
 
 def read_whole(data: bytes | Path, own: KeyGroupRange) -> pa.Table:
@@ -213,16 +203,11 @@ def read_whole(data: bytes | Path, own: KeyGroupRange) -> pa.Table:
     return own_rows(pq.read_table(source, use_threads=False), own)
 
 
-def tail_bytes(size: int, footer_bytes: int) -> int:
-    """How much of the end of a file a `PartialFile` is made of."""
-    return min(size, max(footer_bytes, ARROW_TAIL_BYTES))
-
-
 class PartialFile:
     """A Parquet file of which only the end is here, and then the part that `own` needs."""
 
     def __init__(self, size: int, tail: bytes, own: KeyGroupRange) -> None:
-        self._pieces = _Pieces(size)
+        self._pieces = Pieces(size)
         self._pieces.add(size - len(tail), tail)
         self._own = own
         self._file = pq.ParquetFile(
@@ -261,16 +246,6 @@ class PartialFile:
         return own_rows(self._file.read_row_groups(self._groups, use_threads=False), self._own)
 
 
-def row_group_extent(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
-    """Where the bytes of a row group begin and end in the file."""
-    found = metadata.row_group(group)
-    chunks = [found.column(column) for column in range(found.num_columns)]
-    return (
-        min(chunk.data_page_offset for chunk in chunks),
-        max(chunk.data_page_offset + chunk.total_compressed_size for chunk in chunks),
-    )
-
-
 def verify_row_group(metadata: pq.FileMetaData, group: int, data: bytes | memoryview) -> None:
     """Compare the bytes of a row group with the checksum in the footer; older files have none.
 
@@ -284,42 +259,6 @@ def verify_row_group(metadata: pq.FileMetaData, group: int, data: bytes | memory
     checksum = xxhash.xxh3_64_hexdigest(data)
     if checksum != expected:
         raise OSError(f"row group {group} expected_checksum=`{expected}` checksum=`{checksum}`")
-
-
-class _Pieces(io.RawIOBase):
-    """A file of which some pieces are known; reading elsewhere is an error."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._position = 0
-        self._pieces: list[tuple[int, bytes]] = []
-
-    def add(self, start: int, data: bytes) -> None:
-        """These bytes lie at `start`."""
-        self._pieces.append((start, data))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._position + size, self._size)
-        for start, data in self._pieces:
-            if start <= self._position and end <= start + len(data):
-                found = data[self._position - start : end - start]
-                self._position = end
-                return found
-        raise OSError(f"bytes {self._position} to {end} of a state file are not here")
 
 
 def own_rows(table: pa.Table, own: KeyGroupRange) -> pa.Table:

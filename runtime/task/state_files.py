@@ -23,6 +23,7 @@ import xxhash
 
 from ...state.chain import Chain, ChainPlan, StateKey, Written, extend
 from ...state.keygroups import KeyGroupRange
+from ...state.measured import measure_file
 from ...state.snapshot import (
     CollectedFiles,
     FilesCut,
@@ -36,7 +37,6 @@ from ...state.snapshot import (
 from ..storage.base import CheckpointStore
 from .local_copies import LocalCopies
 from .local_directory import SubtaskDirectory
-from .measured import measure_file
 from .parquet_files import EncodedTable, encode_tables
 from .tasks import all_of
 from .threads import to_the_end

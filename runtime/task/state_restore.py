@@ -22,13 +22,14 @@ import xxhash
 
 from ...errors import CorruptError, MissingFileError, StorageError
 from ...state.keygroups import KeyGroupRange
+from ...state.measured import measure_file
+from ...state.parquet_pieces import tail_bytes
 from ...state.snapshot import OperatorSnapshot, RestoredFiles, RestoredState, StateHandle
 from ..protocol import names
 from ..storage.base import CheckpointStore
 from .local_copies import LocalCopies
 from .local_directory import SubtaskDirectory
-from .measured import measure_file
-from .parquet_files import SPILL_BYTES, PartialFile, read_whole, tail_bytes
+from .parquet_files import SPILL_BYTES, PartialFile, read_whole
 from .table_merge import merge_chain
 from .tasks import all_of
 from .threads import to_the_end

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import shutil
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -641,6 +643,15 @@ def test_a_restart_lists_only_its_own_part_of_the_prefix(recording: RecordingCli
     assert objects == [f"out/part-{tag}-{attempt:010}-" for attempt in (1, 2)]
     uploads = {given["Prefix"] for given in recording.named("list_multipart_uploads")}
     assert uploads == {f"out/part-{tag}-", *objects}
+
+
+def test_each_part_is_sent_with_its_md5(recording: RecordingClient) -> None:
+    """So the server refuses a part that changed on its way."""
+    operator = start(csv_sink("s3://bucket/out", guarantee="exactly_once"))
+    operator.process(batch(1, 2), 0)
+    prepare(operator, 1)
+    (part,) = recording.named("upload_part")
+    assert b64decode(part["ContentMD5"]) == hashlib.md5(part["Body"]).digest()
 
 
 def test_what_is_dropped_is_not_uploaded_first(recording: RecordingClient) -> None:

@@ -1,21 +1,29 @@
 """Goal: a damaged object gives an error that names it, or the right result; never a wrong one.
 
 Method: seeded flips, truncations, swaps and overwritten pieces in every kind of object that a checkpoint
-consists of. Logs, metadata and state files are read by themselves (hundreds of damages), and a whole job on
-virtual time crashes and is restored from storage with a damaged object (a few; `tests/fuzz` does many).
+consists of, and in files that wait to be committed or read. Logs, metadata and state files are read by
+themselves (hundreds of damages), and a whole job on virtual time crashes and is restored from storage with
+a damaged object (a few; `tests/fuzz` does many).
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from headgate.errors import CorruptError
 from headgate.runtime.protocol.failures import FailureCategory, FailureKind
 from headgate.tests.fuzz import log_entries, state_files
-from headgate.tests.support import corruption, damaged_files, damaged_jobs, damaged_logs
+from headgate.tests.support import (
+    corruption,
+    damaged_files,
+    damaged_jobs,
+    damaged_logs,
+    damaged_parts,
+)
 
 PAGE_HEADER_BYTES = 24
 OVER = (
@@ -61,7 +69,7 @@ def test_a_flipped_header_of_a_page_is_found_also_by_who_reads_a_part():
 
     import pyarrow.parquet as pq
 
-    from headgate.runtime.task.parquet_files import row_group_extent
+    from headgate.state.parquet_pieces import row_group_extent
 
     name = "chk/1-1/table.parquet"
     data = damaged_files.files().objects[name]
@@ -90,6 +98,50 @@ def test_a_job_restored_from_a_damaged_object_fails_and_names_it(backend, inline
     by_kind = {damaged_jobs.kind_of(name): name for name in objects}
     for name in by_kind.values():
         damaged_jobs.check_damage(name, rng, backend, inline)
+
+
+@pytest.mark.parametrize("format", damaged_parts.FORMATS)
+def test_damage_in_a_draft_of_a_sink_is_named(format):
+    rng = random.Random(format)
+    seen = Counter(damaged_parts.check_draft(format, rng) for _ in range(40))
+    assert seen == {"named error": 40}
+
+
+def test_a_damaged_draft_stays_invisible_and_is_kept(tmp_path):
+    """Nobody reads wrong rows, and whoever can mend the draft finds it where it was."""
+    state = damaged_parts.write_drafts(str(tmp_path), "csv")
+    draft, other = damaged_parts.drafts_in(str(tmp_path))
+    data = draft.read_bytes()
+    draft.write_bytes(data.replace(b"name 1", b"name 2"))
+    with pytest.raises(CorruptError, match=draft.name):
+        damaged_parts.commit_drafts(str(tmp_path), "csv", state)
+    assert draft.exists()
+    assert not (tmp_path / draft.name).exists()
+    draft.write_bytes(data)
+    assert len(damaged_parts.commit_drafts(str(tmp_path), "csv", state)) == 80
+    assert other.name in {path.name for path in tmp_path.glob("part-*")}
+
+
+def test_damage_in_a_file_of_a_spark_result_is_named():
+    rng = random.Random("result")
+    seen = Counter(damaged_parts.check_result(rng) for _ in range(120))
+    # Between the row groups and the footer lie page indexes, and only wanted row groups are read.
+    assert set(seen) <= {"named error", "right result"}
+    assert seen["named error"] > 100
+
+
+def test_every_byte_of_a_row_group_and_of_the_footer_counts(tmp_path):
+    """Also the headers of pages, which the checksums of Parquet itself do not cover."""
+    splits = damaged_parts.write_result(str(tmp_path))
+    path = Path(splits[-1].path)
+    data = path.read_bytes()
+    mine = [split for split in splits if split.path == str(path)]
+    for position in range(len("PAR1"), len(data), 7):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        damaged_parts.overwrite(path, bytes(flipped))
+        with pytest.raises(CorruptError, match=path.name):
+            damaged_parts.read_result(mine, ["id"])
 
 
 def test_damage_is_never_a_failure_that_is_tried_again():

@@ -23,6 +23,7 @@ from headgate.runtime.task import parquet_files, table_merge
 from headgate.runtime.task.parquet_files import encode_tables
 from headgate.runtime.task.table_merge import merge_chain
 from headgate.state.keygroups import KeyGroupRange, key_group_range
+from headgate.state.parquet_pieces import ARROW_TAIL_BYTES
 
 
 class RecordingStore(MemoryStore):
@@ -79,9 +80,7 @@ def test_a_rescaled_subtask_reads_its_part_only(make_bench, model, small_pieces)
             found |= model.rows_of(table)
             read += bench.store.bytes_read
             assert bench.store.bytes_read < sizes / 2
-        assert read < 1.1 * sizes + 8 * parquet_files.ARROW_TAIL_BYTES, (
-            "each row once, and all ends"
-        )
+        assert read < 1.1 * sizes + 8 * ARROW_TAIL_BYTES, "each row once, and all ends"
         assert found == bench.table.rows
 
     asyncio.run(main())
