@@ -1,10 +1,15 @@
-"""Prints the tables of docs/manifest.md from the model: `python docs/manifest_fields.py`."""
+"""Prints the tables of docs/manifest.md from the model: `python docs/manifest_fields.py`.
+
+With `--kubernetes` it prints those of docs/kubernetes.md.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from headgate.k8s.crds import schema_of, stream_jobs, stream_snapshots
 from headgate.runtime.manifest import schema
 
 
@@ -39,6 +44,23 @@ def main() -> None:
     print_table("A sink", sinks)
     for name, fields in connectors(sinks).items():
         print_table(f"sink `{name}`", fields)
+
+
+def print_kubernetes() -> None:
+    """The section `kubernetes`, the spec of a StreamSnapshot, and what both resources report."""
+    job, snapshot = schema_of(stream_jobs()), schema_of(stream_snapshots())
+    print_tree("kubernetes", job["properties"]["spec"]["properties"]["kubernetes"])
+    print_tree("StreamSnapshot: spec", snapshot["properties"]["spec"])
+    for title, each in (("StreamJob: status", job), ("StreamSnapshot: status", snapshot)):
+        print_table(title, each["properties"]["status"])
+
+
+def print_tree(title: str, section: Mapping[str, Any]) -> None:
+    """The table of a section, and those of the sections in it but for names of objects."""
+    print_table(title, section)
+    for name, field in section["properties"].items():
+        if field.get("properties", {}).keys() - {"name"}:
+            print_tree(f"{title}.{name}", field)
 
 
 def connectors(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +98,8 @@ def kind(field: Mapping[str, Any]) -> str:
         case "object" | ["object", "null"]:
             if field.get("properties") and len(connectors(field)) == len(field["properties"]):
                 return "mapping: one of the other sources"
+            if field.get("properties", {}).keys() == {"name"}:
+                return "`{name: ...}`"
             return "mapping, see its table" if "properties" in field else "mapping"
         case "array":
             return f"list of {kind(field['items'])}"
@@ -91,4 +115,4 @@ def kind(field: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    print_kubernetes() if "--kubernetes" in sys.argv else main()

@@ -11,7 +11,8 @@ from typing import Any
 from ..connectors.registry import SINKS, SOURCES
 from ..errors import UsageError
 from ..operators.manifest.build import build_job
-from ..operators.manifest.model import json_schema
+from ..operators.manifest.fields import Section
+from ..operators.manifest.model import json_schema, spec_section
 from ..operators.manifest.registry import Toolbox
 from .job import Job
 from .options import Options, current_key
@@ -58,6 +59,11 @@ def toolbox(options: Mapping[str, str]) -> Toolbox:
         check_options=Options.problems,
         current_key=current_key,
     )
+
+
+def spec_fields() -> Section:
+    """The table of a manifest's `spec`: which fields there are, and of what kind."""
+    return spec_section(SOURCES, SINKS)
 
 
 def schema() -> dict[str, Any]:

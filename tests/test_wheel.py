@@ -15,7 +15,7 @@ import pytest
 import headgate
 
 ROOT = Path(headgate.__file__).resolve().parent
-ROOMS = ("state", "operators", "connectors", "runtime", "spark", "testing")
+ROOMS = ("state", "operators", "connectors", "runtime", "k8s", "spark", "testing")
 HEAVY = (
     "ray",
     "pyspark",

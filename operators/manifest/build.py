@@ -29,6 +29,7 @@ from ..suggestions import suggest
 from .document import Problems, Value
 from .event_times import with_event_time
 from .fields import INVALID, Table
+from .kubernetes_model import check_rules
 from .loader import load
 from .model import manifest_section
 from .pair_steps import other_inputs
@@ -101,6 +102,7 @@ class Builder:
 
     def build(self) -> JobGraph | None:
         self._check_names()
+        check_rules(self._section(self._spec, "kubernetes"), self.problems)
         metadata = self._section(self._root, "metadata")
         arguments = job_arguments(self._spec, self._toolbox, self.problems)
         name = metadata.get("name", "unnamed")

@@ -42,7 +42,8 @@ class Kind(Protocol):
         ...
 
 
-def _refuse(value: Value, line: int, problems: Problems, wanted: str, fix: str = "") -> _Invalid:
+def refuse(value: Value, line: int, problems: Problems, wanted: str, fix: str = "") -> _Invalid:
+    """Note that `value` is not what the field takes, unless a problem was noted for it already."""
     if not (isinstance(value, Scalar) and value.broken):
         problems.add(line, f"{problems.field} must be {wanted}, not {kind_of(value)}", fix)
     return INVALID
@@ -65,9 +66,9 @@ class Text:
         if not isinstance(value, Scalar) or not (
             isinstance(value.value, str) or (value.substituted and value.text)
         ):
-            return _refuse(value, line, problems, self.meaning, self.fix)
+            return refuse(value, line, problems, self.meaning, self.fix)
         if not value.text or (self.pattern and not re.fullmatch(self.pattern, value.text)):
-            return _refuse(value, line, problems, self.meaning, self.fix)
+            return refuse(value, line, problems, self.meaning, self.fix)
         return value.text
 
     def schema(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Choice:
         if isinstance(value, Scalar) and value.text in self.words and not value.broken:
             return value.text
         fix = suggest(value.text, self.words, "choices") if isinstance(value, Scalar) else ""
-        return _refuse(value, line, problems, f"one of {', '.join(self.words)}", fix)
+        return refuse(value, line, problems, f"one of {', '.join(self.words)}", fix)
 
     def schema(self) -> dict[str, Any]:
         return _or_variable({"enum": list(self.words)})
@@ -102,10 +103,10 @@ class Integer:
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         number = value.value if isinstance(value, Scalar) else None
         if isinstance(number, bool) or not isinstance(number, int):
-            return _refuse(value, line, problems, "a whole number")
+            return refuse(value, line, problems, "a whole number")
         if not self.at_least <= number <= self.at_most:
             bounds = f"a number in {self.at_least}..{self.at_most}"
-            return _refuse(value, line, problems, bounds)
+            return refuse(value, line, problems, bounds)
         return number
 
     def schema(self) -> dict[str, Any]:
@@ -121,9 +122,9 @@ class Number:
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         number = value.value if isinstance(value, Scalar) else None
         if isinstance(number, bool) or not isinstance(number, int | float):
-            return _refuse(value, line, problems, "a number")
+            return refuse(value, line, problems, "a number")
         if number < self.at_least:
-            return _refuse(value, line, problems, f"a number of at least {self.at_least}")
+            return refuse(value, line, problems, f"a number of at least {self.at_least}")
         return number
 
     def schema(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ class Boolean:
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         if isinstance(value, Scalar) and isinstance(value.value, bool):
             return value.value
-        return _refuse(value, line, problems, "true or false")
+        return refuse(value, line, problems, "true or false")
 
     def schema(self) -> dict[str, Any]:
         return _or_variable({"type": "boolean"})
@@ -152,11 +153,11 @@ class Parsed:
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         if not isinstance(value, Scalar) or value.broken or not value.text:
-            return _refuse(value, line, problems, self.meaning)
+            return refuse(value, line, problems, self.meaning)
         try:
             self.parse(value.text)
         except HeadgateError as error:
-            return _refuse(value, line, problems, self.meaning, error.fix)
+            return refuse(value, line, problems, self.meaning, error.fix)
         return value.text
 
     def schema(self) -> dict[str, Any]:
@@ -201,9 +202,9 @@ class ListOf:
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         items = value.items if isinstance(value, document.Sequence) else (value,)
         if not items:
-            return _refuse(value, line, problems, "a list with at least one entry")
+            return refuse(value, line, problems, "a list with at least one entry")
         if self.length and len(items) != self.length:
-            return _refuse(value, line, problems, f"a list of {self.length} entries")
+            return refuse(value, line, problems, f"a list of {self.length} entries")
         read = Listed(self.item.read(item, item.line, problems) for item in items)
         read.lines = tuple(item.line for item in items)
         return INVALID if any(item is INVALID for item in read) else read
@@ -226,9 +227,9 @@ class Items:
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         if not isinstance(value, document.Mapping):
-            return _refuse(value, line, problems, "a mapping")
+            return refuse(value, line, problems, "a mapping")
         if not value.entries and not self.may_be_empty:
-            return _refuse(value, line, problems, "at least one entry")
+            return refuse(value, line, problems, "at least one entry")
         table = Table(line)
         for name, entry in value.entries.items():
             key = Scalar(entry.line, name, name)
@@ -258,7 +259,7 @@ class AnyText:
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         if not isinstance(value, Scalar) or value.broken or value.value is None:
-            return _refuse(value, line, problems, "a single value")
+            return refuse(value, line, problems, "a single value")
         return value.text
 
     def schema(self) -> dict[str, Any]:
@@ -372,7 +373,7 @@ class Section:
         if isinstance(value, Scalar) and value.value is None and not value.broken:
             value = document.Mapping(line, {})  # `blackhole:` with nothing behind it
         if not isinstance(value, document.Mapping):
-            return _refuse(value, line, problems, "a mapping")
+            return refuse(value, line, problems, "a mapping")
         table = Table(line)
         strangers: dict[str, Entry] = {}
         for name, entry in value.entries.items():

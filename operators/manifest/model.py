@@ -17,6 +17,7 @@ from .fields import (
     Text,
     duration,
 )
+from .kubernetes_model import KUBERNETES
 from .operator_model import (
     EVENT_TIME,
     NAME,
@@ -120,13 +121,13 @@ def sink_section(connectors: Mapping[str, SinkConnector]) -> Section:
     )
 
 
-def manifest_section(
+def spec_section(
     sources: Mapping[str, SourceConnector], sinks: Mapping[str, SinkConnector]
 ) -> Section:
-    """The whole StreamJob."""
+    """The `spec` of a StreamJob."""
     source: Kind = source_section(sources)
     sink: Kind = sink_section(sinks)
-    spec = Section(
+    return Section(
         "spec",
         {
             "parallelism": Field(PARALLELISM, "of operators that do not set their own"),
@@ -134,6 +135,9 @@ def manifest_section(
             "checkpoint": Field(CHECKPOINT, "when and where state is saved"),
             "restart": Field(RESTART, "what to do when the job fails"),
             "options": Field(Items(AnyText()), "any option, see docs/options.md"),
+            "kubernetes": Field(
+                KUBERNETES, "how an operator runs the job; a local run only checks its form"
+            ),
             "sources": Field(
                 Items(source, NAME, may_be_empty=False), "where records come from", required=True
             ),
@@ -143,6 +147,13 @@ def manifest_section(
             ),
         },
     )
+
+
+def manifest_section(
+    sources: Mapping[str, SourceConnector], sinks: Mapping[str, SinkConnector]
+) -> Section:
+    """The whole StreamJob."""
+    spec = spec_section(sources, sinks)
     return Section(
         "the manifest",
         {

@@ -31,7 +31,7 @@ def test_ten_mistakes_are_ten_located_errors_and_nothing_is_started(tmp_path: Pa
             "unknown field in spec field=`paralelism`",
             f"  at {TEN}:6",
             "  did you mean `parallelism`? fields: parallelism, maxParallelism, checkpoint, restart, "
-            "options, sources, operators, sinks",
+            "options, kubernetes, sources, operators, sinks",
             "every must be a duration with a unit such as `10s`, not the number `10`",
             f"  at {TEN}:8",
             '  write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"',

@@ -1,0 +1,290 @@
+"""What an operator reads of a StreamJob: the `kubernetes` section as types, with its defaults.
+
+The tables in `operators/manifest/` say which fields there are and check their form. Here they become
+objects; a test compares the two, so a field cannot be in one of them only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ..operators.durations import parse_duration
+from ..operators.manifest.document import Entry, Problems, Scalar, Sequence, Value
+from ..operators.manifest.document import Mapping as MappingValue
+from ..operators.manifest.fields import INVALID, Listed, Section, Table
+from ..operators.manifest.kubernetes_model import check_rules
+from ..runtime.manifest import spec_fields
+
+JOB_NAME_LENGTH_MAX: Final = 45
+"""Kubernetes appends to it in labels of at most 63 characters, such as that of a StatefulSet's revision."""
+VARIABLE: Final = "${"
+_SECTION: Final = "spec.kubernetes."
+
+
+class Spec(msgspec.Struct, frozen=True, rename="camel"):
+    """Base of the sections: field names are snake_case here and camelCase in manifests."""
+
+
+class Ref(Spec, frozen=True):
+    """The name of an object in the same namespace."""
+
+    name: str
+
+
+class Resources(Spec, frozen=True):
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+
+
+class Coordinator(Spec, frozen=True):
+    resources: Resources = Resources()
+    pod_template: dict[str, Any] = {}
+
+
+class Workers(Spec, frozen=True):
+    replicas: int | None = None
+    slots: int = 1
+    resources: Resources = Resources()
+    pod_template: dict[str, Any] = {}
+
+    def needed(self, parallelism: int) -> int:
+        """Worker pods for a job of this parallelism."""
+        return self.replicas or -(-parallelism // self.slots)
+
+
+class Rollback(Spec, frozen=True):
+    enabled: bool = True
+    stabilization_period: str = "5m"
+    progress_deadline: str = "15m"
+
+
+class Upgrade(Spec, frozen=True):
+    mode: Literal["Checkpoint", "Savepoint", "Stateless"] = "Checkpoint"
+    max_checkpoint_age: str | None = None
+    fallback: Literal["LastCheckpoint", "Fail"] = "LastCheckpoint"
+    timeout: str = "10m"
+    allow_non_restored_state: bool = False
+    rollback: Rollback = Rollback()
+
+
+class Restore(Spec, frozen=True):
+    path: str | None = None
+    snapshot_ref: Ref | None = None
+    nonce: int = 0
+
+
+class Deletion(Spec, frozen=True):
+    policy: Literal["SavepointThenStop", "Stop", "Abort"] = "SavepointThenStop"
+    state_retention: Literal["Retain", "Delete"] = "Retain"
+    timeout: str = "10m"
+
+
+class Savepoints(Spec, frozen=True):
+    every: str | None = None
+    retain: int = 3
+    max_age: str | None = None
+    directory: str | None = None
+    format: Literal["Canonical", "Native"] = "Canonical"
+
+
+class RestartPolicy(Spec, frozen=True):
+    strategy: Literal["Never", "ExponentialDelay"] = "Never"
+    initial_backoff: str = "10s"
+    max_backoff: str = "10m"
+    max_attempts: int = 5
+    reset_after: str = "1h"
+
+    def pause_ms(self, attempt: int) -> int:
+        """The pause before restart number `attempt` (1, 2, ...)."""
+        first, longest = milliseconds(self.initial_backoff), milliseconds(self.max_backoff)
+        return min(longest, first << min(attempt - 1, 30))
+
+
+class Code(Spec, frozen=True):
+    config_map_ref: Ref | None = None
+    archive: str | None = None
+
+
+class Storage(Spec, frozen=True):
+    credentials_secret_ref: Ref | None = None
+
+
+class Autoscaler(Spec, frozen=True):
+    mode: Literal["Off"] = "Off"
+
+
+class Ray(Spec, frozen=True):
+    mode: Literal["Managed", "KubeRay", "External"] = "Managed"
+    address: str | None = None
+    token_secret_ref: Ref | None = None
+    version: str | None = None
+
+
+class SecretKey(Spec, frozen=True):
+    name: str
+    key: str
+
+
+class Kubernetes(Spec, frozen=True):
+    """The section `kubernetes`. What its fields mean is in `operators/manifest/kubernetes_model.py`."""
+
+    image: str | None = None
+    image_pull_policy: str | None = None
+    image_pull_secrets: list[Ref] = []
+    service_account_name: str | None = None
+    state: Literal["Running", "Suspended"] = "Running"
+    env: dict[str, str | SecretKey] = {}
+    coordinator: Coordinator = Coordinator()
+    workers: Workers = Workers()
+    upgrade: Upgrade = Upgrade()
+    restore: Restore | None = None
+    deletion: Deletion = Deletion()
+    savepoints: Savepoints = Savepoints()
+    restart_policy: RestartPolicy = RestartPolicy()
+    code: Code = Code()
+    storage: Storage = Storage()
+    autoscaler: Autoscaler = Autoscaler()
+    ray: Ray = Ray()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A StreamJob whose form is right.
+
+    Attributes:
+        spec: `spec` as the user wrote it.
+        kubernetes: its section `kubernetes`.
+        parallelism: of steps that do not set their own; it changes by a rescale, without a new revision.
+        revision: names everything whose change needs new pods.
+    """
+
+    spec: dict[str, Any]
+    kubernetes: Kubernetes
+    parallelism: int
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A mistake in a resource: the YAML path of the field, what is wrong, and what to do."""
+
+    path: str
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" + (f"; {self.fix}" if self.fix else "")
+
+
+class _PathProblems(Problems):
+    """Problems of a document that has no lines: the number of a "line" is that of a path."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.paths: list[str] = []
+
+    def number(self, path: str) -> int:
+        self.paths.append(path)
+        return len(self.paths) - 1
+
+    def listed(self) -> list[Problem]:
+        found = sorted(self.found, key=lambda each: each[0])
+        return [Problem(self.paths[at], error.message, error.fix) for at, error in found]
+
+
+def milliseconds(duration: str) -> int:
+    """The milliseconds of a duration whose form was checked before."""
+    return parse_duration(duration)
+
+
+def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
+    """A StreamJob of the API server, or everything that is wrong with its form.
+
+    Values that refer to variables (`${NAME}`) are not looked into: the pods know them, the operator does
+    not. What only the whole graph shows, such as unknown columns, is found when the job starts.
+    """
+    problems = _PathProblems()
+    name = str(resource.get("metadata", {}).get("name", ""))
+    if len(name) > JOB_NAME_LENGTH_MAX:
+        at = problems.number("metadata.name")
+        problems.add(
+            at, f"the name has {len(name)} characters", f"use at most {JOB_NAME_LENGTH_MAX}"
+        )
+    spec = resource.get("spec", {})
+    value = _document(spec, "spec", problems)
+    table = spec_fields().read(value, value.line, problems)
+    kubernetes = table.get("kubernetes") if isinstance(table, Table) else None
+    if isinstance(kubernetes, Table):
+        check_rules(kubernetes, problems)
+    if problems.found:
+        return problems.listed()
+    assert isinstance(table, Table)
+    plain = {} if kubernetes is None else _plain(kubernetes)
+    section = msgspec.convert(plain, Kubernetes, strict=False)
+    return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec))
+
+
+def read_section(section: Section, said: Any, path: str) -> dict[str, Any] | list[Problem]:
+    """What `section` reads of the value `said` at `path`, as plain values; or what is wrong with it."""
+    problems = _PathProblems()
+    value = _document(said, path, problems)
+    table = section.read(value, value.line, problems)
+    if problems.found or not isinstance(table, Table):
+        return problems.listed()
+    return dict(_plain(table))
+
+
+_NOT_OF_THE_REVISION: Final = (
+    "state", "upgrade", "restore", "deletion", "savepoints", "restartPolicy", "autoscaler",
+)  # fmt: skip
+"""Fields of `kubernetes` that change what the operator does, and nothing in the pods."""
+
+
+def revision_of(spec: Mapping[str, Any]) -> str:
+    """Ten characters that stand for everything in `spec` that pods depend on."""
+    said = {name: value for name, value in spec.items() if name != "parallelism"}
+    section = dict(said.pop("kubernetes", None) or {})
+    for name in _NOT_OF_THE_REVISION:
+        section.pop(name, None)
+    if isinstance(section.get("workers"), dict):
+        section["workers"] = {k: v for k, v in section["workers"].items() if k != "replicas"}
+    text = json.dumps([said, section], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _document(value: Any, path: str, problems: _PathProblems) -> Value:
+    """A JSON value as the reader of manifests has it; what refers to variables is passed over."""
+    at = problems.number(path)
+    if isinstance(value, Mapping):
+        entries = {}
+        for name, below in value.items():
+            inside = _document(below, f"{path}.{name}", problems)
+            entries[str(name)] = Entry(inside.line, inside)
+        return MappingValue(at, entries)
+    if isinstance(value, list):
+        items = (_document(item, f"{path}[{index}]", problems) for index, item in enumerate(value))
+        return Sequence(at, tuple(items))
+    if isinstance(value, bool):
+        return Scalar(at, "true" if value else "false", value)
+    text = "" if value is None else str(value)
+    unknown = VARIABLE in text and ".podTemplate" not in path
+    if unknown and path.startswith(_SECTION):
+        message = f"variables cannot be used in the section kubernetes, found `{text}`"
+        problems.add(at, message, "write the value: only the pods of the job know its variables")
+    return Scalar(at, text, value, broken=unknown)
+
+
+def _plain(value: Any) -> Any:
+    """What was read, as dicts and lists; what could not be looked into is left out."""
+    match value:
+        case Table():
+            return {name: _plain(item) for name, item in value.values.items()}
+        case Listed():
+            return [_plain(item) for item in value if item is not INVALID]
+    return value
