@@ -1,4 +1,8 @@
-"""Descriptions of aggregates: `hg.count()`, `hg.sum("amount")`, or their text in a manifest.
+"""Descriptions of aggregates: `hg.count()`, `hg.sum("amount * 2")`, or their text in a manifest.
+
+What an aggregate reads is a column of the records, or an expression over them. An expression is computed
+where the values of a batch are taken for the aggregates (`AggregatePlan.computed`), and is called like its
+text: aggregates share it, and no record has a column more, whether it is late, emitted or stored.
 
 Nulls are skipped as in SQL. Result types: counts int64; sum int64 of integers, float64 of floats, the
 widest decimal of decimals; min and max as the column; avg, variance and stddev float64; first,
@@ -9,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from ..errors import PlanError, StateError
+from ..errors import DataError, PlanError, StateError
 from ..state.accumulator_kinds import BY_COLUMN, BY_TIME, COUNTS, MOMENTS, PARAMETERS, TOP
 from ..state.aggregate_state import AggregateSpec, AggregateState
 from ..state.epochs import TableEpoch
@@ -24,6 +28,11 @@ from ..state.hashing import check_key_type
 from ..state.key_index import stored_key_type
 from ..state.snapshot import KEY_GROUP_COLUMN
 from ..state.values import EVENT_TIME
+from .aggregate_inputs import check_texts, computed_input, meant, with_computed
+from .elements import ColumnBatch
+from .expression_steps import ExpressionSteps, SelectStep, columns_read
+from .expressions import Column, shown
+from .sql.tokens import SqlError, arguments
 from .suggestions import suggest
 
 KINDS = (
@@ -37,13 +46,12 @@ KINDS = (
     "quantile",
 )
 
-_NAME = r"(?:(\w+)|\"([^\"]+)\"|`([^`]+)`)"
-_CALL = re.compile(
-    rf"\s*(\w+)\s*\(\s*(?:(?:{_NAME}|(\*))\s*"
-    r"(?:,\s*(\d[\d.]*(?:e-?\d+)?|\.\d+)\s*)?"
-    rf"(?:,\s*by\s*=\s*{_NAME}\s*)?)?\)\s*"
-)
+_CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*", re.DOTALL)
+_NAME = re.compile(r"(\w+)|\"([^\"]+)\"|`([^`]+)`")
+_NUMBER = re.compile(r"\d[\d.]*(?:e-?\d+)?|\.\d+")
+_BY = re.compile(r"by\s*=(.*)", re.DOTALL)
 _FIX_BY = "min_by(x, by=y), max_by(x, by=y), top_n(x, 3, by=y), bottom_n(x, 3, by=y) have a `by`"
+_NO_COLUMNS: Final = pa.RecordBatch.from_arrays([], names=[])
 _FIX = (
     'write count(), count(x), sum(x), min(x), max(x) or avg(x); quote odd names: sum("my column")'
 )
@@ -54,8 +62,9 @@ class Aggregate:
     """One aggregate: `kind` of `column`, or of whole rows (`count()`).
 
     Attributes:
+        column: the name of a column or, if the records have no such column, SQL text about one record.
         number: the parameter of kinds that have one, such as the `q` of `quantile`.
-        by: the column that decides, of kinds that have one.
+        by: the column or SQL text that decides, of kinds that have one.
     """
 
     kind: str
@@ -70,36 +79,42 @@ class Aggregate:
         by = "" if self.by is None else f", by={_quoted(self.by)}"
         return f"{self.kind}({_quoted(self.column)}{number}{by})"
 
-    @property
-    def kept(self) -> str:
-        """What its state is of: all but the number, which may change between two runs."""
-        return str(replace(self, number=None))
+    def kept(self, schema: pa.Schema) -> str:
+        """What its state is of, over records of `schema`: all but the number, which may change."""
+        return str(Aggregate(self.kind, meant(self.column, schema), None, meant(self.by, schema)))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
+        """The columns it reads, and the SQL texts."""
         return tuple(name for name in (self.column, self.by) if name is not None)
+
+    def computed(self, schema: pa.Schema, where: str = "") -> dict[str, Column]:
+        """How those of `columns` are computed that are no columns of `schema`.
+
+        Raises:
+            PlanError: no such column, or no expression over one record of `schema`.
+        """
+        check_texts(self.columns, self.kind, where)
+        return {
+            text: computed_input(text, self.kind, str(self), schema, where)
+            for text in self.columns
+            if text not in schema.names
+        }
 
     def output_type(self, schema: pa.Schema, where: str = "") -> pa.DataType:
         """The type of the result on records of `schema`.
 
         Raises:
-            PlanError: no such column, or its type has no such aggregate.
+            PlanError: no such column or no expression that fits, or its type has no such aggregate.
         """
-        for column in self.columns:
-            if column not in schema.names:
-                raise PlanError(
-                    f"unknown column `{column}` in {self}",
-                    where=where,
-                    fix=suggest(column, schema.names, "columns"),
-                )
+        schema = with_computed(schema, self.computed(schema, where))
         try:
             return self.spec(self.column or "", schema).new().type
         except PlanError as error:
             raise PlanError(error.message, where=where, fix=error.fix) from None
 
     def spec(self, name: str, schema: pa.Schema) -> AggregateSpec:
-        """This aggregate of records of `schema`, called `name`, as the state layer takes it."""
+        """This aggregate, called `name`, as the state layer takes it; `schema` has all its columns."""
         by, by_type = self.by, None
         if self.kind in BY_TIME:
             by = EVENT_TIME
@@ -110,7 +125,8 @@ class Aggregate:
 
 
 def _quoted(column: str) -> str:
-    return column if re.fullmatch(r"\w+", column) else f'"{column}"'
+    """The name or SQL text as `parse_aggregate` reads it; text with quotes in it can only be SQL."""
+    return column if re.fullmatch(r"\w+", column) or '"' in column else f'"{column}"'
 
 
 def parse_aggregate(text: str) -> Aggregate:
@@ -127,10 +143,28 @@ def parse_aggregate(text: str) -> Aggregate:
         raise PlanError(
             f"unknown aggregate `{call[1]}` text=`{text}`", fix=suggest(kind, KINDS, "aggregates")
         )
-    column = call[2] or call[3] or call[4]
-    if column is None and kind != "count":
+    try:
+        column, *options = arguments(call[2])
+    except SqlError as error:
+        raise PlanError(f"not an aggregate: {error.message} text=`{text}`", fix=_FIX) from None
+    by = _BY.fullmatch(options[-1]) if options else None
+    numbers = options[:-1] if by else options
+    if len(numbers) > 1 or not all(map(_NUMBER.fullmatch, numbers)) or (options and not column):
+        raise PlanError(f"not an aggregate text=`{text}`", fix=_FIX)
+    if column in ("", "*") and kind != "count":
         raise PlanError(f"{kind} needs a column text=`{text}`", fix=_FIX)
-    return _checked(kind, column, call[6], call[7] or call[8] or call[9])
+    return _checked(
+        kind,
+        None if column in ("", "*") else _unquoted(column),
+        numbers[0] if numbers else None,
+        _unquoted(by[1].strip()) if by else None,
+    )
+
+
+def _unquoted(text: str) -> str:
+    """The name of a column without its quotes; any other text as it is."""
+    name = _NAME.fullmatch(text)
+    return text if name is None else name[1] or name[2] or name[3]
 
 
 def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggregate:
@@ -343,11 +377,41 @@ class AggregatePlan:
                 )
             seen.add(name)
 
+    @cached_property
+    def computed(self) -> ExpressionSteps | None:
+        """Makes a column of each SQL text of the aggregates, called like it; None if there is none."""
+        made: dict[str, Column] = {}
+        for one in self.aggregates.values():
+            made |= one.computed(self.schema, self.where)
+        if not made:
+            return None
+        step = SelectStep(tuple(made.values()), ", ".join(map(shown, made)), "an aggregate")
+        return ExpressionSteps([step], self.schema)
+
+    def compute(self, data: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of `computed`, one row for each record; no columns if there is nothing to compute.
+
+        Raises:
+            DataError: an expression fails for the value of a record.
+        """
+        if self.computed is None:
+            return _NO_COLUMNS
+        try:
+            made = self.computed.apply(ColumnBatch(data))
+        except DataError as error:
+            error.where = error.where or self.where
+            raise
+        assert made is not None  # a select keeps all records
+        return made.data
+
     @property
     def columns_read(self) -> frozenset[str]:
         """Input columns this needs."""
-        read = (column for one in self.aggregates.values() for column in one.columns)
-        return frozenset([*self.keys, *read])
+        read = frozenset(column for one in self.aggregates.values() for column in one.columns)
+        if self.computed is not None:
+            texts = self.computed.output_schema.names
+            read = read.difference(texts) | columns_read(self.computed.steps)[0]
+        return read.union(self.keys)
 
     @cached_property
     def key_fields(self) -> list[pa.Field]:
@@ -380,13 +444,17 @@ class AggregatePlan:
         for spec, aggregate in zip(self.specs, self.aggregates.values(), strict=True):
             about = {AGGREGATE: str(aggregate).encode()}
             fields += [field.with_metadata(about) for field in spec.new().state_fields()]
-        kept = {f"aggregate `{name}`": one.kept for name, one in self.aggregates.items()}
+        kept = {
+            f"aggregate `{name}`": one.kept(self.schema) for name, one in self.aggregates.items()
+        }
         return with_meaning(pa.schema(fields), kept)
 
     @cached_property
     def specs(self) -> list[AggregateSpec]:
         """The aggregates as the state layer takes them."""
-        return [one.spec(name, self.schema) for name, one in self.aggregates.items()]
+        computed = self.computed
+        fields = self.schema if computed is None else [*self.schema, *computed.output_schema]
+        return [one.spec(name, pa.schema(fields)) for name, one in self.aggregates.items()]
 
     def new_state(self, epoch: TableEpoch) -> AggregateState:
         """Empty accumulators, of a table that counts its cuts with `epoch`."""

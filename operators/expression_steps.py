@@ -33,10 +33,11 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class SelectStep:
-    """Makes the columns of the record anew."""
+    """Makes the columns of the record anew; `verb` is what errors call the step."""
 
     columns: tuple[Column, ...]
     text: str
+    verb: str = "select"
 
 
 Step: TypeAlias = FilterStep | SelectStep
@@ -119,7 +120,7 @@ class ExpressionSteps:
 
 def _no_result(step: Step, error: BaseException) -> DataError:
     """The error for a value that an expression fails for; it would fail for it again."""
-    kind = "filter" if isinstance(step, FilterStep) else "select"
+    kind = "filter" if isinstance(step, FilterStep) else step.verb
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return DataError(
         f"`{step.text}` in {kind} fails for a record: {reason}",

@@ -141,6 +141,20 @@ def check_select(
     return columns
 
 
+def check_value(
+    given: str, name: str, schema: pa.Schema, step: str, where: str = "", alias_fix: str = ""
+) -> Column:
+    """Parse and check SQL text whose result is called `name`, which the text itself must not say.
+
+    Args:
+        alias_fix: what to write instead of a text that ends with `AS` and a name.
+    """
+    reading = _read(given, step, where)
+    if reading.alias is not None:
+        raise PlanError(f"`{show(given)}` in {step} has a name", where=where, fix=alias_fix)
+    return _text_column(reading.node, given, name, schema, step, where)
+
+
 def _select_item(given: ExpressionLike, schema: pa.Schema, step: str, where: str) -> list[Column]:
     if isinstance(given, str) and given.strip() == "*":
         return [_as_it_stands(name) for name in schema.names]
@@ -169,20 +183,28 @@ def _select_item(given: ExpressionLike, schema: pa.Schema, step: str, where: str
 
 def _select_text(given: str, schema: pa.Schema, step: str, where: str) -> Column:
     reading = _read(given, step, where)
-    node, name = reading.node, reading.alias
-    made = _polars(node, given, schema, step, where)
-    text = show(given)
-    if node.kind == "column":
-        name = name or node.text
-        return Column(name, made.alias(name), node.text, frozenset([node.text]))
+    node = reading.node
+    name = reading.alias or (node.text if node.kind == "column" else None)
     if name is None:
+        _polars(node, given, schema, step, where)  # a mistake in the text comes first
+        text = show(given)
         raise PlanError(
             f"`{text}` in {step} has no name",
             where=where,
             fix=f'write "{text} AS name" with a name',
         )
+    return _text_column(node, given, name, schema, step, where)
+
+
+def _text_column(
+    node: Node, given: str, name: str, schema: pa.Schema, step: str, where: str
+) -> Column:
+    """The output column `name` of an expression that was read from `given`."""
+    made = _polars(node, given, schema, step, where)
+    if node.kind == "column":
+        return Column(name, made.alias(name), node.text, frozenset([node.text]))
     expression = made.alias(name)
-    _resolve(expression, text, schema, step, where)
+    _resolve(expression, show(given), schema, step, where)
     return Column(name, expression, None, columns_used(expression, schema))
 
 

@@ -50,8 +50,11 @@ class KeyedRows:
             if one.kind != "count"
             for column in one.columns
         }
+        made = plan.compute(data)
         self.values = {
-            name: (values_of if name in read else validity_of)(data.column(name))
+            name: (values_of if name in read else validity_of)(
+                (made if name in made.schema.names else data).column(name)
+            )
             for name in columns
         }
         if times is not None and any(one.by is not None for one in plan.specs):

@@ -276,7 +276,7 @@ _FIELDS = {
     "window": Field(WINDOW, "how the records are cut into windows"),
     "aggregate": Field(
         OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
-        'results and how they are made, `total: "sum(amount)"`; or a `module:AggregateFunction`',
+        'results and how they are made, `total: "sum(amount * 2)"`; or a `module:AggregateFunction`',
     ),
     "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
     "process": Field(_INSTANCE, "a class with state, such as a `module:KeyedProcess`"),

@@ -70,6 +70,40 @@ def tokens(text: str) -> list[Token]:
     return found
 
 
+def arguments(text: str) -> list[str]:
+    """The parts of a list, as they are written: cut at the commas that stand in no bracket and no quotes.
+
+    Raises:
+        SqlError: a character that belongs to no token, or brackets that do not match.
+    """
+    found, begin, depth, at = [], 0, 0, 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise SqlError(_unreadable(text[at:]))
+        sign = match["sign"] or ""
+        depth += (sign in ("(", "[")) - (sign in (")", "]"))
+        if depth < 0:
+            break
+        if sign == "," and depth == 0:
+            found.append(text[begin:at].strip())
+            begin = match.end()
+        at = match.end()
+    if depth:
+        raise SqlError("its brackets do not match")
+    return [*found, text[begin:].strip()]
+
+
+def canonical(text: str) -> str:
+    """The same text for all that differ in white space and comments only.
+
+    Raises:
+        SqlError: as for `tokens`.
+    """
+    pieces = (quoted(each.text) if each.kind == "quoted" else each.text for each in tokens(text))
+    return " ".join(pieces).strip()
+
+
 def quoted(name: str) -> str:
     """A column's name as SQL that means this name whatever it is."""
     return '"' + name.replace('"', '""') + '"'

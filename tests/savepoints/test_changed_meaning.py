@@ -54,6 +54,8 @@ INTO = {"n": "int64"}
 STEPS: dict[str, Any] = {
     "sum(v)": lambda j: keyed(j).agg(x=hg.sum("v"), name="step"),
     "sum(w)": lambda j: keyed(j).agg(x=hg.sum("w"), name="step"),
+    "sum(v * 2)": lambda j: keyed(j).agg(x=hg.sum("v * 2"), name="step"),
+    "sum(v*2)": lambda j: keyed(j).agg(x=hg.sum("v*2 -- twice"), name="step"),
     "avg(v)": lambda j: keyed(j).agg(x=hg.avg("v"), name="step"),
     "sum(v), n": lambda j: keyed(j).agg(x=hg.sum("v"), n=hg.count(), name="step"),
     "min_by v": lambda j: keyed(j).agg(x=hg.min_by("w", "v"), name="step"),
@@ -103,6 +105,8 @@ STEPS: dict[str, Any] = {
 }
 REFUSED = [
     ("sum(v)", "sum(w)", "aggregate `x` was sum(v), now sum(w)"),
+    ("sum(v)", "sum(v * 2)", 'aggregate `x` was sum(v), now sum("v * 2")'),
+    ("sum(v * 2)", "sum(v)", 'aggregate `x` was sum("v * 2"), now sum(v)'),
     ("sum(v)", "avg(v)", "aggregate `x` was sum(v), now avg(v)"),
     ("min_by v", "min_by at", "aggregate `x` was min_by(w, by=v), now min_by(w, by=at)"),
     ("count", "count(v)", "aggregate `x` was count(), now count(v)"),
@@ -121,6 +125,7 @@ REFUSED = [
 ]
 TAKEN = [
     ("sum(v)", "sum(v)"),
+    ("sum(v * 2)", "sum(v*2)"),
     ("sum(v)", "sum(v), n"),
     ("sum(v), n", "sum(v)"),
     ("top 2", "top 3"),
