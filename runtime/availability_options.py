@@ -46,6 +46,14 @@ FORMER_WATCH = Option[int](
     "reached, before it takes that one for dead. Anything the former run writes in this time shows that it "
     "lives: the new run is then refused.",
 )
+HISTORY_RUNS = Option[int](
+    "headgate.history.runs",
+    Integer(at_least=0, at_most=1_000),
+    20,
+    "runs",
+    "How many former runs of a job its storage remembers: how each ended, when and why. The run that ended "
+    "last is remembered in any case.",
+)
 PROBE_RACES = Option[int](
     "headgate.storage.probe.races",
     Integer(at_least=0, at_most=10_000),

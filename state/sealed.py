@@ -19,8 +19,12 @@ import xxhash
 
 from ..errors import CorruptError, StateError
 
-FORMAT_VERSION: Final = 2
-"""Raise it whenever the fields of a sealed record change, and keep reading the older formats."""
+FORMAT_VERSION: Final = 3
+"""Raise it whenever the fields of a sealed record change, and keep reading the older formats.
+
+Format 3 tells the history of runs: `RunHistory` in the entries of the job log.
+"""
+_FIRST_SEALED: Final = 2
 _HEAD: Final = re.compile(rb'\{"format":(\d{1,9}),"checksum":"([0-9a-f]{16})",')
 _CHECKSUM_CHARACTERS: Final = 16
 T = TypeVar("T")
@@ -77,14 +81,15 @@ class SealedFormat(Generic[T]):
             raise self._corrupt(
                 name, f"its checksum is {head[2].decode()}, its bytes give {expected}"
             )
-        if version < FORMAT_VERSION:
+        if version < _FIRST_SEALED:
             raise self._corrupt(name, f"format {version} has no checksum")
         body = b"{" + data[head.end() :]
         try:
             value = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise self._misfit(name, version, str(error)) from error
-        if msgspec.json.encode(value) != body:
+        # Records of older formats lack the fields that came later, and those have their defaults.
+        if version == FORMAT_VERSION and msgspec.json.encode(value) != body:
             missing = _first_missing(msgspec.json.decode(body), msgspec.to_builtins(value))
             cause = f"the field `{missing}` is missing" if missing else "they are in another order"
             raise self._misfit(name, version, cause)

@@ -12,6 +12,8 @@ from ...errors import JobNotFound
 from ...operators.durations import format_duration
 from ..control import registry
 from .jobs import request
+from .load import Settings, Storage, parse_settings
+from .runs import print_runs, runs_json, stored_job
 from .stop import JobName
 
 
@@ -21,11 +23,17 @@ def history(
     details: Annotated[
         bool, typer.Option("--details", help="With the tracebacks of user functions.")
     ] = False,
+    storage: Storage = None,
+    settings: Settings = None,
 ) -> None:
     """Show why a job failed: root failures, what failed with them, what followed, and the time it took.
 
-    Of a job that runs on this machine, or that ended here with failures.
+    Of a job that runs on this machine, or that ended here with failures. With --storage: how the runs of a
+    job ended, read from its storage alone.
     """
+    if storage is not None:
+        _print_stored(job, storage, settings, as_json=as_json, details=details)
+        return
     status = _status(job)
     failures = status.get("exceptions", [])
     if as_json:
@@ -42,6 +50,17 @@ def history(
             f"now: {step['task']} on {step['worker']} has been in one call{operator} "
             f"for {format_duration(step['busy_ms'])}"
         )
+
+
+def _print_stored(
+    name: str, storage: str, settings: list[str] | None, *, as_json: bool, details: bool
+) -> None:
+    job = stored_job(storage, name, parse_settings(settings or ()))
+    runs = runs_json(job)
+    if as_json:
+        typer.echo(json.dumps(runs, indent=2))
+    else:
+        print_runs(runs, details=details)
 
 
 def _status(job: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import typer
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.durations import format_duration
 from .console import make_console
+from .load import Settings, Storage, parse_settings
+from .runs import print_stored, stored_jobs, stored_row
 
 if TYPE_CHECKING:
     from ..control.registry import JobRecord
@@ -22,8 +24,13 @@ HELD_SHOWN_MS = 10_000
 
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    storage: Storage = None,
+    settings: Settings = None,
 ) -> None:
-    """List the jobs that run on this machine."""
+    """List the jobs that run on this machine; with --storage all that have checkpoints there."""
+    if storage is not None:
+        _list_stored(storage, settings, as_json=as_json)
+        return
     from .jobs import statuses
 
     rows = [_row(record, status) for record, status in statuses()]
@@ -33,6 +40,19 @@ def list_jobs(
         typer.echo("no job runs on this machine")
     else:
         _print(rows)
+
+
+def _list_stored(storage: str, settings: list[str] | None, *, as_json: bool) -> None:
+    rows = [
+        stored_row(job, reach)
+        for job, reach in stored_jobs(storage, parse_settings(settings or ()))
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif not rows:
+        typer.echo(f"no job has checkpoints in {storage}")
+    else:
+        print_stored(rows)
 
 
 def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:

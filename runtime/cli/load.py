@@ -43,6 +43,15 @@ Parallelism = Annotated[
         "-p", "--parallelism", min=1, help="Subtasks of operators that set no own number."
     ),
 ]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URI",
+        help="Find jobs by where their checkpoints are: the address in `checkpoint.storage`. No process of "
+        "the job has to live.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("-D", "--define", metavar="KEY=VALUE", help="Set an option (`headgate options`)."),

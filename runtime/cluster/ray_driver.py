@@ -12,7 +12,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import msgspec
 import ray
 
 from ...errors import JobError
@@ -20,11 +19,10 @@ from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..availability_options import CLUSTER_CONNECT_TIMEOUT, STANDBY_COORDINATORS
 from ..control import registry
-from ..control.client import CoordinatorClient, error_of
+from ..control.client import CoordinatorClient, outcome_of
 from ..control.messages import Event
 from ..job_spec import JobSpec
 from ..options import METRICS_HOST, METRICS_PORT, Options
-from ..protocol.drops import Dropped
 from ..protocol.job_result import JobOutcome
 from ..shipping import ship
 from .connect import connect_to_cluster
@@ -214,15 +212,7 @@ async def _watch(
             if on_event is not None:
                 on_event(event)
             if event.kind == "ended":
-                body = json.loads(event.body)
-                dropped = msgspec.convert(body.get("dropped", []), tuple[Dropped, ...])
-                return JobOutcome(
-                    body["status"],
-                    body["reason"],
-                    error_of(event),
-                    body.get("checkpoint", 0),
-                    dropped,
-                )
+                return outcome_of(event)
     except JobError:
         return None
     return None

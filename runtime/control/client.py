@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ...errors import HeadgateError, JobError
+from ..protocol.job_result import JobOutcome
 from .link import Link, connect
 from .messages import Event, Hello, Reply, Request
 
@@ -93,9 +94,13 @@ class CoordinatorClient:
         await asyncio.gather(self._reader, return_exceptions=True)
 
 
-def error_of(event: Event) -> HeadgateError | None:
-    """The error in an `ended` event, if the job failed."""
+def outcome_of(event: Event) -> JobOutcome:
+    """How the job ended, of an `ended` event."""
     body = json.loads(event.body)
+    return JobOutcome.of_json(body, _error_of(body))
+
+
+def _error_of(body: dict[str, Any]) -> HeadgateError | None:
     if "error" not in body:
         return None
     error = pickle.loads(bytes.fromhex(body["error"]))

@@ -47,8 +47,7 @@ from ..protocol.ids import CheckpointId, SubtaskId
 from ..protocol.manifest import Manifest, files_written_by
 from ..savepoint import store as savepoints
 from ..savepoint.metadata import savepoint_of
-from ..savepoint.store import AddressOpener
-from ..storage.base import CheckpointStore
+from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from .checkpoint_report import part_of
 from .manifests import make_manifest, size_of

@@ -31,9 +31,8 @@ from ..protocol.restart import RestartStrategy
 from ..protocol.restore_figures import RestoreFigures
 from ..restart_options import FAILOVER_STRATEGY
 from ..savepoint.locate import Located
-from ..savepoint.store import AddressOpener
 from ..shipping import ship
-from ..storage.base import CheckpointStore
+from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from .backpressure import describe_backpressure
 from .checkpointing import CheckpointDriver, PublishResult
@@ -225,6 +224,10 @@ class JobContext:
     adopted_after_ms: int = -1
     """How long the workers had no coordinator before this one adopted what they run; -1: it did not."""
     end: End | None = None
+    began_ms: int = 0
+    """When the run began, in ms since the epoch."""
+    ended_ms: int = 0
+    """When it ended; 0: it has not."""
     restarting: frozenset[RegionId] = frozenset()
     """Regions that restart while the others run."""
     executions: Executions = field(init=False)
@@ -337,6 +340,12 @@ class JobContext:
             self.status = status
             self.publish("status", f"job {self.spec.name} is {status}", status=status)
 
+    def count_restart(self) -> None:
+        """One more restart of tasks; the entries of the job log repeat how many there were in this run."""
+        self.restarts += 1
+        if self.log is not None:
+            self.log.restarts = self.restarts
+
     def time_in(self, status: str) -> tuple[int, int]:
         """How long the job has been in a status, in ms: now without a break, and in all."""
         now_ms = 0
@@ -386,6 +395,8 @@ class JobContext:
             "parallelism": self.parallelism,
             "max_parallelism": self.plan.max_parallelism,
             "generation": self.generation,
+            "run": self.spec.run,
+            "began_ms": self.began_ms,
             "attempt": self.attempt,
             "restarts": self.restarts,
             "restarted_tasks": self.restarted_tasks,

@@ -20,7 +20,6 @@ from .states import End, State
 from .workers import FromWorker
 
 _log = logging.getLogger("headgate.job")
-_SHOWN = {JobStatus.STOPPED: "SUSPENDED"}
 
 
 class Ended(State):
@@ -49,9 +48,11 @@ class Ended(State):
             except HeadgateError as error:
                 _log.warning("checkpoints were not all deleted: %s", error)
         job.end = end
+        logged = None if job.log is None else job.log.view.last_end
+        job.ended_ms = job.clock.now_ms() if logged is None else logged.ended_ms
         job.announce_dropped(at_the_end=True)
         job.publish("progress", "", **job.describe())  # the final counts
-        job.set_status(shown(end.status))
+        job.set_status(end.status.shown)
         if end.wish is not None:
             end.wish.done(
                 status=job.status,
@@ -60,11 +61,6 @@ class Ended(State):
                 duration_ms=job.checkpoints.last_duration_ms,
                 savepoint=end.savepoint,
             )
-
-
-def shown(status: JobStatus) -> str:
-    """What a job that has ended so is called."""
-    return _SHOWN.get(status, status.value)
 
 
 def again(job: JobContext, logged: JobEnded) -> End:

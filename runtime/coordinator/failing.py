@@ -56,7 +56,8 @@ class Failing(State):
             job.failures.decided(f"the job failed: {decision.reason}")
             end = End(JobStatus.FAILED, decision.reason, failure=self._failure)
             return ended(end)
-        job.restarts += not self._merged
+        if not self._merged:
+            job.count_restart()
         job.pool.prepare(workers_needed(job.plan, job.spec.slots_per_worker))
         everything = job.executions.failover.everything
         tasks = job.executions.tasks(everything)

@@ -20,7 +20,13 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, Usage
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..admission import ListenerLimits
-from ..availability_options import FORMER_WATCH, PROBE_RACES, PROBE_TIMEOUT, STORE_PATIENCE
+from ..availability_options import (
+    FORMER_WATCH,
+    HISTORY_RUNS,
+    PROBE_RACES,
+    PROBE_TIMEOUT,
+    STORE_PATIENCE,
+)
 from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
 from ..control.link import Link
@@ -43,9 +49,8 @@ from ..protocol.restart import restart_strategy
 from ..protocol.start_failures import StartFailures
 from ..recovery_options import REDUNDANT_WORKERS, START_FAILURES_MAX, START_RETRY
 from ..restart_options import EXCEPTION_HISTORY, FAILURE_ENRICHERS, SAME_RECORD_MAX
-from ..savepoint.store import AddressOpener
 from ..shipping import ship
-from ..storage.base import CheckpointStore, StoreOpener
+from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import open_store_at
 from ..storage.probe import probe_races
@@ -54,7 +59,7 @@ from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
-from .ended import again, shown
+from .ended import again
 from .enrichers import FailureEnrichers, load_enrichers
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .job_metrics import register_job
@@ -224,12 +229,7 @@ class JobCoordinator:
             if store is not None:
                 await store.close()
         self._clients.end(
-            {
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "checkpoint": outcome.checkpoint,
-                "dropped": msgspec.to_builtins(outcome.dropped),
-            },
+            outcome.as_json(),
             outcome.error,
         )
         return outcome
@@ -302,6 +302,8 @@ class JobCoordinator:
 
         await log.start_generation(
             run=spec.run,
+            job=spec.name,
+            ends_kept=self._options.get(HISTORY_RUNS),
             restore_from=spec.restore_from,
             parallelism=spec.parallelism,
             max_parallelism=spec.plan.max_parallelism,
@@ -346,6 +348,7 @@ class JobCoordinator:
             plan_blob=ship(spec.plan),
             metrics_url=self._metrics_url,
             status_since_ms=self._clock.now_ms(),
+            began_ms=self._clock.now_ms() if log is None else log.view.history.began_ms,
             failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
             judge=lambda failure: judge.judged(failure, self._clock.now_ms()),
             enrichers=FailureEnrichers(load_enrichers(self._options.get(FAILURE_ENRICHERS) or "")),
@@ -514,13 +517,23 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
 
 def _outcome_of(end: JobEnded) -> JobOutcome:
     error = end.failure.as_error() if end.failure is not None else None
-    return JobOutcome(shown(end.status), end.reason, error, end.checkpoint)
+    return JobOutcome(
+        end.status.shown,
+        end.reason,
+        error,
+        end.checkpoint,
+        run=end.run,
+        began_ms=end.history.began_ms,
+        ended_ms=end.ended_ms,
+        restarts=end.history.restarts,
+    )
 
 
 def _outcome(context: JobContext) -> JobOutcome:
     end = context.end
     if end is None:
         raise HeadgateError("the job ended without an end")
+    logged = None if context.log is None else context.log.view.last_end
     error = end.failure.error if end.failure is not None else None
     return JobOutcome(
         context.status,
@@ -528,4 +541,8 @@ def _outcome(context: JobContext) -> JobOutcome:
         error,
         context.checkpoints.last_completed,
         context.dropped.totals,
+        run=context.spec.run,
+        began_ms=context.began_ms,
+        ended_ms=context.ended_ms,
+        restarts=context.restarts if logged is None else logged.history.restarts,
     )

@@ -95,7 +95,8 @@ class RegionalRestart:
     def begin(self, job: JobContext, decided: Decided) -> None:
         """Restart these regions, from the beginning."""
         job.record(decided.failure, merged=decided.merged)
-        job.restarts += not decided.merged
+        if not decided.merged:
+            job.count_restart()
         self._decision = decided.decision
         job.deployment_events = None
         if self._task is not None:

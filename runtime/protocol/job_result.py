@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from ...errors import HeadgateError, JobError, ManifestErrors
 from ...state.sealed import Record
@@ -71,6 +75,10 @@ class JobOutcome:
         checkpoint: the newest completed one; 0: there is none.
         dropped: what each step has dropped in this run, by kind. What is read again after a failure, and
             dropped again, counts again. Empty: nothing was lost on the way.
+        run: the id of the run; a run that is taken over keeps it.
+        began_ms: when the run began, in ms since the epoch; 0: not known.
+        ended_ms: when it ended, in ms since the epoch; 0: not known.
+        restarts: how often tasks were restarted in this run.
     """
 
     status: str
@@ -78,3 +86,22 @@ class JobOutcome:
     error: HeadgateError | None = None
     checkpoint: int = 0
     dropped: tuple[Dropped, ...] = ()
+    run: str = ""
+    began_ms: int = 0
+    ended_ms: int = 0
+    restarts: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it but the error, as JSON values."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {**plain, "dropped": msgspec.to_builtins(self.dropped)}
+
+    @staticmethod
+    def of_json(found: Mapping[str, Any], error: HeadgateError | None) -> JobOutcome:
+        """The reverse of `as_json`; fields that are missing have their defaults."""
+        dropped = msgspec.convert(found.get("dropped", []), tuple[Dropped, ...])
+        known = {name: found[name] for name in _PLAIN if name in found}
+        return JobOutcome(**known, error=error, dropped=dropped)
+
+
+_PLAIN = ("status", "reason", "checkpoint", "run", "began_ms", "ended_ms", "restarts")

@@ -28,6 +28,7 @@ from ...errors import CorruptError, check
 from ...state.sealed import Record, SealedFormat
 from .job_result import JobFailure
 from .manifest import Manifest
+from .run_history import NO_HISTORY, RunHistory
 
 
 class JobStatus(enum.Enum):
@@ -37,6 +38,11 @@ class JobStatus(enum.Enum):
     CANCELED = "CANCELED"
     STOPPED = "STOPPED"
     FAILED = "FAILED"
+
+    @property
+    def shown(self) -> str:
+        """The name that users see, which is Flink's."""
+        return "SUSPENDED" if self is JobStatus.STOPPED else self.value
 
 
 class Deployment(Record, frozen=True, kw_only=True):
@@ -72,6 +78,7 @@ class GenerationStarted(Record, frozen=True, kw_only=True, tag_field="entry", ta
     """Checkpoints before this entry are not restored: a new run that starts without them."""
     restore_from: str = ""
     """Address of the savepoint, or checkpoint, that the run begins with."""
+    history: RunHistory = NO_HISTORY
 
 
 class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -90,6 +97,7 @@ class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", 
     of before there was rescaling: as before."""
     deployment: Deployment | None = None
     """What ran, again: the entry that said so may have been trimmed."""
+    history: RunHistory = NO_HISTORY
 
 
 class AttemptDeployed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -115,6 +123,8 @@ class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     checkpoint: int = 0
     """The newest checkpoint that it could have gone on from; 0: none, or not told."""
     failure: JobFailure | None = None
+    history: RunHistory = NO_HISTORY
+    """Of this run; `ends` are those of the runs before it."""
 
 
 LogEntry: TypeAlias = GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
@@ -203,6 +213,8 @@ class LogView:
     """The run it belongs to."""
     deployment_completed: int = 0
     """The newest checkpoint that it completed; 0: none."""
+    history: RunHistory = NO_HISTORY
+    """Of the newest run; the `ends` in it are not trimmed, and may lie in front of `head`."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
@@ -280,6 +292,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             run=entry.run,
             parallelism=entry.parallelism,
             fresh_from=fresh_from,
+            history=entry.history,
         )
     if isinstance(entry, CheckpointCompleted):
         logged = LoggedCheckpoint(sequence, entry.generation, entry.manifest, entry.is_final)
@@ -294,6 +307,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             deployment=entry.deployment,
             deployed_run=entry.run,
             deployment_completed=entry.checkpoint_id,
+            history=entry.history,
         )
     if isinstance(entry, AttemptDeployed):
         deployment = entry.deployment
@@ -305,6 +319,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
         end_sequence=sequence,
         run=entry.run or view.run,
         last_checkpoint_id=max(view.last_checkpoint_id, entry.last_checkpoint_id),
+        history=entry.history.ended(sequence),
     )
 
 
@@ -445,7 +460,8 @@ def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimP
     """Keep the newest `retain` checkpoints; 0 only for a job that has ended.
 
     Those with ids of `keep_from` on stay too: a checkpoint under way builds on the files of that one.
-    The start entries stay for ever: they hold the slots of fenced coordinators.
+    The start entries stay for ever: they hold the slots of fenced coordinators. The ends of runs stay as
+    long as the history has them.
     """
     check(retain >= 1 or view.ended is not None, "a running job keeps its newest checkpoint")
     if keep_from is not None:
@@ -458,7 +474,7 @@ def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimP
     else:
         head = view.head
     manifests = {logged.sequence: logged.manifest for logged in view.checkpoints}
-    kept = set(view.starts)
+    kept = {*view.starts, *view.history.ends}
     doomed = tuple(
         Doomed(sequence, manifests.get(sequence))
         for sequence in range(view.head, head)

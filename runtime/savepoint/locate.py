@@ -16,12 +16,11 @@ from ...operators.clock import Clock
 from ..protocol import names
 from ..protocol.joblog import LogView
 from ..protocol.manifest import Manifest
-from ..storage.base import CheckpointStore
+from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import join_address
 from . import store as savepoints
 from .metadata import Savepoint
-from .store import AddressOpener
 
 _WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias
 
 from ...errors import StateError, StorageError
 from ..protocol import names
-from ..storage.base import CheckpointStore, Existed
+from ..storage.base import AddressOpener, CheckpointStore, Existed
 from .metadata import Savepoint, decode, encode
 
-AddressOpener: TypeAlias = Callable[[str, Mapping[str, str]], CheckpointStore]
 """(address of a directory, options) -> the store, not yet opened."""
 
 

@@ -104,6 +104,10 @@ class CheckpointStore(ABC):
         """Name and size in bytes of every object whose name begins with `prefix`, in no order."""
 
     @abstractmethod
+    async def list_directories(self) -> list[str]:
+        """The names of the directories directly below the root, sorted."""
+
+    @abstractmethod
     async def delete_files(self, names: Sequence[str]) -> None:
         """Delete files; absent ones are fine."""
 
@@ -121,5 +125,7 @@ class CheckpointStore(ABC):
         """The root as a user writes it: a path or an s3:// address."""
 
 
+AddressOpener: TypeAlias = Callable[[str, Mapping[str, str]], CheckpointStore]
+"""(address of a root, options) -> the store whose root it is, not yet opened."""
 StoreOpener: TypeAlias = Callable[[str, str, Mapping[str, str]], CheckpointStore]
 """(storage address, job name, options) -> the store, not yet opened."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from ...errors import CorruptError, FencedError, StorageError, check
 from ...operators.clock import Clock
 from ..protocol import joblog, names
@@ -28,6 +30,7 @@ from ..protocol.joblog import (
     Retry,
 )
 from ..protocol.manifest import Manifest
+from ..protocol.run_history import RunHistory
 from .base import CheckpointStore, Existed
 from .claims import Claims
 from .read_back import ReadBack
@@ -39,6 +42,8 @@ START_ATTEMPTS_MAX = 20
 """How often a new leader tries the next slot before it gives up."""
 GENERATIONS_ASKED_MAX = 100
 """So many generations are asked for their run, the newest first."""
+ENDS_KEPT = 20
+"""How many ends of runs stay in the log, unless the coordinator says otherwise."""
 
 
 def _unchanged(_: LogView, started: GenerationStarted) -> GenerationStarted:
@@ -67,6 +72,10 @@ class JobLog:
         self._clock = clock
         self._view = LogView()
         self._generation = 0
+        self.restarts = 0
+        """Restarts of tasks under this coordinator, which keeps count; the entries repeat them."""
+        self._began = RunHistory()
+        """The history in the start entry of this coordinator."""
         self._run = ""
         self._leader: Leader | None = None
         self._fenced_by: FencedError | None = None
@@ -144,6 +153,8 @@ class JobLog:
         run: str = "",
         fresh: bool = False,
         restore_from: str = "",
+        job: str = "",
+        ends_kept: int = ENDS_KEPT,
         follow: Callable[[LogView, GenerationStarted], GenerationStarted] = _unchanged,
     ) -> int:
         """Become the leader, and fence all older ones; returns the new generation.
@@ -154,6 +165,9 @@ class JobLog:
         `follow` gives the start entry for what the log says in front of it: until that entry is there
         an older leader may complete a checkpoint, or end the job. It may be called several times; the
         last view is the one that the entry follows.
+
+        `job` is the name of the job, for readers of the log. The ends of the newest `ends_kept` former runs
+        stay in it.
 
         Raises:
             FencedError: another coordinator claimed a newer generation meanwhile.
@@ -177,7 +191,18 @@ class JobLog:
                 fresh=fresh,
                 restore_from=restore_from,
             )
-            head = await self._append_start(started, follow)
+            former = RunHistory()
+
+            def with_history(view: LogView, started: GenerationStarted) -> GenerationStarted:
+                nonlocal former
+                former = view.history
+                same_run = not view.empty and view.run == run
+                begin = former.taken_over if same_run else former.next_run
+                self._began = begin(job, started.started_ms, ends_kept)
+                return follow(view, msgspec.structs.replace(started, history=self._began))
+
+            head = await self._append_start(started, with_history)
+            await self._forget(set(former.ends) - set(self._began.ends), head)
             await self._take_over(generation, head)
             return generation
 
@@ -218,6 +243,7 @@ class JobLog:
                     run=self._view.run,
                     parallelism=parallelism or self._view.parallelism,
                     deployment=self._view.deployment,
+                    history=self._history(),
                 )
             )
 
@@ -286,9 +312,14 @@ class JobLog:
                     run=self._view.run,
                     checkpoint=checkpoint,
                     failure=failure,
+                    history=self._history(),
                 )
             )
             return checkpoint
+
+    def _history(self) -> RunHistory:
+        """What an entry of this coordinator repeats."""
+        return self._began.restarted(self.restarts)
 
     async def trim(self, retain: int, keep_from: int | None = None) -> list[Manifest]:
         """Keep the newest `retain` checkpoints, and those of id `keep_from` on.
@@ -378,6 +409,11 @@ class JobLog:
             fix="is an older coordinator of this job still running? stop it, or try again",
         )
 
+    async def _forget(self, ends: set[int], head: LogHead) -> None:
+        """Delete ends that the history does not have any more; those in view are left to trimming."""
+        for sequence in sorted(each for each in ends if each < head.sequence):
+            await self._store.delete(names.log_entry(sequence))
+
     async def _take_over(self, generation: int, head: LogHead) -> None:
         inherited: list[Doomed] = []
         for sequence in range(head.swept, head.sequence):
@@ -386,7 +422,10 @@ class JobLog:
             entry = None if data is None else self._entry(data, name)
             if isinstance(entry, CheckpointCompleted):
                 inherited.append(Doomed(sequence, entry.manifest))
-            elif isinstance(entry, AttemptDeployed | JobEnded):
+            elif (
+                isinstance(entry, AttemptDeployed | JobEnded)
+                and sequence not in self._view.history.ends
+            ):
                 inherited.append(Doomed(sequence, None))
         self._inherited = tuple(inherited)
         self._generation = generation

@@ -97,6 +97,9 @@ class LocalStore(CheckpointStore):
         for name, size in await self._run(lambda: self._list(prefix), "list", self._root):
             yield name, size
 
+    async def list_directories(self) -> list[str]:
+        return await self._run(self._list_directories, "list", self._root)
+
     async def delete_files(self, names: Sequence[str]) -> None:
         paths = [self._path(name) for name in names]
         await self._run(lambda: self._delete_all(paths), "delete files in", self._root)
@@ -148,6 +151,12 @@ class LocalStore(CheckpointStore):
                 with contextlib.suppress(FileNotFoundError):
                     found.append((name, path.stat().st_size))
         return found
+
+    def _list_directories(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self._root.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return []
 
     def _replace(
         self, path: Path, data: FileContent, abandoned: threading.Event | None = None

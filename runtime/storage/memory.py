@@ -68,6 +68,9 @@ class MemoryStore(CheckpointStore):
             if name.startswith(prefix):
                 yield name, len(data)
 
+    async def list_directories(self) -> list[str]:
+        return sorted({name.partition("/")[0] for name in self._objects if "/" in name})
+
     async def delete_files(self, names: Sequence[str]) -> None:
         for name in names:
             self._objects.pop(name, None)

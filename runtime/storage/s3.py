@@ -232,6 +232,11 @@ class S3Store(CheckpointStore):
         async for item in self._pages("list_objects_v2", "Contents", prefix):
             yield item["Key"][below:], item["Size"]
 
+    async def list_directories(self) -> list[str]:
+        below = len(self._key(""))
+        found = self._pages("list_objects_v2", "CommonPrefixes", "", Delimiter="/")
+        return sorted([item["Prefix"][below:].rstrip("/") async for item in found])
+
     async def delete_files(self, names: Sequence[str]) -> None:
         for first in range(0, len(names), DELETE_BATCH_MAX):
             await self._delete_batch(names[first : first + DELETE_BATCH_MAX])
@@ -293,9 +298,11 @@ class S3Store(CheckpointStore):
             while chunk := await body.read(DOWNLOAD_CHUNK_BYTES):
                 await asyncio.to_thread(file.write, chunk)
 
-    async def _pages(self, call: str, field: str, prefix: str) -> AsyncIterator[dict[str, Any]]:
-        """All items of a listing of what begins with `prefix`."""
-        request = {"Bucket": self._settings.bucket, "Prefix": self._key(prefix)}
+    async def _pages(
+        self, call: str, field: str, prefix: str, **more: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """All items of a listing of what begins with `prefix`; `more` are further arguments of the call."""
+        request = {"Bucket": self._settings.bucket, "Prefix": self._key(prefix), **more}
         while True:
             answer = await self._run("list", prefix, lambda: getattr(self._client, call)(**request))
             for item in answer.get(field, ()):

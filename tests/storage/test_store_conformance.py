@@ -45,6 +45,18 @@ def test_put_replaces_and_the_newest_bytes_are_read(make_store):
     run(scenario, make_store)
 
 
+def test_directories_are_those_directly_below_the_root(make_store):
+    async def scenario(store):
+        for name in ("log/1.json", "log/generation/1.json", "chk/1-1/a"):
+            await store.put(name, b"x")
+        assert [each for each in await store.list_directories() if each != "probe"] == [
+            "chk",
+            "log",
+        ]
+
+    run(scenario, make_store)
+
+
 def test_create_if_absent_keeps_the_first_bytes(make_store):
     async def scenario(store):
         assert await store.create_if_absent("log/1.json", b"first") == Created()

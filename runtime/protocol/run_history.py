@@ -1,0 +1,54 @@
+"""The history of a job's runs: which ends of runs the log keeps, and what an entry repeats of its run.
+
+The end of a run is an entry of the job log (`JobEnded`), and there is no other record of it. Entries that
+no checkpoint needs are trimmed, so the history is a list of the ends that trimming leaves alone. Each
+entry repeats that list, because the entry before it may have been trimmed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import msgspec
+
+from ...state.sealed import Record
+
+
+@final
+class RunHistory(Record, frozen=True, kw_only=True):
+    """What an entry of the job log repeats of its run, and of the runs before it."""
+
+    job: str = ""
+    """The name of the job; empty in entries of before it was written down."""
+    began_ms: int = 0
+    """When the run began, in ms since the epoch; 0: not known."""
+    restarts: int = 0
+    """Restarts of tasks in this run under all its coordinators. Those between the last entry of a
+    coordinator that died and its death are missing."""
+    ends: tuple[int, ...] = ()
+    """Sequences of the `JobEnded` entries that are kept, the oldest first."""
+
+    def next_run(self, job: str, now_ms: int, kept: int) -> RunHistory:
+        """The history of a run that begins now. Of the ends of former runs the newest `kept` stay."""
+        return RunHistory(job=job, began_ms=now_ms, ends=self._newest(kept))
+
+    def taken_over(self, job: str, now_ms: int, kept: int) -> RunHistory:
+        """The same run under another coordinator."""
+        return msgspec.structs.replace(
+            self, job=job, began_ms=self.began_ms or now_ms, ends=self._newest(kept)
+        )
+
+    def ended(self, sequence: int) -> RunHistory:
+        """The history with the end in the entry `sequence` added."""
+        return msgspec.structs.replace(self, ends=(*self.ends, sequence))
+
+    def restarted(self, restarts: int) -> RunHistory:
+        """The history with restarts of the present coordinator added."""
+        return msgspec.structs.replace(self, restarts=self.restarts + restarts)
+
+    def _newest(self, kept: int) -> tuple[int, ...]:
+        return self.ends[max(0, len(self.ends) - kept) :]
+
+
+NO_HISTORY: Final = RunHistory()
+"""Of entries that were written before there was a history."""

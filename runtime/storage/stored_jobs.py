@@ -1,0 +1,136 @@
+"""The jobs of a storage address, read from their logs alone: no process of them has to live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ...errors import CorruptError, JobNotFound
+from ...operators.clock import Clock
+from ..protocol import joblog, names
+from ..protocol.joblog import JobEnded, Leader, LogView
+from .base import AddressOpener, CheckpointStore
+from .joblog_store import JobLog
+from .open_store import join_address
+
+READS_MAX: Final = 8
+"""So many jobs are read at once."""
+LOG: Final = "log"
+"""The directory that shows that another one is that of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """What the storage says of one job.
+
+    Attributes:
+        name: of the job; its directory, if the log is older than that names are in it.
+        address: of its directory.
+        view: of its log.
+        leader: the process that led it last; None: not known.
+        ends: how its runs ended, as far as the history has them, the oldest first.
+    """
+
+    name: str
+    address: str
+    view: LogView
+    leader: Leader | None
+    ends: tuple[JobEnded, ...]
+
+    @property
+    def ended(self) -> JobEnded | None:
+        """How the newest run ended; None if it goes on, or its coordinator died."""
+        return self.view.ended
+
+
+async def find_jobs(
+    open_at: AddressOpener, address: str, options: Mapping[str, str], clock: Clock
+) -> list[StoredJob]:
+    """All jobs with checkpoints below the storage address, by name; or the one whose directory it is.
+
+    Raises:
+        UsageError: the address is not understood.
+        StorageError: it cannot be read, or a log is damaged.
+    """
+    store = open_at(address, options)
+    await store.open(writable=False)
+    try:
+        directories = await store.list_directories()
+        if LOG in directories:
+            found = [await _read_job(store, address, clock)]
+        else:
+            at_once = asyncio.Semaphore(READS_MAX)
+
+            async def read(directory: str) -> StoredJob | None:
+                async with at_once:
+                    return await _read_at(open_at, join_address(address, directory), options, clock)
+
+            found = list(await asyncio.gather(*map(read, directories)))
+    finally:
+        await store.close()
+    return sorted((job for job in found if job is not None), key=lambda job: job.name)
+
+
+async def find_job(
+    open_at: AddressOpener, address: str, name: str, options: Mapping[str, str], clock: Clock
+) -> StoredJob:
+    """The job called `name` below the storage address, or the one whose directory the address is.
+
+    Raises:
+        UsageError: the address is not understood.
+        StorageError: it cannot be read, or the log is damaged.
+        JobNotFound: there is no such job.
+    """
+    directory = names.job_dir(name)
+    whole = address.rstrip("/")
+    below = whole.endswith(f"/{directory}") or whole == directory
+    places = [join_address(address, directory), *([address] if below else [])]
+    for place in places:
+        job = await _read_at(open_at, place, options, clock)
+        if job is not None:
+            return job
+    raise JobNotFound(
+        f"no job of this name has checkpoints there name=`{name}` storage=`{address}`",
+        fix=f"`headgate list --storage {address}` shows those that have",
+    )
+
+
+async def _read_at(
+    open_at: AddressOpener, address: str, options: Mapping[str, str], clock: Clock
+) -> StoredJob | None:
+    store = open_at(address, options)
+    await store.open(writable=False)
+    try:
+        return await _read_job(store, address, clock)
+    finally:
+        await store.close()
+
+
+async def _read_job(store: CheckpointStore, address: str, clock: Clock) -> StoredJob | None:
+    log = JobLog(store, "reader", clock)
+    view = await log.load()
+    if view.empty:
+        return None
+    leader = await log.leader_of(view.generation)
+    ends = [await _read_end(store, sequence) for sequence in view.history.ends]
+    kept = tuple(end for end in ends if end is not None)
+    name = view.history.job or address.rstrip("/").rpartition("/")[2]
+    return StoredJob(name, address, view, leader, kept)
+
+
+async def _read_end(store: CheckpointStore, sequence: int) -> JobEnded | None:
+    """The end of a run; None if the history has forgotten it since the log was read."""
+    name = names.log_entry(sequence)
+    data = await store.read(name)
+    if data is None:
+        return None
+    entry = joblog.ENTRIES.decode(data, name, store.describe())
+    if isinstance(entry, JobEnded):
+        return entry
+    raise CorruptError(
+        f"the job log is damaged: this entry is to be the end of a run name=`{name}`",
+        where=store.describe(),
+        fix="were objects copied or renamed by hand? restore them",
+    )
