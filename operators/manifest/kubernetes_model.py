@@ -220,7 +220,7 @@ _RAY = Section(
         "address": Field(Text(), "External: `host:port` of the Ray cluster"),
         "tokenSecretRef": Field(
             _named("tokenSecretRef", "its name"),
-            "a Secret whose key `token` is Ray's token; default: one is made for the job",
+            "a Secret whose key `auth_token` is Ray's token; default: one is made for the job",
         ),
         "version": Field(Text(), "KubeRay: the version of Ray in the image"),
     },

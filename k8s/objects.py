@@ -1,0 +1,265 @@
+"""The objects of a job that are not pods: names, labels, Service, policies, Secret, ConfigMap."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from ..operators.manifest.model import API_VERSION, KIND
+from . import ports
+from .spec import Job
+from .status import Run
+
+PREFIX: Final = "headgate.io/"
+JOB: Final = PREFIX + "job"
+ROLE: Final = PREFIX + "role"
+RUN: Final = PREFIX + "run"
+REVISION: Final = PREFIX + "revision"
+CONTENT: Final = PREFIX + "content"
+"""Annotation: a hash of the object as it was made, to see whether it has to be made again."""
+HEAD: Final = "head"
+WORKER: Final = "worker"
+TOKEN_KEY: Final = "auth_token"
+"""Key of the token in its Secret; KubeRay asks for this name."""
+MANIFEST_KEY: Final = "job.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator was installed with.
+
+    Attributes:
+        default_image: for jobs that name none.
+        operator_namespace: where the operator's pods are, which may talk to the REST API of jobs.
+        operator_labels: of these pods.
+        metrics_from: labels of the namespaces that may read metrics; None: no other namespace may.
+    """
+
+    default_image: str = "headgate"
+    operator_namespace: str = "headgate"
+    operator_labels: dict[str, str] = field(
+        default_factory=lambda: {"app.kubernetes.io/name": "headgate-operator"}
+    )
+    metrics_from: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One run of a job that is to exist: everything its objects are made of.
+
+    Attributes:
+        name, namespace, uid: of the StreamJob; the uid makes it the owner of every object.
+        job: its spec, of the revision that runs.
+        run: the run; its number and the uid are the run id.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    job: Job
+    run: Run
+    settings: Settings
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.uid}-{self.run.number}"
+
+    @property
+    def token_secret(self) -> str:
+        given = self.job.kubernetes.ray.token_secret_ref
+        return given.name if given is not None else token_name(self.name)
+
+
+def head_name(job: str) -> str:
+    """Of the StatefulSet and the Service."""
+    return f"{job}-head"
+
+
+def workers_name(job: str) -> str:
+    """Of the Deployment and its PodDisruptionBudget."""
+    return f"{job}-workers"
+
+
+def ray_name(job: str) -> str:
+    """Of the RayCluster."""
+    return f"{job}-ray"
+
+
+def token_name(job: str) -> str:
+    """Of the Secret with the token that the operator makes."""
+    return f"{job}-token"
+
+
+def manifest_name(job: str, revision: str) -> str:
+    """Of the ConfigMap with the manifest of a revision."""
+    return f"{job}-{revision}"
+
+
+def selector(job: str, role: str | None = None) -> dict[str, str]:
+    """Labels that all pods of the job have, or those of one role. They never change."""
+    return {JOB: job} | ({ROLE: role} if role else {})
+
+
+def labels(job: str, role: str | None = None) -> dict[str, str]:
+    """The labels of an object."""
+    common = {
+        "app.kubernetes.io/name": "headgate",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/managed-by": "headgate-operator",
+    }
+    component = {"app.kubernetes.io/component": role} if role else {}
+    return common | component | selector(job, role)
+
+
+def owned(
+    deployment: Deployment,
+    api_version: str,
+    kind: str,
+    name: str,
+    *,
+    role: str | None = None,
+    **body: Any,
+) -> dict[str, Any]:
+    """An object that goes when the StreamJob goes."""
+    made = {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": deployment.namespace,
+            "labels": labels(deployment.name, role),
+            "annotations": {},
+            "ownerReferences": [owner(deployment.name, deployment.uid)],
+        },
+        **body,
+    }
+    made["metadata"]["annotations"][CONTENT] = digest(made)
+    return made
+
+
+def owner(name: str, uid: str) -> dict[str, Any]:
+    """The reference to the StreamJob."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def digest(value: Any) -> str:
+    """Ten characters that stand for a value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def manifest(deployment: Deployment) -> dict[str, Any]:
+    """The ConfigMap with the StreamJob of this revision: pods read it, and a rollback comes back to it."""
+    text = yaml.safe_dump(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": deployment.name, "namespace": deployment.namespace},
+            "spec": deployment.job.spec,
+        },
+        sort_keys=False,
+    )
+    revision = deployment.run.revision
+    made = owned(
+        deployment, "v1", "ConfigMap", manifest_name(deployment.name, revision), data={MANIFEST_KEY: text}
+    )  # fmt: skip
+    made["metadata"]["labels"][REVISION] = revision
+    return made | {"immutable": True}
+
+
+def token(deployment: Deployment) -> dict[str, Any]:
+    """The Secret of the token, without its value: whoever creates it puts 256 random bits there."""
+    return owned(deployment, "v1", "Secret", token_name(deployment.name), type="Opaque")
+
+
+def supporting(deployment: Deployment) -> list[dict[str, Any]]:
+    """The objects around the pods that may be changed while these run."""
+    found = [_service(deployment), _network_policy(deployment)]
+    if deployment.job.kubernetes.ray.mode == "Managed":
+        found.append(_disruption_budget(deployment))
+    return found
+
+
+def _service(deployment: Deployment) -> dict[str, Any]:
+    return owned(
+        deployment,
+        "v1",
+        "Service",
+        head_name(deployment.name),
+        role=HEAD,
+        spec={
+            "type": "ClusterIP",
+            "selector": selector(deployment.name, HEAD),
+            # Workers and the operator talk to the head before it is ready.
+            "publishNotReadyAddresses": True,
+            "ports": [
+                {"name": port.name, "port": port.number, "targetPort": port.name, "protocol": "TCP"}
+                for port in ports.NAMED
+            ],
+        },
+    )
+
+
+def _network_policy(deployment: Deployment) -> dict[str, Any]:
+    """Nobody gets in but pods of the job, the operator, and who may read metrics."""
+    settings = deployment.settings
+    namespace = {"kubernetes.io/metadata.name": settings.operator_namespace}
+    ingress: list[dict[str, Any]] = [
+        {
+            "from": [{"podSelector": {"matchLabels": selector(deployment.name)}}],
+            "ports": [port.policy() for port in ports.ALL],
+        },
+        {
+            "from": [
+                {
+                    "namespaceSelector": {"matchLabels": namespace},
+                    "podSelector": {"matchLabels": settings.operator_labels},
+                }
+            ],
+            "ports": [ports.REST.policy()],
+        },
+    ]
+    if settings.metrics_from is not None:
+        ingress.append(
+            {
+                "from": [{"namespaceSelector": {"matchLabels": settings.metrics_from}}],
+                "ports": [ports.METRICS.policy()],
+            }
+        )
+    return owned(
+        deployment,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        deployment.name,
+        spec={
+            "podSelector": {"matchLabels": selector(deployment.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    )
+
+
+def _disruption_budget(deployment: Deployment) -> dict[str, Any]:
+    """A drain takes one worker at a time. The head has none: with one pod it could only block drains."""
+    return owned(
+        deployment,
+        "policy/v1",
+        "PodDisruptionBudget",
+        workers_name(deployment.name),
+        role=WORKER,
+        spec={
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": selector(deployment.name, WORKER)},
+        },
+    )

@@ -1,0 +1,320 @@
+"""The pods of a job. Every one of them passes Kubernetes' restricted Pod Security Standard."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from . import ports
+from .objects import (
+    HEAD,
+    MANIFEST_KEY,
+    REVISION,
+    RUN,
+    TOKEN_KEY,
+    WORKER,
+    Deployment,
+    Settings,
+    head_name,
+    labels,
+    manifest_name,
+    owner,
+    selector,
+)
+from .spec import Kubernetes, Resources, SecretKey
+from .status import Runtime
+
+CONTAINER: Final = "headgate"
+USER: Final = 10001
+GRACE_S: Final = 60
+"""Seconds between SIGTERM and SIGKILL: time for a checkpoint."""
+TMP_SIZE: Final = "4Gi"
+SHARED_MEMORY_SIZE: Final = "1Gi"
+MANIFEST_PATH: Final = "/etc/headgate"
+TOKEN_PATH: Final = "/run/headgate"
+CODE_PATH: Final = "/opt/headgate/code"
+RECONNECT_S: Final = 600
+"""How long Ray's worker nodes look for a head that is gone, before they end themselves."""
+_DEFAULTS: Final = {
+    HEAD: {"cpu": "500m", "memory": "1Gi"},
+    WORKER: {"cpu": "1", "memory": "2Gi"},
+}
+_MERGED_BY: Final = {
+    "volumeMounts": "mountPath",
+    "topologySpreadConstraints": "topologyKey",
+    "ports": "containerPort",
+}
+"""Lists whose entries are merged by another field than `name`."""
+_APPENDED: Final = frozenset(("tolerations", "envFrom"))
+
+
+def head_pod(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
+    """The template of the head: Ray's head, or a node of another Ray, with the coordinator in it."""
+    run, kubernetes = deployment.run, deployment.job.kubernetes
+    command = [
+        "headgate", "k8s", "head",
+        "--job", f"{MANIFEST_PATH}/{MANIFEST_KEY}",
+        "--run-id", deployment.run_id,
+        "--parallelism", str(run.parallelism),
+        "--start", run.start.kind.lower(),
+    ]  # fmt: skip
+    if run.start.path:
+        command += ["--path", run.start.path]
+    if kubernetes.upgrade.allow_non_restored_state:
+        command.append("--allow-non-restored-state")
+    if ray_address:
+        command += ["--ray-address", ray_address]
+    return _template(deployment, HEAD, command)
+
+
+def worker_pod(deployment: Deployment) -> dict[str, Any]:
+    """The template of a worker: one node of Ray."""
+    command = [
+        "headgate", "k8s", "worker",
+        "--head", head_name(deployment.name),
+        "--slots", str(deployment.job.kubernetes.workers.slots),
+    ]  # fmt: skip
+    template = _template(deployment, WORKER, command)
+    template["spec"].setdefault(
+        "topologySpreadConstraints",
+        [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector(deployment.name, WORKER)},
+            }
+        ],
+    )
+    return template
+
+
+def cleaning_job(
+    name: str, namespace: str, owner_reference: dict[str, Any] | None, runtime: Runtime,
+    command: list[str], *, environment: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A Kubernetes Job that deletes state with the identity of the job's pods, when these are gone."""
+    container = _container(command, runtime.image, runtime.image_pull_policy)
+    container["env"] = [{"name": "HOME", "value": "/tmp"}, *(environment or ())]
+    container["resources"] = _amounts(Resources(), HEAD)
+    container["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if runtime.credentials_secret:
+        container["envFrom"] = [{"secretRef": {"name": runtime.credentials_secret}}]
+    spec = _pod(runtime.service_account_name, runtime.image_pull_secrets)
+    spec |= {"restartPolicy": "Never", "containers": [container]}
+    spec["volumes"] = [{"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}}]
+    common = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "cleaning"}
+    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "labels": common}
+    if owner_reference is not None:
+        metadata["ownerReferences"] = [owner_reference]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "backoffLimit": 6,
+            "template": {"metadata": {"labels": common}, "spec": spec},
+        },
+    }
+
+
+def state_cleaning_job(deployment: Deployment, name: str) -> dict[str, Any]:
+    """The Job that deletes a job's checkpoints and its log, but no savepoint."""
+    command = ["headgate", "k8s", "delete-state", f"{MANIFEST_PATH}/{MANIFEST_KEY}"]
+    made = cleaning_job(
+        name,
+        deployment.namespace,
+        owner(deployment.name, deployment.uid),
+        runtime_of(deployment.job.kubernetes, deployment.settings),
+        command,
+        environment=_user_environment(deployment.job.kubernetes),
+    )
+    spec = made["spec"]["template"]["spec"]
+    source = {"name": manifest_name(deployment.name, deployment.run.revision)}
+    spec["volumes"].append({"name": "manifest", "configMap": source})
+    mount = {"name": "manifest", "mountPath": MANIFEST_PATH, "readOnly": True}
+    spec["containers"][0]["volumeMounts"].append(mount)
+    return made
+
+
+def runtime_of(kubernetes: Kubernetes, settings: Settings) -> Runtime:
+    """What a pod needs to reach the job's storage."""
+    credentials = kubernetes.storage.credentials_secret_ref
+    return Runtime(
+        image=kubernetes.image or settings.default_image,
+        image_pull_policy=kubernetes.image_pull_policy or "",
+        image_pull_secrets=[each.name for each in kubernetes.image_pull_secrets],
+        service_account_name=kubernetes.service_account_name or "",
+        credentials_secret=credentials.name if credentials else "",
+    )
+
+
+def merged(base: Any, over: Any, key: str = "") -> Any:
+    """`over` laid upon `base`: mappings field by field, lists of named entries name by name."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        both = {name: merged(base[name], over[name], name) for name in base if name in over}
+        return base | over | both
+    if isinstance(base, list) and isinstance(over, list):
+        if key in _APPENDED:
+            return [*base, *(each for each in over if each not in base)]
+        by = _MERGED_BY.get(key, "name")
+        if all(isinstance(each, dict) and by in each for each in (*base, *over)):
+            known = {each[by]: each for each in base}
+            for each in over:
+                known[each[by]] = merged(known[each[by]], each) if each[by] in known else each
+            return list(known.values())
+    return over
+
+
+def _template(deployment: Deployment, role: str, command: list[str]) -> dict[str, Any]:
+    """The pod template of a role, with the user's laid upon it; our labels cannot be changed."""
+    kubernetes = deployment.job.kubernetes
+    section = kubernetes.coordinator if role == HEAD else kubernetes.workers
+    container = _container(
+        command,
+        kubernetes.image or deployment.settings.default_image,
+        kubernetes.image_pull_policy or "",
+    )
+    container["env"] = _environment(deployment, role)
+    container["resources"] = _amounts(section.resources, role)
+    container["ports"] = [
+        {"name": port.name, "containerPort": port.number, "protocol": "TCP"} for port in ports.NAMED
+    ]
+    container["volumeMounts"], volumes = _volumes(deployment)
+    container |= _probes()
+    if kubernetes.storage.credentials_secret_ref:
+        reference = {"name": kubernetes.storage.credentials_secret_ref.name}
+        container["envFrom"] = [{"secretRef": reference}]
+    spec = _pod(
+        kubernetes.service_account_name or "", [each.name for each in kubernetes.image_pull_secrets]
+    )
+    spec |= {
+        "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    template: dict[str, Any] = merged({"metadata": {}, "spec": spec}, section.pod_template)
+    metadata = template["metadata"]
+    own = {REVISION: deployment.run.revision, RUN: str(deployment.run.number)}
+    metadata["labels"] = metadata.get("labels", {}) | labels(deployment.name, role) | own
+    return template
+
+
+def _pod(service_account: str, pull_secrets: list[str]) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if service_account:
+        spec["serviceAccountName"] = service_account
+    if pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
+    return spec
+
+
+def _container(command: list[str], image: str, pull_policy: str) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": image,
+        "command": command,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    if pull_policy:
+        container["imagePullPolicy"] = pull_policy
+    return container
+
+
+def _amounts(resources: Resources, role: str) -> dict[str, Any]:
+    """Requests with defaults, and a limit on memory; without a limit on CPU unless one is asked for."""
+    requests = _DEFAULTS[role] | resources.requests
+    return {"requests": requests, "limits": {"memory": requests["memory"]} | resources.limits}
+
+
+def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
+    kubernetes = deployment.job.kubernetes
+    own: dict[str, Any] = {
+        "HOME": "/tmp",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"{TOKEN_PATH}/{TOKEN_KEY}",
+        "HEADGATE_JOB_NAME": deployment.name,
+    }
+    if role == WORKER:
+        own["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(RECONNECT_S)
+    if kubernetes.code.config_map_ref or kubernetes.code.archive:
+        given = kubernetes.env.get("PYTHONPATH")
+        own["PYTHONPATH"] = f"{CODE_PATH}:{given}" if isinstance(given, str) else CODE_PATH
+    if kubernetes.code.archive:
+        own["HEADGATE_CODE_ARCHIVE"] = kubernetes.code.archive
+    fields = {
+        "HEADGATE_POD_IP": "status.podIP",
+        "HEADGATE_POD_NAME": "metadata.name",
+        "HEADGATE_NAMESPACE": "metadata.namespace",
+    }
+    user = [each for each in _user_environment(kubernetes) if each["name"] not in own]
+    listed = [{"name": name, "value": value} for name, value in own.items()]
+    from_fields = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    return [*listed, *from_fields, *(each for each in user if each["name"] not in fields)]
+
+
+def _user_environment(kubernetes: Kubernetes) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": value.name, "key": value.key}}}
+        if isinstance(value, SecretKey)
+        else {"name": name, "value": value}
+        for name, value in kubernetes.env.items()
+    ]
+
+
+def _volumes(deployment: Deployment) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Mounts, and the volumes behind them."""
+    code = deployment.job.kubernetes.code
+    config_map = {"name": manifest_name(deployment.name, deployment.run.revision)}
+    secret = {
+        "secretName": deployment.token_secret,
+        "defaultMode": 0o440,
+        "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+    }
+    known: list[tuple[str, str, bool, dict[str, Any]]] = [
+        ("tmp", "/tmp", False, {"emptyDir": {"sizeLimit": TMP_SIZE}}),
+        (
+            "shm",
+            "/dev/shm",
+            False,
+            {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}},
+        ),
+        ("manifest", MANIFEST_PATH, True, {"configMap": config_map}),
+        ("token", TOKEN_PATH, True, {"secret": secret}),
+    ]
+    if code.config_map_ref:
+        known.append(("code", CODE_PATH, True, {"configMap": {"name": code.config_map_ref.name}}))
+    elif code.archive:
+        known.append(("code", CODE_PATH, False, {"emptyDir": {"sizeLimit": TMP_SIZE}}))
+    mounts = [
+        {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
+        for name, path, read_only, _ in known
+    ]
+    return mounts, [{"name": name, **source} for name, _, _, source in known]
+
+
+def _probes() -> dict[str, Any]:
+    def get(path: str) -> dict[str, Any]:
+        return {"httpGet": {"path": path, "port": ports.REST.name}}
+
+    return {
+        # Ray and a large image take their time: five minutes until the other probes count.
+        "startupProbe": get("/healthz") | {"periodSeconds": 2, "failureThreshold": 150},
+        "livenessProbe": get("/healthz") | {"periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": get("/readyz") | {"periodSeconds": 5, "failureThreshold": 2},
+    }

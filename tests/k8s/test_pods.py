@@ -1,0 +1,267 @@
+"""The objects of a run: restricted pods, fixed ports, no secret in them, and nothing of the operator's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+import headgate
+from headgate.k8s import objects, ports
+from headgate.k8s.modes import MODES, pod_makers
+from headgate.k8s.objects import Deployment, Settings
+from headgate.k8s.pods import cleaning_job, merged, runtime_of, state_cleaning_job
+from headgate.runtime.manifest import load_job
+
+Make = Callable[..., Deployment]
+MODE_FIELDS = {"Managed": {}, "External": {"address": "ray.other:6379"}, "KubeRay": {}}
+EVERYTHING: dict[str, Any] = {
+    "imagePullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccountName": "flights",
+    "env": {"LEVEL": "3", "PASSWORD": {"name": "broker", "key": "password"}, "HOME": "/root"},
+    "code": {"configMapRef": {"name": "steps"}},
+    "storage": {"credentialsSecretRef": {"name": "bucket"}},
+    "workers": {"slots": 2, "resources": {"requests": {"memory": "4Gi"}, "limits": {"cpu": 2}}},
+}
+
+
+def with_mode(deployment: Make, mode: str, **kubernetes: Any) -> Deployment:
+    return deployment(ray={"mode": mode, **MODE_FIELDS[mode]}, **kubernetes)
+
+
+def templates(made: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """All pod templates of some objects."""
+    for each in made:
+        spec = each.get("spec", {})
+        if "template" in spec:
+            yield spec["template"]
+        if "headGroupSpec" in spec:
+            yield spec["headGroupSpec"]["template"]
+            yield from (group["template"] for group in spec["workerGroupSpecs"])
+
+
+def all_objects(of: Deployment) -> list[dict[str, Any]]:
+    around = [objects.manifest(of), objects.token(of), *objects.supporting(of)]
+    return [*around, *pod_makers(of), state_cleaning_job(of, "flights-clean")]
+
+
+def not_restricted(template: dict[str, Any]) -> list[str]:
+    """What of the Pod Security Standard `restricted` a pod breaks."""
+    spec, found = template["spec"], []
+    security = spec.get("securityContext", {})
+    found += ["host"] * any(spec.get(f"host{name}") for name in ("Network", "PID", "IPC"))
+    found += ["root"] * (security.get("runAsNonRoot") is not True or security["runAsUser"] == 0)
+    found += ["seccomp"] * (security.get("seccompProfile") != {"type": "RuntimeDefault"})
+    kinds = {"configMap", "emptyDir", "secret", "projected", "downwardAPI", "persistentVolumeClaim"}
+    found += [volume["name"] for volume in spec["volumes"] if not kinds & volume.keys()]
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        own = container.get("securityContext", {})
+        found += ["privilege"] * (own.get("allowPrivilegeEscalation") is not False)
+        found += ["capabilities"] * (own.get("capabilities") != {"drop": ["ALL"]})
+        found += ["root file system"] * (own.get("readOnlyRootFilesystem") is not True)
+        found += ["host port"] * any("hostPort" in port for port in container.get("ports", ()))
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_pod_is_restricted_and_has_resources(deployment: Make, mode: str) -> None:
+    for kubernetes in ({}, EVERYTHING):
+        found = list(templates(all_objects(with_mode(deployment, mode, **kubernetes))))
+        assert len(found) >= 2
+        for template in found:
+            assert not_restricted(template) == []
+            assert template["spec"]["securityContext"]["runAsUser"] == 10001
+            assert template["spec"]["automountServiceAccountToken"] is False
+            for container in template["spec"]["containers"]:
+                resources = container["resources"]
+                assert {"cpu", "memory"} <= resources["requests"].keys()
+                assert "memory" in resources["limits"]
+                writable = [each for each in container["volumeMounts"] if not each.get("readOnly")]
+                assert {each["mountPath"] for each in writable} <= {"/tmp", "/dev/shm"}
+            for volume in template["spec"]["volumes"]:
+                assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_belongs_to_the_job(deployment: Make, mode: str) -> None:
+    of = with_mode(deployment, mode, **EVERYTHING)
+    names = set()
+    for made in all_objects(of):
+        metadata = made["metadata"]
+        assert metadata["namespace"] == "air"
+        assert [each["uid"] for each in metadata["ownerReferences"]] == ["u-1"]
+        assert len(metadata["name"]) <= 63
+        names.add((made["kind"], metadata["name"]))
+        json.dumps(made)
+    assert len(names) == len(all_objects(of))
+
+
+def test_pods_carry_run_and_revision_and_no_version_of_the_operator(deployment: Make) -> None:
+    of = deployment(**EVERYTHING)
+    for made in pod_makers(of):
+        assert made["metadata"]["annotations"][objects.RUN] == "4"
+        template = made["spec"]["template"]
+        assert template["metadata"]["labels"][objects.REVISION] == of.job.revision
+        selected = made["spec"]["selector"]["matchLabels"]
+        assert selected.items() <= template["metadata"]["labels"].items()
+        assert headgate.__version__ not in json.dumps(made)
+        assert pod_makers(of) == pod_makers(deployment(**EVERYTHING))
+
+
+def test_the_head_is_told_which_run_it_is(deployment: Make) -> None:
+    head, workers = pod_makers(deployment(workers={"slots": 2}))
+    command = head["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command == [
+        "headgate", "k8s", "head", "--job", "/etc/headgate/job.yaml", "--run-id", "u-1-4",
+        "--parallelism", "3", "--start", "path", "--path", "s3://bucket/sp",
+    ]  # fmt: skip
+    assert head["spec"]["replicas"] == 1
+    assert workers["spec"]["replicas"] == 2
+    command = workers["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command == ["headgate", "k8s", "worker", "--head", "flights-head", "--slots", "2"]
+    spread = workers["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname"]
+
+
+def test_the_manifest_in_the_config_map_is_the_file_that_runs(deployment: Make) -> None:
+    of = deployment(**EVERYTHING)
+    made = objects.manifest(of)
+    assert made["immutable"] is True
+    text = made["data"][objects.MANIFEST_KEY]
+    assert load_job(text).name == "flights"
+    assert yaml.safe_load(text)["spec"] == of.job.spec
+
+
+def test_secrets_are_only_referred_to(deployment: Make) -> None:
+    of = deployment(**EVERYTHING)
+    assert "data" not in objects.token(of)
+    assert "stringData" not in objects.token(of)
+    container = pod_makers(of)[0]["spec"]["template"]["spec"]["containers"][0]
+    assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    by_name = {each["name"]: each for each in container["env"]}
+    assert len(by_name) == len(container["env"])
+    assert by_name["PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "broker", "key": "password"}
+    assert by_name["RAY_AUTH_TOKEN_PATH"]["value"] == "/run/headgate/auth_token"
+    assert by_name["HOME"]["value"] == "/tmp"
+    own = deployment(ray={"tokenSecretRef": {"name": "mine"}})
+    volumes = pod_makers(own)[0]["spec"]["template"]["spec"]["volumes"]
+    assert (
+        next(each for each in volumes if each["name"] == "token")["secret"]["secretName"] == "mine"
+    )
+
+
+def test_ports_come_from_one_table(deployment: Make) -> None:
+    numbers = [port.number for port in ports.ALL]
+    assert len(set(numbers)) == len(numbers)
+    assert all(len(port.name) <= 15 for port in ports.ALL)
+    of = deployment()
+    service = objects.supporting(of)[0]
+    assert {each["port"] for each in service["spec"]["ports"]} == {p.number for p in ports.NAMED}
+    for template in templates(pod_makers(of)):
+        (container,) = template["spec"]["containers"]
+        listed = {(each["name"], each["containerPort"]) for each in container["ports"]}
+        assert listed == {(port.name, port.number) for port in ports.NAMED}
+        assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "rest"}
+        assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "rest"}
+
+
+def test_nobody_gets_in_but_the_job_and_the_operator(deployment: Make) -> None:
+    policy = objects.supporting(deployment())[1]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    own, operator = policy["spec"]["ingress"]
+    assert own["from"] == [{"podSelector": {"matchLabels": {"headgate.io/job": "flights"}}}]
+    assert own["ports"][-1] == {"protocol": "TCP", "port": 10100, "endPort": 10199}
+    assert [port["port"] for port in operator["ports"]] == [ports.REST.number]
+    assert set(operator["from"][0]) == {"namespaceSelector", "podSelector"}
+    open_ = Settings(metrics_from={"kubernetes.io/metadata.name": "monitoring"})
+    *_, metrics = objects.supporting(deployment(open_))[1]["spec"]["ingress"]
+    assert [port["port"] for port in metrics["ports"]] == [ports.METRICS.number]
+
+
+def test_external_has_one_pod_that_joins(deployment: Make) -> None:
+    (head,) = pod_makers(with_mode(deployment, "External"))
+    command = head["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[-2:] == ["--ray-address", "ray.other:6379"]
+    kinds = [each["kind"] for each in objects.supporting(with_mode(deployment, "External"))]
+    assert kinds == ["Service", "NetworkPolicy"]
+
+
+def test_kuberay_starts_ray_itself(deployment: Make) -> None:
+    head, cluster = pod_makers(with_mode(deployment, "KubeRay", workers={"slots": 2}))
+    command = head["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[-2:] == ["--ray-address", "flights-ray-head-svc:6379"]
+    assert cluster["apiVersion"] == "ray.io/v1"
+    spec = cluster["spec"]
+    assert spec["authOptions"] == {"mode": "token", "secretName": "flights-token"}
+    (group,) = spec["workerGroupSpecs"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 2
+    assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {"headgate_slot": 2}
+    for template in templates([cluster]):
+        assert "command" not in template["spec"]["containers"][0]
+        assert "headgate.io/role" not in template["metadata"]["labels"]
+        assert template["metadata"]["labels"]["headgate.io/job"] == "flights"
+
+
+def test_a_pod_template_is_laid_upon_ours(deployment: Make) -> None:
+    template = {
+        "metadata": {"labels": {"team": "air", "headgate.io/job": "other"}},
+        "spec": {
+            "nodeSelector": {"disk": "fast"},
+            "tolerations": [{"key": "stream"}],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}},
+                {"name": "more", "emptyDir": {}},
+            ],
+            "containers": [
+                {
+                    "name": "headgate",
+                    "env": [{"name": "X", "value": "1"}],
+                    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+                },
+                {"name": "proxy", "image": "proxy"},
+            ],
+        },
+    }
+    _, workers = pod_makers(deployment(workers={"podTemplate": template}))
+    made = workers["spec"]["template"]
+    assert made["metadata"]["labels"]["team"] == "air"
+    assert made["metadata"]["labels"]["headgate.io/job"] == "flights"
+    ours, proxy = made["spec"]["containers"]
+    assert proxy["name"] == "proxy"
+    assert ours["command"][:3] == ["headgate", "k8s", "worker"]
+    assert {"X", "HOME"} <= {each["name"] for each in ours["env"]}
+    assert {"/more", "/tmp"} <= {each["mountPath"] for each in ours["volumeMounts"]}
+    sizes = {
+        each["name"]: each.get("emptyDir", {}).get("sizeLimit") for each in made["spec"]["volumes"]
+    }
+    assert sizes["tmp"] == "9Gi"
+    assert "shm" in sizes
+    assert made["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert made["spec"]["tolerations"] == [{"key": "stream"}]
+
+
+def test_merging_leaves_its_arguments_alone() -> None:
+    base = {"a": {"b": 1}, "list": [{"name": "x", "v": 1}], "plain": [1]}
+    over = {"a": {"c": 2}, "list": [{"name": "x", "w": 2}, {"name": "y"}], "plain": [2]}
+    before = json.dumps([base, over])
+    assert merged(base, over) == {
+        "a": {"b": 1, "c": 2},
+        "list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}],
+        "plain": [2],
+    }
+    assert json.dumps([base, over]) == before
+
+
+def test_a_cleaning_job_has_the_identity_of_the_job(deployment: Make) -> None:
+    of = deployment(**EVERYTHING)
+    runtime = runtime_of(of.job.kubernetes, of.settings)
+    made = cleaning_job("x", "air", None, runtime, ["headgate", "savepoint", "dispose", "s3://b/s"])
+    spec = made["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "flights"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["containers"][0]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    assert not_restricted(made["spec"]["template"]) == []
