@@ -24,7 +24,7 @@ from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.link import connect
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.exchange.hub import ExchangeHub
-from headgate.runtime.job import Job
+from headgate.runtime.job import Job, runnable
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.worker.process import tune_process
@@ -136,7 +136,7 @@ async def running(job: Job, directory: str) -> AsyncIterator[CoordinatorClient]:
     listening: asyncio.Future[JobCoordinator] = asyncio.get_running_loop().create_future()
     cluster = ProcessCluster(directory)
     hosted = host_coordinator(
-        job.spec(),
+        runnable(job).spec(),
         cluster,
         clock=SystemClock(),
         open_store=open_store,

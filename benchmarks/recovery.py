@@ -33,6 +33,7 @@ from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
+from headgate.runtime.job import runnable
 
 LOCAL = {
     "execution.checkpointing.local-backup.enabled": "true",
@@ -196,7 +197,7 @@ async def measure(backend: str, column: str, keys: int, kills: int) -> Victim:
         async with asyncio.timeout(DEADLINE_S):
             running = asyncio.create_task(
                 launch(
-                    job.spec(),
+                    runnable(job).spec(),
                     "local",
                     on_event=victim.on_event,
                     on_listening=victim.on_listening,

@@ -31,6 +31,7 @@ from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store
 
 PIPELINES = 4
@@ -130,7 +131,7 @@ async def measure(strategy: str, keys: int, failures: int) -> tuple[list[float],
     with tempfile.TemporaryDirectory(prefix="hg-regions-") as storage:
         clock = SystemClock()
         cluster = InProcessCluster(clock=clock, open_store=open_store)
-        spec = make_job(strategy, keys, storage).spec()
+        spec = runnable(make_job(strategy, keys, storage)).spec()
         coordinator = JobCoordinator(spec, cluster=cluster, clock=clock, open_store=open_store)
         coordinator.on_event = on_event
         running = asyncio.ensure_future(coordinator.run())

@@ -19,6 +19,7 @@ from statistics import median
 import headgate as hg
 from headgate.connectors import blackhole, numbers
 from headgate.runtime.cluster.launch import launch
+from headgate.runtime.job import runnable
 from headgate.runtime.worker.process import SWITCH_INTERVAL_S, tune_process
 
 PYTHON_S = 0.005
@@ -48,7 +49,7 @@ def run(switch_s: float, events: int, every: str) -> dict[str, float]:
         )
         counts.write(blackhole(), name="out")
         began = time.process_time()
-        asyncio.run(launch(job.spec(), "in-process", on_event=heard))
+        asyncio.run(launch(runnable(job).spec(), "in-process", on_event=heard))
         used_s = time.process_time() - began
     return {"us": 1e6 * used_s / events, "checkpoints": completed}
 

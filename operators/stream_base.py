@@ -24,7 +24,7 @@ from .schema import SchemaLike, difference, record_class, same_columns, to_schem
 from .sink import Sink
 
 if TYPE_CHECKING:
-    from .job_graph import JobGraph
+    from .job_definition import JobDefinition
     from .stream import Stream
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class StreamBase(Generic[T]):
 
     def __init__(
         self,
-        job: JobGraph,
+        job: JobDefinition,
         node: Node,
         *,
         side: str | None = None,

@@ -14,7 +14,7 @@ from ..operators.manifest.build import build_job
 from ..operators.manifest.fields import Section
 from ..operators.manifest.model import json_schema, spec_section
 from ..operators.manifest.registry import Toolbox
-from .job import Job
+from .job import Job, runnable
 from .options import Options, current_key
 
 
@@ -49,7 +49,7 @@ def toolbox(options: Mapping[str, str]) -> Toolbox:
 
     def new_job(name: str, **arguments: Any) -> Job:
         job = Job(name, **arguments)
-        job.override(options)
+        runnable(job).override(options)
         return job
 
     return Toolbox(

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ..errors import StateError, UsageError
 from ..operators.clock import SystemClock
-from ..runtime.job import Job
+from ..runtime.job import Job, runnable
 from ..runtime.offline.editor import Declared, SavepointEditor
 from ..runtime.offline.files import OpenStore
 from ..runtime.offline.pieces import CopyTask, Goal, Written, write_table
@@ -72,7 +72,7 @@ class SavepointWriter:
         self._spark = spark
         storage = dict(options or {})
         snapshot = None if base is None else open_snapshot(base, storage)
-        spec = None if job is None else job.spec()
+        spec = None if job is None else runnable(job).spec()
         declared = {}
         if spec is not None:
             widths = {n.name: v.parallelism for v in spec.plan.vertices for n in v.nodes}

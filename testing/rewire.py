@@ -17,7 +17,7 @@ from ..operators.sink import Guarantee, SinkOperator
 from ..runtime.checkpoint_options import (
     RECOVERY_PATH,
 )
-from ..runtime.job import Job, absolute
+from ..runtime.job import Job, runnable
 from ..runtime.job_spec import JobSpec
 from ..runtime.liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..runtime.options import (
@@ -26,6 +26,7 @@ from ..runtime.options import (
     TAKEOVERS_MAX,
     current_key,
 )
+from ..runtime.runnable_job import absolute
 from .sink import CollectingSink, SideListener
 from .source import PushSource
 from .steering import SteeredFactory
@@ -56,12 +57,12 @@ def rewire(
     Raises:
         UsageError: the job is wrong as written.
     """
-    rewired = copy.copy(job)
+    rewired = copy.copy(runnable(job))
     dropped = {RECOVERY_PATH.key} | (set() if parallelism is None else {PARALLELISM.key})
     rewired.options = {k: v for k, v in job.options.items() if current_key(k) not in dropped}
     if parallelism is not None:
         rewired.options[PARALLELISM.key] = str(parallelism)
-    rewired.graph = _copy(job.graph)
+    rewired.graph = _copy(runnable(job).graph)
     for node in list(rewired.graph.nodes):
         _replace(node, rewired.graph, world)
     spec = rewired.spec(

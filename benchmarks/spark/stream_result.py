@@ -24,6 +24,7 @@ import headgate as hg
 from headgate.connectors import blackhole, parquet_source
 from headgate.operators.source import Source
 from headgate.runtime.cluster.launch import launch
+from headgate.runtime.job import runnable
 
 FILES = 8
 SCHEMA = {"id": "long", "k": "long", "price": "double"}
@@ -52,7 +53,7 @@ def run(source: Source, storage: Path, rows: int) -> JSON:
             seen.setdefault(json.loads(event.body)["status"], time.perf_counter())
 
     started = time.perf_counter()
-    outcome = asyncio.run(launch(job.spec(), "in-process", on_event=note))
+    outcome = asyncio.run(launch(runnable(job).spec(), "in-process", on_event=note))
     assert outcome.status == "FINISHED", outcome
     return {
         "rate": rows / (seen["FINISHED"] - seen["RUNNING"]),

@@ -19,13 +19,13 @@ from ...errors import HeadgateError
 from ..async_io.map_async import TIMED_OUT
 from ..dead_letters import FAILED
 from ..graph import Origin
-from ..job_graph import JobGraph
 from ..origin import origin_is
 from ..schema import to_schema
 from ..sink import Guarantee, Sink
 from ..source import REJECTED, Source
 from ..stream import Stream
 from ..suggestions import suggest
+from ..written_job import WrittenJob, definition_of
 from .document import Problems, Value
 from .event_times import with_event_time
 from .fields import INVALID, Table
@@ -46,7 +46,7 @@ R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
 
-def build_job(text: str, file: str, variables: Mapping[str, str], toolbox: Toolbox) -> JobGraph:
+def build_job(text: str, file: str, variables: Mapping[str, str], toolbox: Toolbox) -> WrittenJob:
     """The job that the manifest `text` describes; `file` is its name in messages.
 
     Raises:
@@ -100,7 +100,7 @@ class Builder:
             self.problems.add(line, error.message, error.fix)
             return None
 
-    def build(self) -> JobGraph | None:
+    def build(self) -> WrittenJob | None:
         self._check_names()
         check_rules(self._section(self._spec, "kubernetes"), self.problems)
         metadata = self._section(self._root, "metadata")
@@ -176,11 +176,11 @@ class Builder:
         elif f"{name}.{FAILED}" not in self._read and name not in self._misread:
             self._note_unread(event_time, "onError", f"{name}.{FAILED}")
 
-    def _check_whole(self, job: JobGraph) -> None:
+    def _check_whole(self, job: WrittenJob) -> None:
         """What only the whole job shows; pointless while parts of it are missing."""
         if self.problems.found:
             return
-        for problem in job.problems():
+        for problem in definition_of(job).problems():
             here = re.compile(re.escape(self.problems.file) + r":(\d+).*")
             at = here.search(problem.where)
             # A problem may have a second place, in code that the manifest names.
@@ -190,7 +190,7 @@ class Builder:
 
     # sources
 
-    def _source(self, job: JobGraph, name: str) -> Flow:
+    def _source(self, job: WrittenJob, name: str) -> Flow:
         table = self._sources.get(name)
         if table is None:
             return None

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import HeadgateError
-from ..job_graph import JobGraph
 from ..sink import Guarantee, Sink
 from ..source import Source
+from ..written_job import WrittenJob
 from .fields import Section
 
 
@@ -78,6 +78,6 @@ class Toolbox:
 
     sources: Mapping[str, SourceConnector]
     sinks: Mapping[str, SinkConnector]
-    new_job: Callable[..., JobGraph]
+    new_job: Callable[..., WrittenJob]
     check_options: Callable[[Mapping[str, str]], Mapping[str, HeadgateError]]
     current_key: Callable[[str], str]

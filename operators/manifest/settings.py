@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from ..job_graph import JobGraph
 from ..restarts import exponential_delay, failure_rate, fixed_delay, no_restart
 from ..settings import RestartSettings
+from ..written_job import WrittenJob
 from .document import Problems
 from .fields import Table
 from .registry import Toolbox
@@ -89,12 +89,12 @@ def has_checkpoints(spec: Table, toolbox: Toolbox) -> bool:
     return spec.tried("checkpoint") or OPTION_OF["checkpoint", "storage"] in keys
 
 
-def may_be_batch(job: JobGraph) -> bool:
+def may_be_batch(job: WrittenJob) -> bool:
     """A batch needs no checkpoints. Whether the job is one shows when all its sources are known."""
     return job.options.get(_RUNTIME_MODE, _STREAMING).strip().upper() != _STREAMING
 
 
-def apply_settings(job: JobGraph, spec: Table, attempts: Attempts) -> None:
+def apply_settings(job: WrittenJob, spec: Table, attempts: Attempts) -> None:
     """Set checkpoints and restarts."""
     checkpoint = spec.get("checkpoint")
     if checkpoint is not None and {"every", "storage"} <= checkpoint.values.keys():
@@ -139,7 +139,7 @@ _RESTARTS: dict[str, tuple[Callable[..., RestartSettings], dict[str, str]]] = {
 """By strategy: what makes it, and its arguments by field."""
 
 
-def _restart(job: JobGraph, restart: Table, attempts: Attempts) -> None:
+def _restart(job: WrittenJob, restart: Table, attempts: Attempts) -> None:
     name = restart.get("strategy", "fixed-delay")
     if name not in _RESTARTS:
         return  # noted already

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from ..job_graph import NAME_LENGTH_MAX
+from ..job_definition import NAME_LENGTH_MAX
 from ..source import Source
 from ..stream import Stream
 from .document import Problems

@@ -22,7 +22,8 @@ def explain(
 
     Of a job in batch mode, print Spark's plan.
     """
+    from ..job import runnable
     from ..mermaid import mermaid_plan
 
     job = load_file(file, parallelism, with_mode(settings, runtime_mode))
-    typer.echo(mermaid_plan(job.spec()) if mermaid else job.explain())
+    typer.echo(mermaid_plan(runnable(job).spec()) if mermaid else job.explain())

@@ -89,8 +89,10 @@ def load_file(
 
         return load_job(path, options=texts)
     if path.suffix == ".py":
+        from ..job import runnable
+
         job = _job_of(_import(path.resolve()), path)
-        job.override(texts)
+        runnable(job).override(texts)
         return job
     raise UsageError(
         f"neither a manifest nor a script path=`{path}`",

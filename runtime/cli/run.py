@@ -123,10 +123,12 @@ def run(
     Ctrl-C stops it with a final checkpoint, a second one at once. Exit codes: 0 finished or stopped,
     1 failed, 2 wrong usage, 130 cancelled.
     """
+    from ..job import runnable
+
     _configure_logging(log_level)
     if claim_mode is not None:
         settings = [*(settings or ()), f"execution.state-recovery.claim-mode={claim_mode.upper()}"]
-    job = load_file(file, parallelism, with_mode(settings, runtime_mode))
+    job = runnable(load_file(file, parallelism, with_mode(settings, runtime_mode)))
     _check_whole(list(job.problems()))
     spec = job.spec(
         fresh=fresh,

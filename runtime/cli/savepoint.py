@@ -136,9 +136,10 @@ def check(
     ] = False,
 ) -> None:
     """Check whether a job can restore a savepoint. Starts and stops nothing; exit code 1 if it cannot."""
+    from ..job import runnable
     from ..savepoint.compare import check as compare
 
-    spec = load_file(file, parallelism, settings).spec()
+    spec = runnable(load_file(file, parallelism, settings)).spec()
     found = compare(_locate(path, settings), spec)
     for title, texts in (
         ("unclaimed", found.unclaimed),

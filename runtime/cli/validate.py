@@ -30,16 +30,20 @@ def validate(file: File, parallelism: Parallelism = None, settings: Settings = N
         count = len(problems)
         say(f"{file}: {count} {'mistake' if count == 1 else 'mistakes'}")
         raise typer.Exit(USAGE)
+    from ..job import runnable
     from ..pickled_state import pickled_states
 
     typer.echo(f"{file}: ok, job {job.name}")
-    for found in pickled_states(job.graph):
+    for found in pickled_states(runnable(job).graph):
         say(f"note: state is pickled, since its type is not known. {found}")
 
 
 def problems_of(job: Job) -> list[HeadgateError]:
     """Every reason why a loaded job cannot run."""
-    found: list[HeadgateError] = list(job.problems())
+    from ..job import runnable
+
+    inside = runnable(job)
+    found: list[HeadgateError] = list(inside.problems())
     if not found:
-        job.spec()
+        inside.spec()
     return found

@@ -16,7 +16,7 @@ import pytest
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import WATERMARK_MAX, Batch, ColumnBatch, ObjectBatch
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob
 from headgate.runtime.protocol.redistribution import spread_splits
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import key_group_range
@@ -242,7 +242,7 @@ class Bench:
 
 def source(schema: Any = None) -> Any:
     """A stream, of Python objects if no schema is given."""
-    return JobGraph("test").read(from_list([], schema=schema), name="in")
+    return WrittenJob("test").read(from_list([], schema=schema), name="in")
 
 
 class Service:

@@ -13,7 +13,7 @@ from headgate.runtime.batch import run as batch
 from headgate.runtime.batch.blocks import ORDER, RESULT, Block, from_rows, to_rows
 from headgate.runtime.batch.stage import make_stage
 from headgate.runtime.batch.subtask import Subtask
-from headgate.runtime.job import Job
+from headgate.runtime.job import Job, runnable
 from headgate.runtime.options import Options
 from headgate.runtime.shipping import ship, unship
 
@@ -25,8 +25,8 @@ async def _all(subtask: Subtask, blocks: list[Block]) -> list[Block]:
 
 def run_here(job: Job) -> dict[str, int]:
     """Run a job as Spark would, subtask by subtask; returns what was counted."""
-    job.override({"execution.runtime-mode": "BATCH"})
-    spec = job.spec()
+    runnable(job).override({"execution.runtime-mode": "BATCH"})
+    spec = runnable(job).spec()
     options = Options(spec.options)
     plan = batch.batch_plan(spec)
     blocks: dict[int, dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))

@@ -17,6 +17,7 @@ from headgate.errors import ManifestErrors, PlanError, StateError, UsageError
 from headgate.runtime.cli import run as cli
 from headgate.runtime.cli.app import app
 from headgate.runtime.cli.console import CANCELLED
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.runtime.protocol.job_result import JobOutcome
 
@@ -34,7 +35,7 @@ def job(mode: str, source: Any = None, guarantee: str = "none") -> tuple[hg.Job,
 
 def refusal(made: hg.Job) -> str:
     with pytest.raises(PlanError) as refused:
-        made.spec()
+        runnable(made).spec()
     assert "test_batch_plan.py" in str(refused.value)
     return str(refused.value)
 
@@ -120,7 +121,7 @@ def test_what_goes_by_the_clock_is_refused(step: Any, why: str, fix: str) -> Non
     made, read = job("BATCH")
     step(read.key_by("k")).write(blackhole(guarantee="none"), name="w-out")
     with pytest.raises(PlanError, match="step `w` cannot run as a batch") as refused:
-        made.spec()
+        runnable(made).spec()
     assert why in refused.value.message
     assert fix in refused.value.fix
     assert "test_batch_plan.py" in refused.value.where
@@ -147,16 +148,16 @@ def test_automatic_is_batch_if_all_sources_end() -> None:
     modes = []
     for source in (None, endless()):
         made, _ = job("AUTOMATIC", source)
-        made.spec()
-        modes.append(made.as_batch)
+        runnable(made).spec()
+        modes.append(runnable(made).as_batch)
     assert modes == [True, False]
 
 
 def test_a_batch_needs_no_checkpoints_for_exactly_once_and_restores_nothing() -> None:
     made, _ = job("BATCH", guarantee="exactly_once")
-    made.spec()
+    runnable(made).spec()
     with pytest.raises(UsageError, match="cannot restore"):
-        made.spec(restore_from="somewhere")
+        runnable(made).spec(restore_from="somewhere")
 
 
 MANIFEST = """\
@@ -216,4 +217,4 @@ def test_an_interrupted_batch_ends_as_cancelled(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("headgate.runtime.batch.run.run_batch", interrupted)
-    assert cli._run_batch(job("BATCH")[0].spec()) == CANCELLED
+    assert cli._run_batch(runnable(job("BATCH")[0]).spec()) == CANCELLED

@@ -15,8 +15,8 @@ from headgate.operators.cep.operator import (
     RECORDS_PER_TIMER,
     TIMED_OUT_COUNTER,
 )
-from headgate.operators.job_graph import JobGraph
 from headgate.operators.window_aggregate import LATE, LATE_COUNTER
+from headgate.operators.written_job import WrittenJob
 from headgate.runtime.options import MATCH_PARTIAL_MAX
 
 SCHEMA = {"user": "string", "amount": "int64", "at": "int64"}
@@ -265,7 +265,7 @@ def test_a_changed_threshold_is_continued(world):
 
 
 def columns(pattern, select=None, into=None):
-    job = JobGraph("test")
+    job = WrittenJob("test")
     stream = job.read(from_list([], schema=SCHEMA), name="in").event_time("at")
     return stream.key_by("user").match(pattern, name="m", select=select, into=into)
 

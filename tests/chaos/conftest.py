@@ -21,6 +21,7 @@ import headgate as hg
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.tests.chaos.held import Held
 from headgate.tests.chaos.leftovers import left_in
@@ -140,7 +141,7 @@ class Ring:
         until: Callable[[Chaos], bool] | None = None,
     ) -> Ran:
         """Run `job` to its end. Its sources do not end before `until` says that the plan is through."""
-        for node in job.graph.sources():
+        for node in runnable(job).graph.sources():
             if until is not None:
                 assert node.source is not None
                 node.source = Held(node.source, self._over)
@@ -149,7 +150,10 @@ class Ring:
         async def main() -> JobOutcome:
             async with asyncio.timeout(DEADLINE_S):
                 outcome = await launch(
-                    job.spec(), "local", on_event=chaos.on_event, on_listening=chaos.on_listening
+                    runnable(job).spec(),
+                    "local",
+                    on_event=chaos.on_event,
+                    on_listening=chaos.on_listening,
                 )
             for task in list(chaos.tasks):
                 task.cancel()

@@ -12,6 +12,7 @@ import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.errors import HeadgateError
 from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.job import runnable
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 ROWS = 20_000
@@ -36,7 +37,7 @@ def make_job(path: Path) -> hg.Job:
     job = hg.Job("rescaled", parallelism=1, max_parallelism=12)
     job.checkpoint(every="200ms", storage=str(path / "checkpoints"))
     job.restart(attempts=30, delay="50ms")
-    job.override(
+    runnable(job).override(
         {
             "state.backend.type": "rocksdb",
             "execution.checkpointing.data-inline-threshold": "0 b",

@@ -16,6 +16,8 @@ import polars as pl
 import pyarrow.compute as pc
 import pytest
 
+from headgate.runtime.job import runnable
+
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULES = ("make_flights", "flights_spark", "demo", "flights_spark_demo")
@@ -66,7 +68,7 @@ def test_spark_is_asked_once_whatever_dies(
             chaos.later(0, lambda c: c.kill_worker())
 
     job = modules["flights_spark"].job
-    job.override({"io.tmp.dirs": str(tmp_path / "tmp")})  # where the log of Spark stays
+    runnable(job).override({"io.tmp.dirs": str(tmp_path / "tmp")})  # where the log of Spark stays
     ran = ring.run(job, plan, seed=5)
     assert len(ran.chaos.kills) == 1
     assert len(ran.chaos.texts("restored")) == 1

@@ -31,6 +31,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from headgate.runtime.job import runnable
+
 HERE = Path(__file__).parent
 CHANGED_NS = 1_700_000_000 * 10**9
 ROWS = 24
@@ -201,7 +203,7 @@ def take(work: Path, target: Path, kind: str) -> None:
     job = state_job.make_job(
         work, outputs, parallelism=2, mark="v0.1", storage=f"memory://compat-{kind}", rate=8
     )
-    job.override({"state.backend.type": BACKENDS[kind]})
+    runnable(job).override({"state.backend.type": BACKENDS[kind]})
 
     async def script(running: Any) -> None:
         await running.until("status", status="RUNNING")

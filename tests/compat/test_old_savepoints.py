@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.runtime.cli.app import app
+from headgate.runtime.job import runnable
 
 BACKEND = {"canonical": "hashmap", "native": "rocksdb"}
 
@@ -33,7 +34,7 @@ def restored(
         storage=lab.storage,
         **arguments,
     )
-    job.override({"state.backend.type": backend})
+    runnable(job).override({"state.backend.type": backend})
     ran = lab.run(job, restore_from=str(kept.savepoint))
     assert ran.outcome.status == "FINISHED"
     assert not ran.failures
@@ -120,7 +121,7 @@ def test_a_job_can_be_checked_against_it(lab: Any, state_job: ModuleType, kept: 
     job = state_job.make_job(
         kept.directory, state_job.Outputs(kept.output), parallelism=3, mark="", storage=lab.storage
     )
-    found = check(located, job.spec())
+    found = check(located, runnable(job).spec())
     assert found.ok()
     assert (found.unclaimed, found.migrated) == ([], [])
 

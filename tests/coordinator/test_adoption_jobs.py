@@ -22,6 +22,7 @@ from headgate.runtime.control.messages import (
 from headgate.runtime.coordinator import leadership
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.workers import WorkerPool
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.joblog import JobStatus
 from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.joblog_store import JobLog
@@ -32,7 +33,7 @@ def make_job(lab: Any, sink: Any, **options: str) -> hg.Job:
     job = hg.Job("job", parallelism=2, max_parallelism=12)
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=0, delay="10ms")
-    job.override(options)
+    runnable(job).override(options)
     (
         job.read(numbers(None, rate=1500, batch_rows=10, splits=4), name="numbers")
         .key_with(lambda n: n % 12)
@@ -73,7 +74,7 @@ class Succession:
         job = self._job
         self.old = job.coordinator
         job.coordinator = JobCoordinator(
-            job.spec,
+            runnable(job).spec,
             cluster=job.cluster,
             clock=SystemClock(),
             open_store=job._open_store,

@@ -12,6 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, generator, numbers, sequence
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 from headgate.testing.run import VirtualRun
@@ -52,7 +53,7 @@ def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobCo
     runs: list[VirtualRun] = []
 
     def run(job: hg.Job, ms: int = 20_000) -> JobCoordinator:
-        one_worker = replace(job.spec(), slots_per_worker=PARALLELISM)
+        one_worker = replace(runnable(job).spec(), slots_per_worker=PARALLELISM)
         runs.append(VirtualRun(one_worker, seed=1))
         runs[-1].start()
         runs[-1].advance(ms)

@@ -18,6 +18,7 @@ import headgate as hg
 from headgate.runtime.control.messages import CheckpointAcked, Event, LoopRoundBack, SubtaskFailed
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.regions import Executions, failover_of
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.ids import SubtaskId
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.testing.loop import VirtualClock
@@ -74,7 +75,7 @@ class Regional:
         self._objects: dict[str, bytes] = {}
         self._news = asyncio.Event()
         self.cluster = SimCluster(self.loop, rng, self.clock, self._open)
-        self._spec = replace(job.spec(), slots_per_worker=1)
+        self._spec = replace(runnable(job).spec(), slots_per_worker=1)
         self.coordinator = self._coordinator()
 
     def _coordinator(self) -> JobCoordinator:
@@ -391,7 +392,7 @@ def plan_of(build: Callable[[hg.Job], Any], parallelism: int = 2) -> Any:
     job = hg.Job("job", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="1h", storage="never-made")
     build(job)
-    return job.spec().plan
+    return runnable(job).spec().plan
 
 
 def test_the_regions_of_plans() -> None:

@@ -14,6 +14,7 @@ from headgate.errors import FencedError, JobError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.cluster import ControlEndpoint, WorkerHandle
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.runtime.job_spec import JobSpec
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import JobStatus
@@ -60,7 +61,7 @@ def make_spec() -> JobSpec:
     job.checkpoint(every="1h", storage="memory://taken")
     job.restart(attempts=0, delay="1ms")
     job.read(numbers(10), name="numbers").write(blackhole(), name="out")
-    return job.spec()
+    return runnable(job).spec()
 
 
 async def nothing(old: JobLog) -> None:

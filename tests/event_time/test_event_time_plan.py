@@ -92,11 +92,12 @@ def test_members_of_a_group_agree():
     ],
 )
 def test_in_another_subtask_what_needs_the_source_fails_with_the_line(arguments, what):
-    rows = stream()
+    job = hg.Job("plan")
+    rows = job.read(from_list([], schema=SCHEMA), name="in")
     timed = rows.event_time("at", **arguments, name="times").start_new_chain()
     timed.write(hg.connectors.blackhole(), name="out")
     with pytest.raises(PlanError, match=f"`times` does not run with a source: {what}") as caught:
-        rows._job.run()
+        job.run()
     assert "test_event_time_plan.py" in caught.value.where
 
 

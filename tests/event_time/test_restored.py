@@ -6,6 +6,7 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.splits import WHOLE
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
 from headgate.runtime.savepoint.compare import unclaimed_states
 from headgate.state.snapshot import HINT, OperatorSnapshot, RestoredState, StateHandle, StateInfo
@@ -111,7 +112,7 @@ def job_of(*columns):
 
 def test_steps_without_a_name_are_told_apart_by_what_they_read():
     for columns in (("a", "b"), ("b", "a")):
-        plan = job_of(*columns).spec().replan(1, 128)
+        plan = runnable(job_of(*columns)).spec().replan(1, 128)
         nodes = [node for vertex in plan.vertices for node in vertex.nodes]
         steps = {node.name: node.factory() for node in nodes if node.kind == "event_time"}
         expected = zip(("event_time", "event_time-2"), columns, strict=True)

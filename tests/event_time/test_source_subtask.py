@@ -12,6 +12,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.source import Source, SourceReader
 from headgate.operators.splits import History
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.local_directory import SubtaskDirectory
@@ -60,7 +61,7 @@ def with_subtask(source, story, tmp_path):
     job = hg.Job("one", options={"pipeline.auto-watermark-interval": "0 ms"})
     timed = job.read(source, name="in").event_time(lambda n: n, **ALIGNED)
     timed.write(blackhole(), name="out")
-    plan = job.spec().plan
+    plan = runnable(job).spec().plan
     ended = []
 
     async def main():

@@ -11,6 +11,7 @@ from headgate.runtime.cli import list as listing
 from headgate.runtime.control.messages import Statistics, decode, encode
 from headgate.runtime.control.statistics import StepTime, SubtaskStatistics
 from headgate.runtime.coordinator.event_time import describe_event_time
+from headgate.runtime.job import runnable
 from headgate.testing import harness
 
 NOW_MS = 100_000
@@ -21,7 +22,7 @@ def plan(parallelism=3):
     rows = job.read(from_list([], schema={"at": "int64"}), name="in")
     timed = rows.event_time("at", max_out_of_order="10s", idle_after="1m", name="times")
     timed.write(blackhole(), name="out")
-    return job.spec().plan
+    return runnable(job).spec().plan
 
 
 def time(watermark, held_ms=0, *, idle=False, split="", queued=False, counts=(1, 0, 0, 0)):

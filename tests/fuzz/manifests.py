@@ -22,6 +22,7 @@ import yaml
 
 import headgate
 from headgate.errors import HeadgateError, InternalError
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job, schema
 
 _REFERENCE = re.compile(r"(?!os:|json:)[a-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
@@ -148,8 +149,8 @@ def run(rng: random.Random) -> None:
         sys.dont_write_bytecode = True
         try:
             job = load_job(text + "\n", env={"X": rng.choice(["1", "", "a: b", "[1"])})
-            list(job.problems())
-            job.spec()
+            list(runnable(job).problems())
+            runnable(job).spec()
         except InternalError:
             raise
         except HeadgateError as error:

@@ -25,6 +25,7 @@ from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
 from headgate.operators.source import Source, SourceReader
 from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol import joblog
 from headgate.runtime.protocol.joblog import CheckpointCompleted
 from headgate.runtime.protocol.manifest import Manifest
@@ -493,7 +494,7 @@ class Shop:
         job = hg.Job("job", parallelism=parallelism, max_parallelism=12)
         job.checkpoint(every=self.every, storage=self.storage, retain=self.retain)
         job.restart(attempts=20, delay="1ms")
-        job.override(
+        runnable(job).override(
             {
                 "state.backend.type": self.backend,
                 "execution.checkpointing.data-inline-threshold": "0 b",

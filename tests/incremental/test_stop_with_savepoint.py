@@ -6,6 +6,7 @@ from typing import Any
 
 import headgate as hg
 from headgate.connectors import collect, generator, sequence
+from headgate.runtime.job import runnable
 
 ROWS = 2_000
 WINDOW_MS = 2
@@ -14,7 +15,7 @@ WINDOW_MS = 2
 def make_job(storage: str, sink: Any, rate: float | None) -> hg.Job:
     job = hg.Job("job", parallelism=2, max_parallelism=12)
     job.checkpoint(every="1h", storage=storage)
-    job.override({"pipeline.auto-watermark-interval": "50 ms"})
+    runnable(job).override({"pipeline.auto-watermark-interval": "50 ms"})
     rows = generator({"n": sequence()}, rows=ROWS, rate=rate, batch_rows=10)
     (
         job.read(rows, name="rows")

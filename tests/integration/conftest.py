@@ -25,6 +25,7 @@ from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.protocol.joblog import LogView
 from headgate.runtime.storage.base import CheckpointStore, Created, Existed, StoreOpener
@@ -250,7 +251,7 @@ class Lab:
         `batches` batches in that time, for scripts that stop a job in the middle of its data.
         """
         spec = replace(
-            job.spec(
+            runnable(job).spec(
                 fresh=fresh,
                 allow_non_restored_state=allow_non_restored_state,
                 restore_from=restore_from,

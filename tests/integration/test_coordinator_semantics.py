@@ -23,6 +23,7 @@ from headgate.errors import (
     UserCodeError,
 )
 from headgate.runtime.coordinator import failing, regional
+from headgate.runtime.job import runnable
 
 ROWS = 1000
 RATE = 2000
@@ -377,7 +378,7 @@ def test_another_number_of_key_groups_is_refused(lab: Any) -> None:
 
     lab.run(make_job(lab, exactly_once(), rate=500), stop)
     job = make_job(lab, exactly_once())
-    job.max_parallelism = 13
+    runnable(job).max_parallelism = 13
     refused = lab.run(job)
     assert isinstance(refused.outcome.error, StateError)
     assert "key groups" in str(refused.outcome.error)
@@ -501,10 +502,10 @@ def test_an_old_coordinator_is_fenced(lab: Any) -> None:
         kind, over = lab.running, asyncio.Event()
         clusters = [InProcessCluster(clock=SystemClock(), open_store=open_store) for _ in "ab"]
         with lab.held(over, batches=5):
-            old = kind(make_job(lab, old_sink).spec(), clusters[0], open_store)
+            old = kind(runnable(make_job(lab, old_sink)).spec(), clusters[0], open_store)
             await old.checkpoint()
             await old.checkpoint()
-            new = kind(make_job(lab, new_sink).spec(), clusters[1], open_store)
+            new = kind(runnable(make_job(lab, new_sink)).spec(), clusters[1], open_store)
             await new.until("restored")
             at_takeover.append(len(old_sink.rows))
             started.set()

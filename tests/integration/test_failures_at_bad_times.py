@@ -15,6 +15,7 @@ import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.connectors.collect import CollectSink, CollectWriter
 from headgate.operators.sink import Guarantee
+from headgate.runtime.job import runnable
 
 ROWS = 1000
 
@@ -298,7 +299,8 @@ def test_a_failure_while_stopping(lab: Any, trouble: Any) -> None:
 
     sink = exactly_once()
     job = make_job(lab, sink, rows=4000)
-    job.override({"execution.checkpointing.incremental": "false"})  # deltas may lie in the manifest
+    # Deltas may lie in the manifest.
+    runnable(job).override({"execution.checkpointing.incremental": "false"})
     ran = lab.run(job, script, opener=trouble.open)
     assert ran.outcome.status == "SUSPENDED"
     finished_exactly(lab.run(make_job(lab, sink, rows=4000, rate=None)), sink, 4000)

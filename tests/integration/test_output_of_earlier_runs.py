@@ -16,6 +16,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.sink import Sink
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store
 from headgate.tests.conftest import S3Server
 
@@ -188,7 +189,7 @@ def test_a_replaced_coordinator_without_a_log_does_not_refuse_its_own_run(
     async def replaced() -> str:
         cluster = InProcessCluster(clock=SystemClock(), open_store=open_store)
         coordinator = JobCoordinator(
-            job.spec(),
+            runnable(job).spec(),
             cluster=cluster,
             clock=SystemClock(),
             open_store=open_store,

@@ -13,6 +13,7 @@ from headgate.connectors import collect, generator, sequence
 from headgate.errors import OptionError
 from headgate.operators import extras
 from headgate.operators.clock import SystemClock
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
@@ -143,7 +144,7 @@ def test_only_state_by_single_keys_needs_the_package(
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
     job = job_of(lab, sinks(), 1, None)
-    job.spec()
+    runnable(job).spec()
 
     class Count(hg.KeyedProcess[str, int, int]):
         total = hg.ValueState[int](default=0)
@@ -154,4 +155,4 @@ def test_only_state_by_single_keys_needs_the_package(
     rows = job.read(generator(function=int, rows=10), name="more")
     rows.key_with(str).process(Count(), name="count").write(collect(), name="counts")
     with pytest.raises(OptionError, match="rocksdict"):
-        job.spec()
+        runnable(job).spec()

@@ -17,6 +17,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.runtime.job import runnable
 from headgate.runtime.savepoint.compare import check
 from headgate.runtime.savepoint.locate import Located
 from headgate.state.snapshot import StateHandle
@@ -173,7 +174,9 @@ def test_a_plan_that_lacks_the_exchange_of_records_on_their_way_does_not_pass_th
     def other_text(**options: str) -> str:
         job = hg.Job("unaligned", parallelism=2, max_parallelism=24, options=options)
         job.read(numbers(ROWS), name="numbers").write(collect(guarantee="none"), name="out")
-        return "; ".join(check(Located(manifest, lab.storage, "unaligned", None), job.spec()).other)
+        return "; ".join(
+            check(Located(manifest, lab.storage, "unaligned", None), runnable(job).spec()).other
+        )
 
     assert "not connected in the job" in other_text()
     key = "execution.state-recovery.without-channel-state.checkpoint-id"

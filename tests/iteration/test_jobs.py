@@ -13,6 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.runtime.job import runnable
 
 ROWS = 240
 HOPS = 6
@@ -97,7 +98,7 @@ def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, paced: Any, tr
     heads' logs are cut, or not yet; others are under way meanwhile. Between failures workers die."""
     sink = collect(guarantee="exactly_once")
     job = loop_job(lab, paced, sink, 2, every="20ms", max_concurrent=3, tolerable_failures=1_000)
-    job.override({"execution.checkpointing.data-inline-threshold": "0 b"})
+    runnable(job).override({"execution.checkpointing.data-inline-threshold": "0 b"})
     trouble.only = "hop"
 
     async def script(running: Any) -> None:

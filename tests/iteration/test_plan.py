@@ -12,6 +12,7 @@ import headgate as hg
 from headgate.connectors import collect, from_list, numbers
 from headgate.errors import PlanError, UsageError
 from headgate.operators.graph import Graph
+from headgate.runtime.job import runnable
 from headgate.runtime.plan import make_plan
 
 
@@ -35,7 +36,7 @@ def job_of(build: Callable[[hg.Stream[Any]], Any], parallelism: int = 2) -> hg.J
 
 def test_head_and_tail_share_slots_and_the_body_is_the_loop() -> None:
     job = job_of(lambda s: s.iterate(halves, name="halve").map(str, name="behind"))
-    plan = make_plan(job.plan(), job_name="loops", parallelism=2)
+    plan = make_plan(runnable(job).plan(), job_name="loops", parallelism=2)
     (loop,) = plan.loops
     assert loop.name == "halve"
     assert plan.vertices[loop.head].name == "halve"
@@ -54,7 +55,9 @@ def test_steps_beside_the_way_back_are_not_of_the_loop() -> None:
         )
 
     plan = make_plan(
-        job_of(lambda s: s.iterate(body, name="loop")).plan(), job_name="loops", parallelism=2
+        runnable(job_of(lambda s: s.iterate(body, name="loop"))).plan(),
+        job_name="loops",
+        parallelism=2,
     )
     names = {plan.vertices[each].head.name for each in plan.loops[0].vertices}
     assert names == {"loop", "moved", "again"}
@@ -66,7 +69,9 @@ def test_a_tail_of_another_width_is_an_own_vertex() -> None:
         return narrow.filter(bool).parallel(1), narrow
 
     plan = make_plan(
-        job_of(lambda s: s.iterate(body, name="loop")).plan(), job_name="loops", parallelism=2
+        runnable(job_of(lambda s: s.iterate(body, name="loop"))).plan(),
+        job_name="loops",
+        parallelism=2,
     )
     (loop,) = plan.loops
     assert plan.vertices[loop.tail].parallelism == plan.vertices[loop.head].parallelism == 2
@@ -82,7 +87,7 @@ def test_columns_that_only_come_back_are_kept() -> None:
 
     parts = job.read(from_list([Part(1, 2)], schema=Part), name="in")
     parts.iterate(body, name="loop").write(collect(guarantee="none"), name="out")
-    graph: Graph = job.plan()
+    graph: Graph = runnable(job).plan()
     (head,) = [node for node in graph.nodes if node.kind == "iterate"]
     assert head.inputs[0].node.schema.names == ["id", "left"]
     (tail,) = [node for node in graph.nodes if node.feeds is not None]
@@ -158,12 +163,12 @@ def test_ends_of_different_widths_are_refused() -> None:
         return output
 
     with pytest.raises(PlanError, match="different parallelisms"):
-        make_plan(job_of(build).plan(), job_name="loops", parallelism=2)
+        make_plan(runnable(job_of(build)).plan(), job_name="loops", parallelism=2)
 
 
 def test_two_loops_may_stand_behind_each_other() -> None:
     job = job_of(lambda s: s.iterate(halves, name="a").iterate(halves, name="b"))
-    plan = make_plan(job.plan(), job_name="loops", parallelism=2)
+    plan = make_plan(runnable(job).plan(), job_name="loops", parallelism=2)
     first, second = plan.loops
     assert not first.vertices & second.vertices
 

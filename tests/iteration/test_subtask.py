@@ -29,6 +29,7 @@ from headgate.operators.iteration.head import LOG
 from headgate.operators.iteration.stored import decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.iteration import FEEDBACK_TURNS, LAST_TIMES, IterationSubtask
@@ -98,7 +99,7 @@ class Head:
             else source.iterate(body, name="loop")
         )
         loop.write(collect(guarantee="none"), name="out")
-        plan = job.spec().replan(1, 4)
+        plan = runnable(job).spec().replan(1, 4)
         (vertex,) = [each for each in plan.vertices if each.head.name == "loop"]
         self.reports, self.out, self.ports = Reports(), Sent(), FeedbackPorts()
         self.gate = InputGate([InputChannelSpec(number, 0) for number in (0, 1)])

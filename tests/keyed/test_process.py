@@ -15,7 +15,7 @@ import headgate as hg
 from headgate.errors import PlanError, StateError, UserCodeError
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.snapshot import RestoredState
 
@@ -60,7 +60,7 @@ class Subtask:
         key: Any = None,
         event_time: bool = True,
     ) -> None:
-        job = JobGraph("test")
+        job = WrittenJob("test")
         from headgate.connectors import from_list, generator
 
         rows = (

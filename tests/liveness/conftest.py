@@ -20,6 +20,7 @@ from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.storage.open_store import open_store
 from headgate.testing.loop import VirtualClock, VirtualLoop
@@ -127,7 +128,7 @@ class Virtual:
         clock = VirtualClock(self.loop)
         cluster = InProcessCluster(clock=clock, open_store=open_store)
         coordinator = JobCoordinator(
-            replace(job.spec(), slots_per_worker=8),
+            replace(runnable(job).spec(), slots_per_worker=8),
             cluster=cluster,
             clock=clock,
             open_store=open_store,

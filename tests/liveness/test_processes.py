@@ -13,6 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list
+from headgate.runtime.job import runnable
 
 _PATH = Path(__file__).parent / "conftest.py"
 _spec = importlib.util.spec_from_file_location("liveness_conftest", _PATH)
@@ -74,7 +75,7 @@ def test_a_worker_whose_loop_is_held_is_alive_and_says_what_it_does(
     async def main() -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
-            on_processes(job.spec(), tmp_path, clock) as running,
+            on_processes(runnable(job).spec(), tmp_path, clock) as running,
         ):
             stuck = await running.until("stuck")
             assert "slow_function" in stuck["stack"]
@@ -121,7 +122,10 @@ def test_a_worker_that_cannot_cancel_is_killed_and_replaced(tmp_path: Path) -> N
     source.map(hangs_once, name="hangs").write(blackhole(), name="out")
 
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S), on_processes(job.spec(), tmp_path) as running:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            on_processes(runnable(job).spec(), tmp_path) as running,
+        ):
             outcome = await running.task
             assert outcome.status == "FINISHED"
             (failure,) = running.texts("failure")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import ManifestErrors
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.runtime.manifest import load_job
 
 USER_CODE = """
@@ -119,10 +119,10 @@ def manifest() -> Callable[..., str]:
 
 
 @pytest.fixture
-def shape() -> Callable[[JobGraph], list[Any]]:
+def shape() -> Callable[[WrittenJob], list[Any]]:
     """What matters of a graph: everything but where it was written."""
 
-    def describe(job: JobGraph) -> list[Any]:
+    def describe(job: WrittenJob) -> list[Any]:
         return [
             {
                 "name": node.name,
@@ -137,7 +137,7 @@ def shape() -> Callable[[JobGraph], list[Any]]:
                 "columns": node.columns_read,
                 "guarantee": None if node.sink is None else node.sink.guarantee,
             }
-            for node in job.graph.nodes
+            for node in definition_of(job).graph.nodes
         ]
 
     return describe

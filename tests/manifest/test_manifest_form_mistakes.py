@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 Manifest = Callable[..., str]
@@ -519,6 +520,6 @@ def test_a_circle_through_the_second_input_of_a_join_is_found(
 @pytest.mark.usefixtures("steps")
 def test_parallelism_of_a_loop_is_that_of_its_ends(manifest: Manifest) -> None:
     operators = "x: {from: orders, iterate: {body: 'twin_steps:shrink'}, parallelism: 2}"
-    nodes = load_job(manifest(operators, "x")).graph.nodes
+    nodes = runnable(load_job(manifest(operators, "x"))).graph.nodes
     assert {node.parallelism for node in nodes if node.name == "x"} == {2}
     assert {node.parallelism for node in nodes if node.name == "gone"} == {None}

@@ -15,10 +15,10 @@ import pytest
 import headgate as hg
 from headgate.connectors.files.sink import json_sink
 from headgate.connectors.files.source import csv_source, json_source
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.runtime.manifest import load_job
 
-Shape = Callable[[JobGraph], list[Any]]
+Shape = Callable[[WrittenJob], list[Any]]
 Rows = list[list[dict[str, Any]]]
 
 HEAD = """\
@@ -467,11 +467,11 @@ LOOPS = {
 FORMS = EVENT_TIMES | WINDOWS | JOINS | LOOKUPS | PROCESSES | CALLS | PATTERNS | LOOPS
 
 
-def settings(job: JobGraph) -> list[Any]:
+def settings(job: WrittenJob) -> list[Any]:
     """What the graph says of time, without the functions that generators are made by."""
     return sorted(
         str(replace(node.watermarks, strategy=replace(node.watermarks.strategy, make=None)))
-        for node in job.graph.nodes
+        for node in definition_of(job).graph.nodes
         if node.watermarks is not None
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.connectors.conformance import open_reader
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 TEXT = """\
@@ -47,7 +48,7 @@ def live_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def test_two_sources_in_a_row() -> None:
     job = load_job(TEXT.format(hybrid=f"{PAST}\n        {LIVE}", beside="parallelism: 2"), env={})
-    (node,) = job.graph.sources()
+    (node,) = runnable(job).graph.sources()
     assert node.source is not None
     assert node.source.has_history
     assert not node.source.bounded
@@ -62,7 +63,7 @@ def test_a_live_source_from_a_function(live_code: None, tmp_path: Path) -> None:
         "        timeColumn: at"
     )
     job = load_job(TEXT.format(hybrid=hybrid, beside="schema: {at: long}"), env={})
-    (node,) = job.graph.sources()
+    (node,) = runnable(job).graph.sources()
     assert node.source is not None
     assert len(node.source.splits(1)) == 2
     import live_code as module

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.errors import ManifestErrors, UsageError
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 TEN = Path(__file__).parent / "ten_mistakes.yaml"
@@ -457,7 +458,7 @@ def test_options_count_when_the_whole_is_checked(manifest: Manifest, tmp_path: P
         sinks=f"y: {{from: orders, parquet: {{path: {tmp_path}}}, guarantee: exactly_once}}\n",
         spec=spec,
     )
-    settings = load_job(text).spec().checkpoint
+    settings = runnable(load_job(text)).spec().checkpoint
     assert settings is not None
     assert settings.every_ms == 1000
 

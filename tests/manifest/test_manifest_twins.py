@@ -20,11 +20,12 @@ from headgate.connectors.files.sink import json_sink, parquet_sink
 from headgate.connectors.files.source import csv_source
 from headgate.connectors.generator import generator
 from headgate.connectors.nexmark import nexmark
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob, definition_of
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 EXAMPLES = Path(hg.__file__).parent / "examples"
-Shape = Callable[[JobGraph], list[Any]]
+Shape = Callable[[WrittenJob], list[Any]]
 
 WIDE = """\
 apiVersion: headgate.io/v1alpha1
@@ -164,8 +165,8 @@ def by_name(nodes: list[Any]) -> list[Any]:
 def test_everything_a_manifest_can_say_equals_its_python_twin(shape: Shape) -> None:
     job, twin = load_job(WIDE), wide_twin()
     assert by_name(shape(job)) == by_name(shape(twin))
-    assert job.checkpoint_settings == twin.checkpoint_settings
-    assert job.restart_settings == twin.restart_settings
+    assert definition_of(job).checkpoint_settings == definition_of(twin).checkpoint_settings
+    assert definition_of(job).restart_settings == definition_of(twin).restart_settings
     for attribute in ("name", "parallelism", "max_parallelism", "options"):
         assert getattr(job, attribute) == getattr(twin, attribute)
 
@@ -173,7 +174,7 @@ def test_everything_a_manifest_can_say_equals_its_python_twin(shape: Shape) -> N
 @pytest.mark.usefixtures("user_code")
 def test_nodes_originate_from_their_lines() -> None:
     job = load_job(WIDE)
-    origins = {node.name: str(node.origin) for node in job.graph.nodes}
+    origins = {node.name: str(node.origin) for node in definition_of(job).graph.nodes}
     lines = WIDE.splitlines()
     line = next(n for n, text in enumerate(lines, 1) if "orders_only:" in text)
     assert origins["orders_only"] == f"manifest:{line}  {lines[line - 1].strip()}"
@@ -200,8 +201,9 @@ spec:
 @pytest.mark.parametrize("hash_seed", ["0", "1", "2"])
 def test_the_order_of_nodes_does_not_depend_on_the_process(hash_seed: str) -> None:
     script = (
-        "import sys\nfrom headgate.runtime.manifest import load_job\n"
-        "print(*(node.name for node in load_job(sys.argv[1]).graph.nodes))"
+        "import sys\nfrom headgate.runtime.job import runnable\n"
+        "from headgate.runtime.manifest import load_job\n"
+        "print(*(node.name for node in runnable(load_job(sys.argv[1])).graph.nodes))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, UNSORTED],
@@ -233,7 +235,7 @@ def test_the_flights_example_equals_its_python_twin(
     module_spec.loader.exec_module(module)
     twin = module.job
     assert shape(job) == shape(twin)
-    spec, twin_spec = job.spec(), twin.spec()
+    spec, twin_spec = runnable(job).spec(), runnable(twin).spec()
     assert (spec.name, spec.checkpoint, spec.restart, spec.options) == (
         twin_spec.name,
         twin_spec.checkpoint,

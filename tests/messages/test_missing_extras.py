@@ -12,6 +12,7 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list, json_sink
 from headgate.errors import ManifestErrors, PlanError
 from headgate.operators import extras
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 MANIFEST = """
@@ -62,7 +63,7 @@ def test_storage_on_s3(without: Callable[..., None]) -> None:
     numbers(job).write(blackhole(), name="out")
     job.validate()
     without("aiobotocore", "boto3")
-    assert [problem.message for problem in job.problems()] == [
+    assert [problem.message for problem in runnable(job).problems()] == [
         "checkpoint storage on S3 execution.checkpointing.dir=`s3://bucket/checkpoints` "
         "needs the packages aiobotocore and boto3, not installed here",
         "savepoint storage on S3 execution.checkpointing.savepoint-dir=`s3://bucket/saved` "

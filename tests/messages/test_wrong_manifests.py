@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from headgate.errors import ManifestErrors
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 MANIFEST = """
@@ -96,7 +97,7 @@ def test_the_mistake_is_told_with_its_line(name: str) -> None:
 def test_variables_in_flow_style(rows: str, env: Mapping[str, str], found: int) -> None:
     source = RIGHT["source"].replace("rows: 5", f"rows: {rows}")
     job = load_job(MANIFEST % {**RIGHT, "source": source}, env=env)
-    assert next(job.graph.sources()).source.rows == found  # type: ignore[union-attr]
+    assert next(runnable(job).graph.sources()).source.rows == found  # type: ignore[union-attr]
 
 
 def test_a_default_in_flow_style_may_have_commas_and_brackets() -> None:

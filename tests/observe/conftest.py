@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import headgate as hg
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 
 DEADLINE_S = 240.0
@@ -81,7 +82,7 @@ async def _watch(
     async with asyncio.timeout(DEADLINE_S):
         running = asyncio.create_task(
             launch(
-                job.spec(),
+                runnable(job).spec(),
                 cluster,
                 on_listening=lambda addresses, token: listening.set_result((addresses, token)),
             )

@@ -13,10 +13,10 @@ import pytest
 
 from headgate.operators.base import AsyncOperator, Operator, OperatorContext
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
-from headgate.operators.job_graph import JobGraph
 from headgate.operators.rows import to_rows
 from headgate.operators.sink import Guarantee, Sink
 from headgate.operators.source import Source
+from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.state.keygroups import KeyGroupRange
 
 
@@ -208,7 +208,9 @@ class World:
     sink = PlainSink
 
     def __init__(self) -> None:
-        self.job = JobGraph("test")
+        self.job = WrittenJob("test")
+        self.definition = definition_of(self.job)
+        self.graph = self.definition.graph
 
     def stream(self, name: str = "src", **given: Any) -> Any:
         return self.job.read(TableSource(**given), name=name)

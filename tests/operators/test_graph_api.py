@@ -66,7 +66,7 @@ def _in_the_repository(monkeypatch, request):
 def test_every_step_is_a_node_with_its_line(world):
     stream = world.stream("clicks").filter("n > 1")
     line = here(-1)
-    source, node = world.job.graph.nodes
+    source, node = world.graph.nodes
     assert (source.name, source.kind, source.stateful) == ("clicks", "source", True)
     assert source.sides == {"rejected": None}
     assert (node.name, node.kind, node.detail, node.stateful) == (
@@ -82,9 +82,14 @@ def test_every_step_is_a_node_with_its_line(world):
 
 def test_derived_names_are_counted_and_give_way_to_given_ones(world):
     stream = world.stream().filter("n > 1").filter("n > 2").filter("n > 3", name="big")
-    assert [node.name for node in world.job.graph.nodes] == ["src", "filter", "filter-2", "big"]
+    assert [node.name for node in world.graph.nodes] == [
+        "src",
+        "filter",
+        "filter-2",
+        "big",
+    ]
     stream.write(world.sink(), name="filter")
-    assert [node.name for node in world.job.graph.nodes] == [
+    assert [node.name for node in world.graph.nodes] == [
         "src", "filter-3", "filter-2", "big", "filter"
     ]  # fmt: skip
 
@@ -93,8 +98,11 @@ def test_a_stream_is_a_value_and_branches(world):
     stream = world.stream()
     stream.write(world.sink(), name="one")
     stream.filter("ok").write(world.sink(), name="two")
-    source = world.job.graph.nodes[0]
-    assert [node.name for node, _ in world.job.graph.consumers(source)] == ["one", "filter"]
+    source = world.graph.nodes[0]
+    assert [node.name for node, _ in world.graph.consumers(source)] == [
+        "one",
+        "filter",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ def test_a_stream_is_a_value_and_branches(world):
 )
 def test_routes(world, route, kind):
     route(world.stream()).filter("ok").filter("n > 1")
-    first, second = world.job.graph.nodes[1:]
+    first, second = world.graph.nodes[1:]
     assert isinstance(first.inputs[0].partitioning, kind)
     assert isinstance(second.inputs[0].partitioning, Forward)
     assert first.parallelism == (1 if kind is Global else None)
@@ -119,7 +127,7 @@ def test_routes(world, route, kind):
 def test_keys_route_by_columns_or_function(world):
     world.stream().key_by("url", "n").agg(total=sum("amount"), name="totals")
     world.stream("other").key_with(lambda row: row.url).reduce(max, name="largest")
-    agg, reduce = world.job.graph.nodes[1], world.job.graph.nodes[3]
+    agg, reduce = world.graph.nodes[1], world.graph.nodes[3]
     assert agg.inputs[0].partitioning == HashColumns(("url", "n"))
     assert isinstance(reduce.inputs[0].partitioning, HashFunction)
     assert agg.stateful
@@ -134,20 +142,20 @@ def test_windows_per_key_and_over_all(world):
     total = stream.window(tumbling("1m")).agg(n=count(), name="total")
     assert keyed.schema.names == ["url", "window_start", "window_end", "n", "m"]
     assert total.schema.names == ["window_start", "window_end", "n"]
-    node = world.job.graph.nodes[-1]
+    node = world.graph.nodes[-1]
     assert node.inputs[0].partitioning == Global()
     assert node.parallelism == 1
     assert keyed.late.schema == world.schema
     assert keyed.has_event_time
     assert keyed.late.has_event_time
     keyed.late.write(world.sink(), name="late")
-    assert world.job.graph.nodes[-1].inputs[0].side == "late"
+    assert world.graph.nodes[-1].inputs[0].side == "late"
 
 
 def test_into_renames_the_record_class_and_casts_what_can_be(world):
     stream = world.stream().event_time("ts").key_by("url").window(tumbling("1m"))
     assert stream.agg(n=count(), name="same", into=PerUrl).schema.names == ["url", "n"]
-    node = world.job.graph.nodes[-1]
+    node = world.graph.nodes[-1]
     assert (node.kind, node.row_type) == ("select", PerUrl)
     small = stream.agg(n=count(), name="small", into={"n": "int", "url": "string"})
     assert small.schema == pa.schema({"n": pa.int32(), "url": pa.string()})
@@ -171,7 +179,7 @@ def test_coroutines_head_a_chain_and_chains_can_be_cut(world):
     assert stream.filter("ok")._node.chaining is Chaining.ALWAYS
     assert stream.filter("ok").start_new_chain()._node.chaining is Chaining.HEAD
     assert stream.filter("ok").disable_chaining().parallel(3)._node.chaining is Chaining.NEVER
-    assert world.job.graph.nodes[-1].parallelism == 3
+    assert world.graph.nodes[-1].parallelism == 3
 
 
 def test_columns_read_are_known(world):
@@ -189,8 +197,8 @@ def test_a_graph_travels(world):
     stream.select("url", "n * 2 AS m").key_by("url").agg(m=sum("m"), name="agg").write(
         world.sink(), name="out"
     )
-    back = cloudpickle.loads(cloudpickle.dumps(world.job.graph))
-    assert [node.name for node in back.nodes] == [node.name for node in world.job.graph.nodes]
+    back = cloudpickle.loads(cloudpickle.dumps(world.graph))
+    assert [node.name for node in back.nodes] == [node.name for node in world.graph.nodes]
     for node in back.nodes[1:]:
         assert node.factory() is not node.factory()
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from headgate.errors import PlanError, UsageError
-from headgate.operators.job_graph import JobGraph
 from headgate.operators.settings import CheckpointSettings, FixedDelay
 from headgate.operators.sink import Guarantee
+from headgate.operators.written_job import WrittenJob, definition_of
 
 
 def complete(world, guarantee=Guarantee.NONE):
@@ -18,10 +18,10 @@ def complete(world, guarantee=Guarantee.NONE):
 
 
 def test_settings_are_plain_numbers():
-    job = JobGraph("flights", parallelism=2, options={"key": "1"})
+    job = WrittenJob("flights", parallelism=2, options={"key": "1"})
     job.checkpoint(every="10s", storage="s3://b/p", timeout=timedelta(minutes=5), retain=3)
     job.restart(attempts=5, delay="2s")
-    assert job.checkpoint_settings == CheckpointSettings(
+    assert definition_of(job).checkpoint_settings == CheckpointSettings(
         every_ms=10_000,
         storage="s3://b/p",
         timeout_ms=300_000,
@@ -30,27 +30,27 @@ def test_settings_are_plain_numbers():
         tolerable_failures=0,
         retain=3,
     )
-    assert job.restart_settings == FixedDelay(attempts=5, delay_ms=2_000)
+    assert definition_of(job).restart_settings == FixedDelay(attempts=5, delay_ms=2_000)
     assert job.options == {"key": "1"}
 
 
 def test_what_is_not_said_is_none():
-    job = JobGraph("flights")
+    job = WrittenJob("flights")
     assert (job.parallelism, job.max_parallelism) == (1, None)
-    assert job.checkpoint_settings is None
-    assert job.restart_settings is None
+    assert definition_of(job).checkpoint_settings is None
+    assert definition_of(job).restart_settings is None
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a/b", "x" * 101, None, 3])
 def test_job_names(name):
     with pytest.raises(PlanError, match="not a name for a job"):
-        JobGraph(name)
+        WrittenJob(name)
 
 
 @pytest.mark.parametrize("parallelism", [0, -1, 1.5, True, "2"])
 def test_parallelism_is_a_whole_number(parallelism):
     with pytest.raises(PlanError, match="parallelism must be a whole number of at least 1"):
-        JobGraph("flights", parallelism=parallelism)
+        WrittenJob("flights", parallelism=parallelism)
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ def test_parallelism_is_a_whole_number(parallelism):
     ],
 )
 def test_checkpoint_mistakes(given, text):
-    job = JobGraph("flights")
+    job = WrittenJob("flights")
     with pytest.raises(UsageError, match=text) as caught:
         job.checkpoint(**{"every": "10s", "storage": "dir", **given})
     assert "test_job_graph.py" in caught.value.where
-    assert job.checkpoint_settings is None
+    assert definition_of(job).checkpoint_settings is None
 
 
 @pytest.mark.parametrize("attempts", [-1, 1.5, True])
 def test_restart_attempts(attempts):
     with pytest.raises(PlanError, match="must be a whole number from 0"):
-        JobGraph("flights").restart(attempts=attempts)
+        WrittenJob("flights").restart(attempts=attempts)
 
 
 def test_a_job_reads_and_writes(world):
@@ -89,7 +89,7 @@ def test_a_job_reads_and_writes(world):
 
 def test_a_complete_job_is_valid(world):
     complete(world).validate()
-    assert [node.name for node in world.job.plan().nodes] == ["src", "out"]
+    assert [node.name for node in world.definition.plan().nodes] == ["src", "out"]
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
@@ -112,7 +112,7 @@ def test_a_promise_needs_checkpoints(world, guarantee):
 
 
 def test_parallelism_above_the_key_groups(world):
-    world.job.max_parallelism = 4
+    world.definition.max_parallelism = 4
     world.stream().filter("ok").parallel(5).write(world.sink(Guarantee.NONE), name="out")
     with pytest.raises(PlanError, match="above the number of key groups") as caught:
         world.job.validate()
@@ -121,19 +121,19 @@ def test_parallelism_above_the_key_groups(world):
 
 def test_key_groups_follow_the_widest_step(world):
     complete(world)
-    assert world.job.effective_max_parallelism() == 128
-    world.job.graph.nodes[0].parallelism = 100
-    assert world.job.effective_max_parallelism() == 256
-    world.job.max_parallelism = 7
-    assert world.job.effective_max_parallelism() == 7
+    assert world.definition.effective_max_parallelism() == 128
+    world.graph.nodes[0].parallelism = 100
+    assert world.definition.effective_max_parallelism() == 256
+    world.definition.max_parallelism = 7
+    assert world.definition.effective_max_parallelism() == 7
 
 
 def test_planning_leaves_the_job_as_written(world):
     stream = world.stream().filter("n > 1").select("n")
     stream.write(world.sink(Guarantee.NONE), name="out")
-    before = [(node.id, node.name, node.schema, node.inputs) for node in world.job.graph.nodes]
-    assert len(world.job.plan().nodes) < len(world.job.graph.nodes)
-    assert [(n.id, n.name, n.schema, n.inputs) for n in world.job.graph.nodes] == before
+    before = [(node.id, node.name, node.schema, node.inputs) for node in world.graph.nodes]
+    assert len(world.definition.plan().nodes) < len(world.graph.nodes)
+    assert [(n.id, n.name, n.schema, n.inputs) for n in world.graph.nodes] == before
 
 
 def test_what_is_read_must_be_a_source(world):

@@ -145,7 +145,7 @@ PROGRAMS = [
 def planned(world, program, **source):
     world.sink = lambda make=world.sink: make(Guarantee.NONE)
     program(world, world.stream(**source))
-    return world.job.graph, optimize(world.job.graph, 1)
+    return world.graph, optimize(world.graph, 1)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -208,7 +208,7 @@ def test_a_source_that_cannot_choose_is_left_alone(world):
     world.source = Stubborn
     stream = world.job.read(Stubborn(), name="src")
     stream.select("n").write(world.sink(), name="a")
-    better = optimize(world.job.graph, 1)
+    better = optimize(world.graph, 1)
     assert better.nodes[0].schema == world.schema
 
 
@@ -225,7 +225,7 @@ def test_neighbours_become_one_step(world):
 def filters_left(world, first, second):
     """How many filter steps remain of two neighbours."""
     second(first(world.stream().filter("n > 2")).filter("ok")).write(world.sink(), name="out")
-    return [node.kind for node in optimize(world.job.graph, 1).nodes].count("filter")
+    return [node.kind for node in optimize(world.graph, 1).nodes].count("filter")
 
 
 def same(stream):
@@ -269,7 +269,7 @@ def test_a_step_with_two_readers_is_not_swallowed(world):
 def test_columns_are_dropped_before_a_shuffle(world):
     stream = world.stream().map_batches(lambda data: data)
     stream.key_by("url").agg(n=sum("n"), name="agg").write(world.sink(), name="a")
-    better = optimize(world.job.graph, 1)
+    better = optimize(world.graph, 1)
     select = next(node for node in better.nodes if node.kind == "select")
     assert select.name == "agg columns"
     assert select.schema.names == ["url", "n"]
@@ -281,15 +281,15 @@ def test_columns_are_dropped_before_a_shuffle(world):
 def test_nothing_to_do_adds_nothing(world):
     stream = world.stream().map_batches(lambda data: data)
     stream.write(world.sink(), name="a")
-    better = optimize(world.job.graph, 1)
+    better = optimize(world.graph, 1)
     assert [node.name for node in better.nodes] == ["src", "map_batches", "a"]
-    assert better.nodes[0] is not world.job.graph.nodes[0]
+    assert better.nodes[0] is not world.graph.nodes[0]
 
 
 def test_columns_that_decide_where_a_record_goes_are_kept(world):
     """Also if the step behind the exchange does not read them."""
     world.stream().select("n").write(world.sink(), name="a")
-    source, select, _ = world.job.graph.nodes
+    source, select, _ = world.graph.nodes
     select.inputs = (Input(source, HashColumns(("url",))),)
-    better = optimize(world.job.graph, 1)
+    better = optimize(world.graph, 1)
     assert better.nodes[0].schema.names == ["url", "n"]

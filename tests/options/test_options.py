@@ -13,6 +13,7 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import OptionError
 from headgate.runtime import checkpoint_options, options, restart_options
+from headgate.runtime.job import runnable
 from headgate.runtime.options import OPTIONS, Options, find_option, markdown
 
 ROOT = Path(options.__file__).parent.parent
@@ -196,4 +197,4 @@ def test_unaligned_checkpoints_and_a_limit_set_by_the_program_do_not_go_together
     job.read(from_list([{"a": 1}]), name="in").write(blackhole(), name="out")
     job.checkpoint(every="1s", storage=str(tmp_path), max_concurrent=2)
     with pytest.raises(OptionError, match="max-concurrent-checkpoints=`2`"):
-        job.spec()
+        runnable(job).spec()

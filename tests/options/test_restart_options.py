@@ -15,6 +15,7 @@ from headgate.operators.settings import (
     FixedDelay,
     RestartSettings,
 )
+from headgate.runtime.job import runnable
 from headgate.runtime.options import Options
 from headgate.runtime.restart_settings import restart_settings
 
@@ -138,7 +139,7 @@ def test_a_job_says_it_in_python(made: RestartSettings, expected: RestartSetting
     assert made == expected
     job = hg.Job("job")
     job.restart(made)
-    assert job.restart_settings == expected
+    assert runnable(job).restart_settings == expected
 
 
 @pytest.mark.parametrize(

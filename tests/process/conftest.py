@@ -22,7 +22,7 @@ import pytest
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import WATERMARK_MAX, WATERMARK_MIN, ColumnBatch, ObjectBatch
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import KeyGroupRange, key_group_range
 from headgate.state.snapshot import (
@@ -299,7 +299,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 def streams(*, event_time: bool = True, names: tuple[str, ...] = ("in",)) -> list[Any]:
     """Streams of Python objects of one job."""
-    job = JobGraph("test")
+    job = WrittenJob("test")
     found = []
     for name in names:
         stream = job.read(from_list([]), name=name)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.connectors import generator, sequence
 from headgate.errors import PlanError, UserCodeError
-from headgate.operators.job_graph import JobGraph
 from headgate.operators.process.batches import EVENT_TIME_COLUMN, group_rows
+from headgate.operators.written_job import WrittenJob
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -43,7 +43,7 @@ class Increasing(hg.KeyedBatchProcess[str, Any, Any]):
         return [pa.record_batch({"k": [ctx.key], "n": [-largest]}, schema=SCHEMA)]
 
 
-def columns_of(job: JobGraph, name: str = "in", *, event_time: bool = True, **casts: str) -> Any:
+def columns_of(job: WrittenJob, name: str = "in", *, event_time: bool = True, **casts: str) -> Any:
     fields = casts or {"k": "TEXT", "n": "BIGINT"}
     stream = job.read(generator(dict.fromkeys(fields, sequence())), name=name)
     stream = stream.select(
@@ -53,7 +53,7 @@ def columns_of(job: JobGraph, name: str = "in", *, event_time: bool = True, **ca
 
 
 def keyed(event_time: bool = True) -> Any:
-    return columns_of(JobGraph("test"), event_time=event_time).key_by("k")
+    return columns_of(WrittenJob("test"), event_time=event_time).key_by("k")
 
 
 def batch(rows: list[tuple[str | None, int]]) -> pa.RecordBatch:
@@ -175,7 +175,7 @@ def test_what_cannot_go_on_is_the_users_error(world: Any, what: Any, message: st
 
 
 def test_mistakes_are_found_before_anything_runs() -> None:
-    job = JobGraph("test")
+    job = WrittenJob("test")
     stream = columns_of(job)
     taken = columns_of(job, "second", n="BIGINT", _event_time="BIGINT")
     objects = stream.map(lambda row: row)

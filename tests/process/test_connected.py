@@ -11,7 +11,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import generator, sequence
 from headgate.errors import PlanError, StateError, UserCodeError
-from headgate.operators.job_graph import JobGraph
+from headgate.operators.written_job import WrittenJob
 
 Pair = tuple[str, int]
 
@@ -60,7 +60,7 @@ def test_both_inputs_share_state_and_timers(steps: Any, world: Any) -> None:
     ]
 
 
-def columns(job: JobGraph, name: str, **fields: Any) -> Any:
+def columns(job: WrittenJob, name: str, **fields: Any) -> Any:
     schema = {field: sequence() for field in fields}
     stream = job.read(generator(schema), name=name)
     casts = [f"CAST({field} AS {kind}) AS {field}" for field, kind in fields.items()]
@@ -72,7 +72,7 @@ def connect(first: Any, second: Any) -> Any:
 
 
 def test_keys_of_columns_must_be_alike() -> None:
-    job = JobGraph("test")
+    job = WrittenJob("test")
     ints = columns(job, "ints", k="BIGINT", n="BIGINT").key_by("k")
     small = columns(job, "small", id="SMALLINT", n="BIGINT")
     texts = columns(job, "texts", k="TEXT").key_by("k")
@@ -97,7 +97,7 @@ def test_what_cannot_be_connected_is_said_with_the_line(world: Any) -> None:
         with pytest.raises(PlanError, match=message) as caught:
             keyed.connect(wrong)
         assert "test_connected.py" in caught.value.where
-    job = JobGraph("test")
+    job = WrittenJob("test")
     one = job.read(generator({"n": sequence()}), name="one")
     two = job.read(generator({"n": sequence()}), name="two").event_time("n")
     with pytest.raises(PlanError, match="`one` has no event time, `event_time` has: time would"):

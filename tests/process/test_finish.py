@@ -16,6 +16,7 @@ import headgate as hg
 from headgate.connectors import collect, from_list, numbers, throttle
 from headgate.connectors.rows import RowReader
 from headgate.errors import PlanError, UserCodeError
+from headgate.runtime.job import runnable
 from headgate.testing import harness
 
 SAID: list[str] = []
@@ -137,7 +138,7 @@ def buffered(path: Path, parallelism: int, function: Any = None, **options: str)
     job = hg.Job("j", parallelism=parallelism, max_parallelism=8)
     job.checkpoint(every="1h", storage=str(path))
     job.restart(attempts=3, delay="1s")
-    job.override({key.replace("__", "."): value for key, value in options.items()})
+    runnable(job).override({key.replace("__", "."): value for key, value in options.items()})
     numbers = job.read(from_list([], splits=3), name="numbers").rebalance()
     numbers.process(function or Buffer(), name="buffer").write(
         collect(guarantee="exactly_once"), name="out"

@@ -20,6 +20,7 @@ from headgate.operators.base import Operator
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.coordinator.restore import assign_state
+from headgate.runtime.job import runnable
 from headgate.runtime.protocol.manifest import (
     Manifest,
     ManifestOperator,
@@ -94,7 +95,7 @@ class Life:
 
     def __init__(self, job: hg.Job, options: dict[str, str], path: Path, threads: Any) -> None:
         self.options, self.path, self.threads = options, path, threads
-        self.job, self.spec = job, job.spec()
+        self.job, self.spec = job, runnable(job).spec()
         self.store = MemoryStore("job", {})
         self.savepoints: dict[str, MemoryStore] = {}
         self.attempt = 0

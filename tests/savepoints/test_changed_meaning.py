@@ -11,6 +11,7 @@ import headgate as hg
 from headgate.connectors import collect, generator
 from headgate.errors import StateError
 from headgate.operators.clock import SystemClock
+from headgate.runtime.job import runnable
 from headgate.runtime.savepoint.compare import check
 from headgate.runtime.savepoint.locate import locate
 from headgate.runtime.storage.open_store import open_store_at
@@ -192,8 +193,8 @@ def test_the_user_can_say_that_it_is_meant(lab: Any) -> None:
 def test_savepoint_check_says_the_same(lab: Any) -> None:
     path = saved(lab, "sum(v)")
     located = asyncio.run(locate(open_store_at, path, {}, SystemClock()))
-    refused = check(located, make_job(lab, "sum(w)").spec())
+    refused = check(located, runnable(make_job(lab, "sum(w)")).spec())
     assert refused.incompatible == ["operator `step`: aggregate `x` was sum(v), now sum(w)"]
-    accepted = check(located, make_job(lab, "sum(w)", **{ACCEPT: "step"}).spec())
+    accepted = check(located, runnable(make_job(lab, "sum(w)", **{ACCEPT: "step"})).spec())
     assert accepted.ok()
     assert accepted.migrated

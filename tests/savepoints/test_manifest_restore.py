@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 
 MANIFEST = """\
@@ -47,8 +48,10 @@ def test_options_name_the_savepoint_and_whose_it_is(lab: Any) -> None:
     lab.run(load(lab, options="{}", parallelism=1, rate=1000), stop)
     options = f'{{execution.state-recovery.path: "{taken[0]}", execution.state-recovery.claim-mode: CLAIM}}'
     job = load(lab, options=options, parallelism=2, rate=100_000)
-    assert job.spec().restore_from == taken[0]
-    assert job.spec(restore_from="elsewhere").restore_from == str(Path.cwd() / "elsewhere")
+    assert runnable(job).spec().restore_from == taken[0]
+    assert runnable(job).spec(restore_from="elsewhere").restore_from == str(
+        Path.cwd() / "elsewhere"
+    )
 
     async def look(running: Any) -> None:
         await running.until("disposed")

@@ -21,6 +21,7 @@ from headgate.operators.iteration.stored import encode, restored
 from headgate.operators.reduce import ReduceOperator
 from headgate.runtime.cli.app import app
 from headgate.runtime.exchange.in_flight import InFlightRecords
+from headgate.runtime.job import runnable
 from headgate.runtime.worker.in_flight_restore import recovered_batches
 from headgate.state.descriptors import AggregatingState, ReducingState
 from headgate.state.snapshot import ChannelAddress, RestoredState, StateHandle
@@ -152,7 +153,7 @@ def test_records_on_their_way_are_not_unpickled(tmp_path: Path) -> None:
     job = hg.Job("j", parallelism=2)
     numbers = job.read(from_list([1]), name="numbers")
     numbers.rebalance().write(collect(guarantee="none"), name="out")
-    plan = job.spec().plan
+    plan = runnable(job).spec().plan
     channel = ChannelAddress(
         source="numbers", side="", target="out", input_index=0, sender=0, receiver=0
     )

@@ -12,6 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.errors import StateError
+from headgate.runtime.job import runnable
 
 ROWS = 9000
 RATE = 600
@@ -27,7 +28,7 @@ def make_job(lab: Any, *, rate: float | None = RATE, **options: str) -> hg.Job:
     job = hg.Job("job", parallelism=2, max_parallelism=12)
     job.checkpoint(every="50ms", storage=str(lab.path), retain=2)
     job.restart(attempts=3, delay="10ms")
-    job.override(
+    runnable(job).override(
         {"execution.checkpointing.incremental": "false"}
         | {key.replace("__", "."): value for key, value in options.items()}
     )
@@ -105,7 +106,7 @@ def make_remembering(
     job = hg.Job("job", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="50ms", storage=str(lab.path), retain=2)
     job.restart(attempts=3, delay="10ms")
-    job.override({key.replace("__", "."): value for key, value in options.items()})
+    runnable(job).override({key.replace("__", "."): value for key, value in options.items()})
     (
         job.read(numbers(ROWS, rate=rate, batch_rows=20, splits=6), name="numbers")
         .key_with(lambda n: n)

@@ -12,6 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.errors import JobError, StateError, UsageError
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store_at
 
 ROWS = 1200
@@ -78,7 +79,7 @@ def test_a_job_goes_on_after_a_savepoint_which_is_none_of_its_checkpoints(
 
     sink = exactly_once()
     job = make_job(lab, sink)
-    job.override({"execution.checkpointing.num-retained": "100"})
+    runnable(job).override({"execution.checkpointing.num-retained": "100"})
     ran = lab.run(job, script)
     assert ran.outcome.status == "SUSPENDED"
     ids = [logged.checkpoint_id for logged in retained("job").checkpoints]
@@ -133,7 +134,7 @@ def test_what_a_savepoint_has_pending_and_what_comes_behind_it_are_both_kept(lab
         await job.request("cancel")
 
     job = make_job(lab, first)
-    job.override({"execution.checkpointing.interval": "1h"})
+    runnable(job).override({"execution.checkpointing.interval": "1h"})
     lab.run(job, script)
     lab.run(make_job(lab, second, name="fork", rate=None), restore_from=taken[0])
     assert Counter(second.rows) == expected()
@@ -155,7 +156,7 @@ def test_a_restart_before_the_first_checkpoint_restores_the_savepoint_again(lab:
     sink, taken = exactly_once(), []
     lab.run(make_job(lab, sink), stop_with_savepoint(lab.path, taken))
     job = make_job(lab, sink)
-    job.override({"execution.checkpointing.interval": "1h"})
+    runnable(job).override({"execution.checkpointing.interval": "1h"})
 
     async def script(running: Any) -> None:
         await running.until("restored")
@@ -300,7 +301,7 @@ def checkpointed(lab: Any) -> tuple[Path, int]:
         await job.request("stop")
 
     job = make_job(lab, exactly_once())
-    job.override({"execution.checkpointing.dir": str(lab.path / "checkpoints")})
+    runnable(job).override({"execution.checkpointing.dir": str(lab.path / "checkpoints")})
     ran = lab.run(job, stop)
     return lab.path / "checkpoints" / "job", ran.outcome.checkpoint
 
@@ -328,10 +329,10 @@ def test_a_checkpoint_cannot_be_claimed(lab: Any) -> None:
 
 def test_there_must_be_something_to_claim(lab: Any) -> None:
     with pytest.raises(UsageError, match="nothing to claim"):
-        make_job(lab, exactly_once()).spec(claim=True)
+        runnable(make_job(lab, exactly_once())).spec(claim=True)
     unused = make_job(lab, exactly_once())
-    unused.override({"execution.state-recovery.claim-mode": "CLAIM"})
-    unused.spec()  # as an option it is only what holds if something is restored
+    runnable(unused).override({"execution.state-recovery.claim-mode": "CLAIM"})
+    runnable(unused).spec()  # as an option it is only what holds if something is restored
 
 
 @pytest.mark.parametrize("where", ["nothing", "empty"])
@@ -351,6 +352,6 @@ def test_a_relative_directory_for_savepoints_is_meant_from_where_the_job_is_star
     key = "execution.checkpointing.savepoint-dir"
     for said, meant in (("kept", str(lab.path / "kept")), ("s3://bucket/kept", "s3://bucket/kept")):
         job = make_job(lab, exactly_once())
-        job.override({key: said})
-        assert job.spec().options[key] == meant
-    assert key not in make_job(lab, exactly_once()).spec().options
+        runnable(job).override({key: said})
+        assert runnable(job).spec().options[key] == meant
+    assert key not in runnable(make_job(lab, exactly_once())).spec().options

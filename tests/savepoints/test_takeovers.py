@@ -8,6 +8,7 @@ from typing import Any
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.errors import JobError
+from headgate.runtime.job import runnable
 
 ROWS = 400
 
@@ -15,7 +16,7 @@ ROWS = 400
 def make_job(lab: Any, sink: Any, *, rate: float | None, every: str) -> hg.Job:
     job = hg.Job("job", parallelism=1, max_parallelism=12)
     job.checkpoint(every=every, storage=lab.storage)
-    job.override({"headgate.coordinator.takeovers-max": "3"})
+    runnable(job).override({"headgate.coordinator.takeovers-max": "3"})
     job.read(numbers(ROWS, rate=rate, batch_rows=10), name="numbers").write(sink, name="out")
     return job
 

@@ -17,6 +17,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, from_list, function_sink
 from headgate.errors import PlanError
+from headgate.runtime.job import runnable
 
 
 class Client:
@@ -157,7 +158,7 @@ JOBS: dict[str, Made] = {
 def test_it_is_found_before_anything_starts(name: str) -> None:
     make, what, line = JOBS[name]
     job = make()
-    for ask in (job.validate, job.explain, job.spec, job.run):
+    for ask in (job.validate, job.explain, runnable(job).spec, job.run):
         with pytest.raises(PlanError) as refused:
             ask()
         assert refused.value.message.startswith(
@@ -176,7 +177,10 @@ def test_every_step_that_holds_something_is_named() -> None:
     stream.map(selects, name="second").map(abs, name="third").write(
         collect(guarantee="none"), name="out"
     )
-    assert [problem.message.split("`")[1] for problem in job.problems()] == ["first", "second"]
+    assert [problem.message.split("`")[1] for problem in runnable(job).problems()] == [
+        "first",
+        "second",
+    ]
 
 
 def test_a_source_that_holds_something_without_a_name() -> None:

@@ -22,6 +22,7 @@ from headgate.errors import FencedError, HeadgateError, InternalError, JobError,
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
 from headgate.runtime.job_spec import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.testing.waiting import waiting_tasks
@@ -237,7 +238,7 @@ class Simulation:
     def _make_spec(self) -> JobSpec:
         """Another run of the job."""
         job = make_job("sim", self._kind, self._settings, self._options)
-        return replace(job.spec(), slots_per_worker=self._slots)
+        return replace(runnable(job).spec(), slots_per_worker=self._slots)
 
     async def _main(self) -> None:
         supervising = self.loop.create_task(self._supervise(), name="supervisor")

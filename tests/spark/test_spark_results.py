@@ -38,6 +38,7 @@ from headgate.errors import (
 from headgate.operators.clock import SystemClock
 from headgate.operators.source import SourceRun
 from headgate.runtime.coordinator.source_runs import SourceStorage, source_run
+from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.runtime.options import Options
 from headgate.runtime.storage.joblog_store import JobLog
@@ -401,7 +402,7 @@ def test_spark_here_needs_no_client_of_s3_for_a_result_on_s3(
 ) -> None:
     source = hg.spark_source(sql=IDS, schema=SCHEMA, keep_result=True)
     job, sink = job_of(source, s3_server.uri, lambda row: {"id": row.id})
-    job.override(s3_server.options)
+    runnable(job).override(s3_server.options)
     assert job.run().status == "FINISHED"
     assert sorted(row["id"] for row in sink.rows) == list(range(20))
     assert asked[0].target.startswith("file://")

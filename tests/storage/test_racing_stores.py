@@ -14,6 +14,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.errors import StorageError
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
@@ -153,7 +154,7 @@ def test_a_job_does_not_start_on_versitygw(gateway, tmp_path):
     job = hg.Job("refused")
     job.checkpoint(every="1s", storage=f"s3://{versitygw.BUCKET}/checkpoints")
     job.read(from_list([1, 2, 3]), name="in").write(collect(), name="out")
-    job.override({**gateway, "headgate.storage.probe.races": "200"})
+    runnable(job).override({**gateway, "headgate.storage.probe.races": "200"})
     with pytest.raises(StorageError, match="cannot hold checkpoints.*created it at once"):
         job.run(cluster="in-process")
     left = [path for path in (tmp_path / "objects").rglob("*.json") if "log" in path.parts]

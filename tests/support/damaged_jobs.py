@@ -18,6 +18,7 @@ import msgspec
 
 import headgate as hg
 from headgate.connectors import collect, from_list
+from headgate.runtime.job import runnable
 from headgate.testing import harness
 
 from .corruption import damaged, judge
@@ -72,7 +73,7 @@ def make_job(backend: str, inline: str) -> hg.Job:
     """Process function, reduce, running aggregate and windows over one stream, in two subtasks."""
     job = hg.Job("damaged", parallelism=2, max_parallelism=8)
     job.checkpoint(every="1h", storage="never-made")
-    job.override(
+    runnable(job).override(
         {
             "state.backend.type": backend,
             "execution.checkpointing.data-inline-threshold": INLINE[inline],

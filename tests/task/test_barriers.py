@@ -18,6 +18,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from headgate.runtime.task.input_subtask import InputSubtask
@@ -114,7 +115,7 @@ class Step:
         job.read(numbers(1), name="in").map(function, name="step").write(
             collect(guarantee="none"), name="out"
         )
-        plan = job.spec().replan(1, 4)
+        plan = runnable(job).spec().replan(1, 4)
         (vertex,) = [each for each in plan.vertices if each.head.name == "step"]
         self.gate = InputGate([InputChannelSpec(number, 0) for number in (0, 1)])
         for channel in (0, 1):

@@ -14,6 +14,7 @@ from headgate.connectors import blackhole, collect, generator, numbers, sequence
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.sink import Sink
 from headgate.runtime.exchange.gate import InputGate
+from headgate.runtime.job import runnable
 from headgate.testing.run import VirtualRun
 
 ROW_S = {"columns": 0.001, "objects": 0.005}
@@ -68,7 +69,7 @@ class Run:
 
     def __init__(self, kind: str, **arguments: Any) -> None:
         self.row_s = ROW_S[kind]
-        self.run = VirtualRun(job(kind, **arguments).spec(), seed=1)
+        self.run = VirtualRun(runnable(job(kind, **arguments)).spec(), seed=1)
         self.run.start()
         (worker,) = self.run._cluster.workers
         regions = worker.hub._regions.values()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import headgate as hg
 from headgate.connectors import function_sink, numbers
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.accounting import Activity
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
@@ -38,7 +39,7 @@ async def held(path, threads):
     times = job.read(numbers(1), name="numbers").event_time(lambda n: n, name="times")
     times.start_new_chain()
     times.write(function_sink(print, guarantee="none"), name="out")
-    plan = job.spec().replan(1, 4)
+    plan = runnable(job).spec().replan(1, 4)
     (vertex,) = [vertex for vertex in plan.vertices if vertex.head.name == "times"]
     clock = Clock()
     env = TaskEnvironment(

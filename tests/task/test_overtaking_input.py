@@ -20,6 +20,7 @@ from headgate.operators.elements import (
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.local import LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.input_subtask import InputSubtask
@@ -68,7 +69,7 @@ class Bench:
         job = hg.Job("barriers")
         stream = job.read(numbers(1), name="numbers").rebalance()
         stream.map(self.see, name="see").write(function_sink(str, guarantee="none"), name="out")
-        plan = job.spec().replan(1, 4)
+        plan = runnable(job).spec().replan(1, 4)
         (vertex,) = [vertex for vertex in plan.vertices if vertex.head.name == "see"]
         env = TaskEnvironment(
             plan=plan,

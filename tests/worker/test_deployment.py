@@ -11,6 +11,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.operators.clock import SystemClock
+from headgate.runtime.job import runnable
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.state_restore import RESTORED
@@ -27,7 +28,7 @@ class Remember(hg.KeyedProcess[int, int, int]):
 def make_job(lab: Any) -> hg.Job:
     job = hg.Job("job", parallelism=2, max_parallelism=12)
     job.checkpoint(every="50ms", storage=lab.storage)
-    job.override(
+    runnable(job).override(
         {
             "state.backend.type": "rocksdb",
             "state.backend.rocksdb.writebuffer.size": "64 kb",

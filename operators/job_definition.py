@@ -1,26 +1,22 @@
-"""JobGraph: what a job says: its streams, where checkpoints go, when it restarts."""
+"""JobDefinition: a job as headgate's own modules see it: its nodes, names, settings and checks.
+
+Users hold a `WrittenJob` or its subclass `Job`, whose methods add to a definition.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..errors import PlanError, UsageError
+from ..errors import PlanError
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
-from .addresses import STORAGE_SCHEMES, check_address
-from .durations import Duration, parse_duration
 from .graph import Graph, Node, Origin
 from .optimize import optimize
 from .origin import capture_origin
 from .partitioning import Global
-from .required_name import named
-from .restarts import fixed_delay
-from .settings import CheckpointSettings, ExponentialDelay, FailureRate, FixedDelay, RestartSettings
+from .settings import CheckpointSettings, RestartSettings
 from .sink import Guarantee
-from .source import REJECTED, Record, Source
-from .stream import Stream
 from .stream_base import StreamBase, check_parallelism
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,14 +25,10 @@ NAME_LENGTH_MAX: Final = 100
 """Names become parts of file names in the checkpoint store."""
 
 
-class JobGraph:
-    """A job being written. Nothing runs before `run()` of the subclass in `runtime/job.py`.
+class JobDefinition:
+    """The nodes of a job in the order they were written, its settings, and the checks of the whole.
 
-    Args:
-        name: names the job in its storage, its metrics and on the command line.
-        parallelism: subtasks of every operator that says nothing else.
-        max_parallelism: number of key groups, fixed for the life of the job's state; None: chosen.
-        options: option keys and values as listed by `headgate options`.
+    The arguments are those of `WrittenJob`.
     """
 
     def __init__(
@@ -64,106 +56,9 @@ class JobGraph:
         self.checkpoint_settings: CheckpointSettings | None = None
         self.restart_settings: RestartSettings | None = None
         self.as_batch = False
-        """It runs as a batch: without checkpoints, which it then needs for nothing."""
+        """True if the job runs as a batch, which needs no checkpoints."""
         self._by_name: dict[str, Node] = {}
         self._derived: set[int] = set()
-
-    @named("source", "its position in the input is stored under this name")
-    def read(
-        self, source: Source[Record], *, name: str, parallelism: int | None = None
-    ) -> Stream[Record]:
-        """The stream of a source's records."""
-        origin = capture_origin()
-        if not isinstance(source, Source):
-            raise PlanError(
-                f"read needs a source, got `{type(source).__name__}`", where=str(origin)
-            )
-        node = self.add_node(
-            Node(
-                id=-1,
-                name=name,
-                kind="source",
-                origin=origin,
-                source=source,
-                schema=source.schema,
-                row_type=source.row_type,
-                parallelism=parallelism,
-                stateful=True,
-                sides={REJECTED: source.rejected_schema},
-                detail=source.describe(),
-            )
-        )
-        return Stream(self, node)
-
-    def checkpoint(
-        self,
-        every: Duration,
-        storage: str | os.PathLike[str],
-        *,
-        timeout: Duration = "10m",
-        min_pause: Duration = "0s",
-        max_concurrent: int = 1,
-        tolerable_failures: int = 0,
-        retain: int = 1,
-    ) -> None:
-        """Make the job's state durable.
-
-        Args:
-            every: from the start of one checkpoint to the start of the next.
-            storage: a directory or an object-store address such as `s3://bucket/path`.
-            timeout: a checkpoint not complete by then is given up.
-            min_pause: least time between the end of one and the start of the next.
-            max_concurrent: checkpoints under way at the same time.
-            tolerable_failures: failed checkpoints in a row that do not fail the job.
-            retain: completed checkpoints that are kept.
-        """
-        origin = capture_origin()
-        every_ms = parse_duration(every, "checkpoint interval", str(origin))
-        timeout_ms = parse_duration(timeout, "checkpoint timeout", str(origin))
-        limits = {"every": every_ms, "timeout": timeout_ms, "max_concurrent": max_concurrent}
-        for what, value in {**limits, "retain": retain}.items():
-            if value < 1:
-                raise PlanError(f"checkpoint({what}=...) must be positive", where=str(origin))
-        if tolerable_failures < 0:
-            raise PlanError(
-                "checkpoint(tolerable_failures=...) must not be negative", where=str(origin)
-            )
-        storage = os.fspath(storage) if isinstance(storage, os.PathLike) else storage
-        if not isinstance(storage, str) or not storage.strip():
-            raise PlanError(
-                "checkpoint needs a place to store",
-                where=str(origin),
-                fix='add storage="directory or s3://…"',
-            )
-        try:
-            check_address(storage, STORAGE_SCHEMES)
-        except UsageError as error:
-            raise PlanError(error.message, where=str(origin), fix=error.fix) from None
-        self.checkpoint_settings = CheckpointSettings(
-            every_ms=every_ms,
-            storage=storage,
-            timeout_ms=timeout_ms,
-            min_pause_ms=parse_duration(min_pause, "checkpoint min_pause", str(origin)),
-            max_concurrent=max_concurrent,
-            tolerable_failures=tolerable_failures,
-            retain=retain,
-        )
-
-    def restart(self, attempts: int | RestartSettings = 3, delay: Duration = "1s") -> None:
-        """After a failure start again from the last checkpoint.
-
-        Args:
-            attempts: how often, at most; or a strategy: `hg.exponential_delay(...)`,
-                `hg.failure_rate(...)`, `hg.fixed_delay(...)`, `hg.no_restart()`.
-            delay: pause before each restart; with a number of attempts.
-
-        Raises:
-            PlanError: a number below 0, or a duration that is none.
-        """
-        if isinstance(attempts, FixedDelay | FailureRate | ExponentialDelay):
-            self.restart_settings = attempts
-        else:
-            self.restart_settings = fixed_delay(attempts, delay)
 
     def validate(self) -> None:
         """Check the whole job.
@@ -240,7 +135,7 @@ class JobGraph:
         return name
 
     def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
-        """See `StreamBase.show`; the subclass in `runtime/job.py` can run a job."""
+        """See `StreamBase.show`; the subclass in `runtime/runnable_job.py` can run a job."""
         raise PlanError("this job cannot be run", where=str(origin), fix="make it with hg.Job")
 
     def _free_name(self, node: Node) -> None:

@@ -1,0 +1,237 @@
+"""RunnableJob: a job's definition with its options taken into account, ready for a coordinator."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import (
+    HeadgateError,
+    InternalError,
+    PlanError,
+    UsageError,
+    UserCodeError,
+    UserTraceback,
+)
+from ..operators.durations import format_duration
+from ..operators.graph import Graph, Origin
+from ..operators.job_definition import JobDefinition
+from ..operators.keyed_backend import check_state_backend
+from ..operators.settings import CheckpointSettings
+from ..operators.sink import Guarantee, IfExistsLike, parse_if_exists
+from ..operators.stream_base import StreamBase
+from .batch.refuse import batch_problems, runs_as_batch
+from .batch_options import RUNTIME_MODE
+from .checkpoint_options import (
+    CHECKPOINT_DIR,
+    CHECKPOINT_INTERVAL,
+    CHECKPOINT_MAX_CONCURRENT,
+    CHECKPOINT_MIN_PAUSE,
+    CHECKPOINT_MODE,
+    CHECKPOINT_RETAINED,
+    CHECKPOINT_TIMEOUT,
+    CHECKPOINT_TOLERABLE_FAILURES,
+    RECOVERY_CLAIM_MODE,
+    RECOVERY_IGNORE_UNCLAIMED,
+    RECOVERY_PATH,
+    SAVEPOINT_DIR,
+)
+from .job_spec import JobSpec, checkpoint_rules
+from .option_types import Option
+from .options import (
+    CHAINING,
+    MAX_PARALLELISM,
+    PARALLELISM,
+    Options,
+    current_key,
+)
+from .pickled_state import check_pickles
+from .plan import make_plan
+from .requirements import missing_packages
+from .restart_settings import restart_settings
+from .unshippable import unshippable
+
+_CHECKPOINT_FIELDS: dict[str, Option[int]] = {
+    "timeout_ms": CHECKPOINT_TIMEOUT,
+    "min_pause_ms": CHECKPOINT_MIN_PAUSE,
+    "max_concurrent": CHECKPOINT_MAX_CONCURRENT,
+    "tolerable_failures": CHECKPOINT_TOLERABLE_FAILURES,
+    "retain": CHECKPOINT_RETAINED,
+}
+
+
+class RunnableJob(JobDefinition):
+    """A definition that can be checked as a whole, previewed, and handed to a coordinator."""
+
+    def override(self, options: Mapping[str, str]) -> None:
+        """Put `options`, under their current keys, in the place of the job's own."""
+        kept = {key: text for key, text in self.options.items() if current_key(key) not in options}
+        self.options = {**kept, **options}
+
+    def problems(self) -> Iterator[PlanError]:
+        """Every reason why the job cannot run as a whole, with its options taken into account."""
+        options = self._settle()
+        yield from super().problems()
+        storage = None if self.checkpoint_settings is None else self.checkpoint_settings.storage
+        yield from missing_packages(self.graph, options, storage, self.as_batch)
+        yield from unshippable(self.graph)
+        if self.as_batch:
+            yield from batch_problems(self.graph)
+        elif options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
+            yield from _promises_without_alignment(self.graph)
+
+    def _settle(self) -> Options:
+        """Check the options, and put those explicitly set in the place of what the program says."""
+        options = Options(self.options)
+        if options.is_set(PARALLELISM):
+            self.parallelism = options.get(PARALLELISM)
+        if options.is_set(MAX_PARALLELISM):
+            self.max_parallelism = options.get(MAX_PARALLELISM)
+        self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
+        checkpoint_rules(self.checkpoint_settings, options)  # raises here, and not on the cluster
+        self.as_batch = runs_as_batch(self.graph, options)
+        return options
+
+    def spec(
+        self,
+        *,
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        restore_from: str | os.PathLike[str] | None = None,
+        claim: bool = False,
+        take_over: bool = False,
+        if_exists: IfExistsLike | None = None,
+    ) -> JobSpec:
+        """The checked job as it is handed to a coordinator; the arguments are those of `run`.
+
+        Raises:
+            UsageError: the job is wrong as written.
+        """
+        options = self._settle()
+        path = options.get(RECOVERY_PATH) if restore_from is None else os.fspath(restore_from)
+        if fresh and path:
+            raise UsageError(
+                "a run cannot both start fresh and restore something",
+                fix="leave out --fresh: a run that restores a savepoint is a new one anyway",
+            )
+        if self.as_batch and path:
+            raise UsageError(
+                "a batch begins with nothing, and cannot restore something",
+                fix=f"leave out the savepoint, or {RUNTIME_MODE.key}=BATCH",
+            )
+        if claim and not path:
+            raise UsageError(
+                "there is nothing to claim", fix="name a savepoint with --from, or restore_from="
+            )
+        graph = self.plan()
+        if any(node.kind == "process" for node in graph.nodes):
+            check_state_backend(options.effective())
+        plan = make_plan(
+            graph,
+            job_name=self.name,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            chaining=options.get(CHAINING),
+        )
+        check_pickles(plan, graph, options)
+        return JobSpec(
+            name=self.name,
+            plan=plan,
+            parallelism=self.parallelism,
+            checkpoint=self.checkpoint_settings,
+            restart=restart_settings(
+                self.restart_settings, options, self.checkpoint_settings is not None
+            ),
+            options=_travelling(options),
+            graph=graph,
+            max_parallelism=self.max_parallelism,
+            chaining=options.get(CHAINING),
+            run=secrets.token_hex(8),
+            fresh=fresh,
+            allow_non_restored_state=(
+                allow_non_restored_state or options.get(RECOVERY_IGNORE_UNCLAIMED)
+            ),
+            restore_from=absolute(path) if path else "",
+            take_over=take_over,
+            claim=claim or options.get(RECOVERY_CLAIM_MODE) == "CLAIM",
+            if_exists=None if if_exists is None else parse_if_exists(if_exists),
+        )
+
+    def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
+        from .preview import preview, print_table
+
+        try:
+            found = preview(
+                self.graph, self.options, self._part, stream._input(), rows, within_ms, origin
+            )
+        except InternalError:
+            raise
+        except HeadgateError as error:
+            raise error.with_traceback(None) from cause_of(error)
+        print_table(found, stream.schema, format_duration(within_ms))
+
+    def _part(self, graph: Graph, options: dict[str, str]) -> JobSpec:
+        """A part of this job as a job of its own, without checkpoints and with parallelism 1."""
+        part = copy.copy(self)
+        part.graph, part.options = graph, options
+        part.parallelism, part.checkpoint_settings, part.restart_settings = 1, None, None
+        return part.spec()
+
+
+def _checkpoint_settings(
+    written: CheckpointSettings | None, options: Options
+) -> CheckpointSettings | None:
+    """The settings of `job.checkpoint(...)`; options that are set explicitly win over them."""
+    storage = options.get(CHECKPOINT_DIR) or (written.storage if written else None)
+    if storage is None:
+        return None
+    interval = options.get(CHECKPOINT_INTERVAL)
+    every_ms = interval if interval is not None else (written.every_ms if written else None)
+    settings = replace(
+        written or CheckpointSettings(every_ms=every_ms, storage=storage),
+        every_ms=every_ms,
+        storage=absolute(storage),
+    )
+    changed: dict[str, Any] = {
+        name: options.get(option)
+        for name, option in _CHECKPOINT_FIELDS.items()
+        if options.is_set(option)
+    }
+    return replace(settings, **changed)
+
+
+def absolute(storage: str) -> str:
+    """A relative directory as seen from here: workers may run elsewhere."""
+    return storage if "://" in storage else os.path.abspath(Path(storage).expanduser())
+
+
+def _travelling(options: Options) -> dict[str, str]:
+    """The options for other processes, whose working directory may be another."""
+    texts = options.explicit()
+    if directory := options.get(SAVEPOINT_DIR):
+        texts[SAVEPOINT_DIR.key] = absolute(directory)
+    return texts
+
+
+def cause_of(error: HeadgateError) -> BaseException | None:
+    """The exception a user's function raised, if that is what the error reports; else its own cause."""
+    if isinstance(error, UserCodeError) and error.detail:
+        return UserTraceback(error.detail)
+    return error.__cause__
+
+
+def _promises_without_alignment(graph: Graph) -> Iterator[PlanError]:
+    """The sinks that promise more than checkpoints of mode AT_LEAST_ONCE can give."""
+    for node in graph.sinks():
+        if node.sink is not None and node.sink.guarantee is Guarantee.EXACTLY_ONCE:
+            yield PlanError(
+                f"sink `{node.name}` promises exactly_once, and {CHECKPOINT_MODE.key}=`AT_LEAST_ONCE` "
+                "lets records count twice after a failure",
+                where=str(node.origin),
+                fix='say guarantee="at_least_once" at the sink, or leave out the option',
+            )
