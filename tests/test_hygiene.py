@@ -19,6 +19,8 @@ TOP_LEVEL = {
 }  # fmt: skip
 BYTES_MAX = 1_000_000
 # In pieces, so that this file is not its own finding.
+KEPT_AS_WRITTEN = re.compile(r"tests/compat/[^/]+/log/")
+"""Records of job logs, byte for byte as some build wrote them."""
 STUBS = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 CONFLICT = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
 
@@ -83,5 +85,6 @@ def test_nothing_generated_is_tracked(tracked: list[str]) -> None:
 
 def test_every_file_ends_with_a_line_end(tracked: list[str]) -> None:
     texts = [n for n in tracked if n.endswith((".py", ".md", ".toml", ".yaml", ".yml", ".json"))]
-    contents = {name: (ROOT / name).read_bytes() for name in texts}
+    written = [n for n in texts if not KEPT_AS_WRITTEN.match(n)]
+    contents = {name: (ROOT / name).read_bytes() for name in written}
     assert [n for n, data in contents.items() if data and not data.endswith(b"\n")] == []

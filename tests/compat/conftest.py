@@ -16,6 +16,9 @@ import msgspec
 import pytest
 import xxhash
 
+from headgate.state.sealed import SealedFormat
+
+VERSIONS = ["v0.1", "v0.1-format-2"]
 HERE = Path(__file__).parent
 
 
@@ -38,6 +41,12 @@ def state_job() -> ModuleType:
     return load(HERE / "state_job.py")
 
 
+@pytest.fixture(scope="session")
+def log_job() -> ModuleType:
+    """The job that the logs are of."""
+    return load(HERE / "log_job.py")
+
+
 class Kept:
     """A copy of one kept savepoint, with the input and the drafts that its state names."""
 
@@ -48,6 +57,7 @@ class Kept:
         for file in (directory / "input").iterdir():
             os.utime(file, ns=(paths["changed_ns"], paths["changed_ns"]))
         shutil.copytree(source / kind, directory / kind)
+        self.mark = version
         self.directory = directory
         self.savepoint = directory / kind / "savepoint"
         self.output = directory / kind / "output"
@@ -75,7 +85,13 @@ class Kept:
             handle["size_bytes"] = len(new)
             handle["checksum"] = xxhash.xxh3_64_hexdigest(new)
         assert moved == 4, "both splits, and what both subtasks of the sink have pending"
-        path.write_text(json.dumps(metadata))
+        sealed = metadata.pop("checksum", None) is not None
+        if sealed:
+            assert metadata.pop("format") == 2
+        path.write_bytes(_SEALED.encode(metadata) if sealed else msgspec.json.encode(metadata))
+
+
+_SEALED = SealedFormat[Any]("savepoint's metadata", Any)
 
 
 def with_paths(value: Any, before: str, now: str) -> Any:
@@ -91,7 +107,7 @@ def with_paths(value: Any, before: str, now: str) -> Any:
     return value
 
 
-@pytest.fixture(params=["v0.1"])
+@pytest.fixture(params=VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
     """Each version of the format that savepoints are kept of."""
     return str(request.param)

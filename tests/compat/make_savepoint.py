@@ -1,6 +1,6 @@
-"""Makes the savepoints of `vX.Y/`, with what a job that goes on from them must come to. Run by hand:
+"""Makes the savepoints of `vX.Y/`, with what a job that goes on from them must come to. See README.md:
 
-    python tests/compat/make_savepoint.py v0.1
+    python tests/compat/make_savepoint.py v0.1-format-2
 
 Each version of the format is made once and then kept: a savepoint in here must load for ever.
 
@@ -201,7 +201,7 @@ def take(work: Path, target: Path, kind: str) -> None:
     lab_module = load(HERE.parent / "integration" / "conftest.py")
     outputs = state_job.Outputs(work / kind / "output")
     job = state_job.make_job(
-        work, outputs, parallelism=2, mark="v0.1", storage=f"memory://compat-{kind}", rate=8
+        work, outputs, parallelism=2, mark=target.name, storage=f"memory://compat-{kind}", rate=8
     )
     runnable(job).override({"state.backend.type": BACKENDS[kind]})
 
