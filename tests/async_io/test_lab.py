@@ -17,16 +17,17 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.tests.support.held import Paced
 
-_PATH = Path(__file__).parents[1] / "incremental" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("incremental_conftest", _PATH)
+_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
 assert _spec is not None
 assert _spec.loader is not None
-_incremental = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _incremental
-_spec.loader.exec_module(_incremental)
-lab = _incremental._integration.lab
-faults = _incremental._integration.faults
+_integration = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _integration
+_spec.loader.exec_module(_integration)
+lab = _integration.lab
+faults = _integration.faults
 
 ROWS = 240
 
@@ -72,7 +73,7 @@ def make_job(
     job = hg.Job("calls", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="50ms", storage=storage or lab.storage)
     job.restart(attempts=20, delay="10ms")
-    source = _incremental.Paced(numbers(ROWS, batch_rows=8, splits=3), 3)
+    source = Paced(numbers(ROWS, batch_rows=8, splits=3), 3)
     made = kind(job.read(source, name="numbers"), on_error="side_output")
     letters = made.failed
     if kind is batches:

@@ -21,7 +21,6 @@ _spec.loader.exec_module(_process)
 steps = _process.steps
 lab = _process.lab
 faults = _process.faults
-paced = _process.paced
 
 
 class World:

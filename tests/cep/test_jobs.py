@@ -9,6 +9,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.tests.support.held import Paced
 
 ROWS = 900
 KEYS = 7
@@ -37,14 +38,12 @@ def expected() -> tuple[list[Any], list[int]]:
     return found, sorted(set(begun) - {n for n, _ in found})
 
 
-def job_of(
-    lab: Any, paced: Any, sinks: tuple[Any, Any], parallelism: int, backend: str = "hashmap"
-) -> hg.Job:
+def job_of(lab: Any, sinks: tuple[Any, Any], parallelism: int, backend: str = "hashmap") -> hg.Job:
     options = {"state.backend.type": backend, "pipeline.auto-watermark-interval": "0s"}
     job = hg.Job("patterns", parallelism=parallelism, max_parallelism=12, options=options)
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=20, delay="10ms")
-    source = paced(numbers(ROWS, batch_rows=10, splits=1), 9)
+    source = Paced(numbers(ROWS, batch_rows=10, splits=1), 9)
     found = (
         job.read(source, name="numbers", parallelism=1)
         .event_time(lambda n: n, max_out_of_order="20ms")
@@ -62,9 +61,9 @@ def sinks() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_job_whose_workers_die(lab: Any, faults: Any, paced: Any, parallelism: int) -> None:
+def test_a_job_whose_workers_die(lab: Any, faults: Any, parallelism: int) -> None:
     out, over = sinks()
-    ran = lab.run(job_of(lab, paced, (out, over), parallelism), faults.kills(parallelism, 3))
+    ran = lab.run(job_of(lab, (out, over), parallelism), faults.kills(parallelism, 3))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert len(ran.failures) == 3
     assert (sorted(out.rows), sorted(over.rows)) == expected()
@@ -72,7 +71,7 @@ def test_a_job_whose_workers_die(lab: Any, faults: Any, paced: Any, parallelism:
 
 @pytest.mark.parametrize("backends", [BACKENDS, BACKENDS[::-1]])
 def test_a_savepoint_goes_on_at_another_parallelism_and_backend(
-    lab: Any, paced: Any, tmp_path: Path, backends: list[str]
+    lab: Any, tmp_path: Path, backends: list[str]
 ) -> None:
     out, over = sinks()
     taken: list[str] = []
@@ -83,18 +82,18 @@ def test_a_savepoint_goes_on_at_another_parallelism_and_backend(
         stopped = await running.request("stop", savepoint=str(tmp_path))
         taken.append(stopped["savepoint"])
 
-    job = job_of(lab, paced, (out, over), 2, backends[0])
+    job = job_of(lab, (out, over), 2, backends[0])
     assert lab.run(job, script).outcome.status == "SUSPENDED"
     assert len(out.rows) < len(expected()[0])
     tables = {path.parent.name for path in Path(taken[0]).rglob("*.parquet")}
     assert {"match_waiting", "match_runs", "match_events", "match_nodes", "timers_event"} <= tables
-    again = lab.run(job_of(lab, paced, (out, over), 3, backends[1]), restore_from=taken[0])
+    again = lab.run(job_of(lab, (out, over), 3, backends[1]), restore_from=taken[0])
     assert again.outcome.status == "FINISHED", again.failures
     assert (sorted(out.rows), sorted(over.rows)) == expected()
 
 
 def test_a_changed_pattern_is_refused_with_its_line(
-    lab: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+    lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, over = sinks()
 
@@ -102,9 +101,9 @@ def test_a_changed_pattern_is_refused_with_its_line(
         await running.checkpoint()
         await running.request("stop")
 
-    lab.run(job_of(lab, paced, (out, over), 1), script)
+    lab.run(job_of(lab, (out, over), 1), script)
     changed = pattern().followed_by("more")
     monkeypatch.setitem(globals(), "pattern", lambda: changed)
-    ran = lab.run(job_of(lab, paced, (out, over), 1))
+    ran = lab.run(job_of(lab, (out, over), 1))
     assert ran.outcome.status == "FAILED"
     assert "pattern of another form" in " ".join(ran.failures)

@@ -23,8 +23,8 @@ from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
-from headgate.tests.chaos.held import Held
 from headgate.tests.chaos.leftovers import left_in
+from headgate.tests.support.held import Held, OverByFile
 
 DEADLINE_S = 240.0
 
@@ -131,7 +131,7 @@ class Ring:
 
     def __init__(self, directory: Path) -> None:
         self.exposed: set[tuple[int, str]] = set()
-        self._over = directory / "over"
+        self._over = OverByFile(directory / "over")
 
     def run(
         self,
@@ -139,12 +139,17 @@ class Ring:
         plan: Callable[[Chaos, Event, dict[str, Any]], None],
         seed: int,
         until: Callable[[Chaos], bool] | None = None,
+        batches: int | None = None,
     ) -> Ran:
-        """Run `job` to its end. Its sources do not end before `until` says that the plan is through."""
+        """Run `job` to its end.
+
+        Until `until` says that the plan is through, no source of the job ends, and each reader gives at
+        most `batches` batches.
+        """
         for node in runnable(job).graph.sources():
             if until is not None:
                 assert node.source is not None
-                node.source = Held(node.source, self._over)
+                node.source = Held(node.source, self._over, batches)
         chaos = Chaos(random.Random(seed), self._watching(plan, until))
 
         async def main() -> JobOutcome:
@@ -169,7 +174,7 @@ class Ring:
                 self.exposed |= listening_beyond_loopback()
             plan(chaos, event, body)
             if until is not None and until(chaos):
-                self._over.touch()
+                self._over.set()
 
         return watch
 

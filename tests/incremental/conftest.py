@@ -23,7 +23,6 @@ import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
-from headgate.operators.source import Source, SourceReader
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol import joblog
@@ -31,6 +30,7 @@ from headgate.runtime.protocol.joblog import CheckpointCompleted
 from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.memory import MemoryStore
+from headgate.tests.support.held import Paced
 
 _PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
 _spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
@@ -47,7 +47,7 @@ HOT = 30
 """Keys that are written again and again: what deltas consist of."""
 ROWS = 3_000
 BATCHES = 2
-"""Behind the load, between two checkpoints and per subtask: a job outlasts what is done to it."""
+"""How many follow the load from one checkpoint to the next, per subtask."""
 WINDOW_MS = 200
 _SUFFIXES = {
     "delta": ".delta.parquet",
@@ -389,9 +389,7 @@ class StruckLab(_integration.Lab):
         self.disk = Disk()
 
     def begin(self, spec: Any, opener: Any, unix_dir: Any) -> Any:
-        job = StruckJob(spec, StruckCluster(self.disk), self.disk)
-        job.over.set()  # its sources are paced, and strikes also come behind the end of the job
-        return job
+        return StruckJob(spec, StruckCluster(self.disk), self.disk)
 
 
 # -- the job ------------------------------------------------------------------------------------------
@@ -410,64 +408,6 @@ class Everything(hg.KeyedProcess[int, tuple[int, int], tuple[int, int, int, int]
         even = record[1] % 2 == 0
         self.parities.put(even, (self.parities.get(even) or 0) + 1)
         return [(ctx.key, self.total.get(), len(self.recent.get()), sum(self.parities.values()))]
-
-
-class Paced(Source):
-    """Gives few batches between one checkpoint and the next, so that no clock decides when it ends."""
-
-    def __init__(self, source: Source, batches: int) -> None:
-        self._source, self._batches = source, batches
-        self.schema, self.row_type = source.schema, source.row_type
-        self.bounded, self.rejected_schema = source.bounded, source.rejected_schema
-
-    def configure(self, options: Any) -> Source:
-        return Paced(self._source.configure(options), self._batches)
-
-    def splits(self, parallelism: int) -> list[bytes]:
-        return self._source.splits(parallelism)
-
-    def reader(self) -> SourceReader:
-        return PacedReader(self._source.reader(), self._batches)
-
-    def with_columns(self, columns: Sequence[str]) -> Source:
-        return Paced(self._source.with_columns(columns), self._batches)
-
-
-class PacedReader(SourceReader):
-    def __init__(self, reader: SourceReader, batches: int) -> None:
-        self._reader, self._batches, self._left = reader, batches, batches
-        self._more = asyncio.Event()
-
-    def open(self, context: Any, reject: Any) -> None:
-        super().open(context, reject)
-        self._reader.open(context, reject)
-
-    def add_splits(self, splits: Sequence[bytes]) -> None:
-        self._reader.add_splits(splits)
-
-    def poll(self) -> Any:
-        batch = self._reader.poll() if self._left else None
-        self._left -= batch is not None
-        return batch
-
-    async def wait(self) -> None:
-        if self._left:
-            await self._reader.wait()
-        else:
-            self._more.clear()
-            await self._more.wait()
-
-    @property
-    def finished(self) -> bool:
-        return self._reader.finished
-
-    def snapshot(self) -> list[bytes]:
-        self._left = self._batches
-        self._more.set()
-        return self._reader.snapshot()
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def key_of(n: int) -> int:

@@ -112,6 +112,7 @@ def test_a_death_behind_the_end_of_a_job_that_has_finished(
     lab.disk.strikes = [blow]
 
     async def script(job: Any) -> None:
+        job.over.set()
         await job.execute(blow)
 
     ran = lab.run(goods.job(hurried=True), script)
@@ -161,6 +162,7 @@ def test_a_run_that_has_ended_stays_so_however_many_coordinators_die(
     lab.disk.strikes = list(blows)
 
     async def script(job: Any) -> None:
+        job.over.set()
         for blow in blows:
             await job.execute(blow)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import itertools
 import json
@@ -32,63 +31,11 @@ from headgate.runtime.storage.base import CheckpointStore, Created, Existed, Sto
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
-from headgate.runtime.task.source_subtask import SourceSubtask
+from headgate.tests.support.held import sources_held
 
 DEADLINE_S = 240.0
 """Ends a test that hangs; no test is a matter of how fast the machine is."""
 _stores = itertools.count()
-
-
-class HeldReader:
-    """A reader that does not end before the script of its job is over, whatever it has read by then.
-
-    Before that it reads at most `batches` batches, if that is not None.
-    """
-
-    def __init__(self, reader: Any, over: asyncio.Event, batches: int | None) -> None:
-        self.__dict__.update(_reader=reader, _over=over, _left=batches)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._reader, name, value)
-
-    def _waits(self) -> bool:
-        return not self._over.is_set() and (self._reader.finished or self._left == 0)
-
-    def poll(self) -> Any:
-        if self._waits():
-            return None
-        batch = self._reader.poll()
-        if batch is not None and self._left:
-            self.__dict__["_left"] -= 1
-        return batch
-
-    @property
-    def finished(self) -> bool:
-        return bool(self._reader.finished) and self._over.is_set()
-
-    async def wait(self) -> None:
-        await (self._over.wait() if self._waits() else self._reader.wait())
-
-
-@contextlib.contextmanager
-def sources_held(over: asyncio.Event, batches: int | None = None) -> Iterator[None]:
-    """No source ends before `over`: a job is there for its script, however fast its records are.
-
-    A fresh subtask without splits ends at once, as ever: checkpoints include ended subtasks.
-    """
-    build = SourceSubtask.__init__
-
-    def held(subtask: Any, env: Any, outputs: Any, fresh_splits: tuple[bytes, ...] | None) -> None:
-        build(subtask, env, outputs, fresh_splits)
-        if fresh_splits != ():
-            subtask._reader = HeldReader(subtask._reader, over, batches)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SourceSubtask, "__init__", held)
-        yield
 
 
 class RunningJob:

@@ -14,6 +14,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.runtime.job import runnable
+from headgate.tests.support.held import Paced
 
 ROWS = 240
 HOPS = 6
@@ -45,9 +46,7 @@ def all_hops(rows: int = ROWS) -> list[Any]:
     return sorted((id_, left) for id_ in range(rows) for left in range(HOPS + id_ % 3))
 
 
-def loop_job(
-    lab: Any, paced: Any, sink: Any, parallelism: int, body: Any = hops, **given: Any
-) -> hg.Job:
+def loop_job(lab: Any, sink: Any, parallelism: int, body: Any = hops, **given: Any) -> hg.Job:
     job = hg.Job(
         "loop",
         parallelism=parallelism,
@@ -58,7 +57,7 @@ def loop_job(
     job.checkpoint(storage=lab.storage, **checkpoint)
     job.restart(attempts=20, delay="10ms")
     (
-        job.read(paced(numbers(ROWS, batch_rows=4, splits=2), 1), name="numbers")
+        job.read(Paced(numbers(ROWS, batch_rows=4, splits=2), 1), name="numbers")
         .map(lambda n: (n, HOPS + n % 3))
         .iterate(body, name="loop")
         .write(sink, name="out", parallelism=1)
@@ -67,37 +66,35 @@ def loop_job(
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_workers_die(lab: Any, faults: Any, paced: Any, parallelism: int) -> None:
+def test_workers_die(lab: Any, faults: Any, parallelism: int) -> None:
     sink = collect(guarantee="exactly_once")
-    ran = lab.run(loop_job(lab, paced, sink, parallelism), faults.kills(parallelism, 3))
+    ran = lab.run(loop_job(lab, sink, parallelism), faults.kills(parallelism, 3))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert len(ran.failures) == 3
     assert sorted(sink.rows) == all_hops()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_workers_die_while_checkpoints_overlap(
-    lab: Any, faults: Any, paced: Any, seed: int
-) -> None:
+def test_workers_die_while_checkpoints_overlap(lab: Any, faults: Any, seed: int) -> None:
     sink = collect(guarantee="exactly_once")
-    job = loop_job(lab, paced, sink, 2, every="20ms", max_concurrent=4)
+    job = loop_job(lab, sink, 2, every="20ms", max_concurrent=4)
     ran = lab.run(job, faults.kills(seed, 4))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(sink.rows) == all_hops()
 
 
-def test_the_coordinator_dies(lab: Any, faults: Any, paced: Any) -> None:
+def test_the_coordinator_dies(lab: Any, faults: Any) -> None:
     sink = collect(guarantee="exactly_once")
-    ran = lab.run(loop_job(lab, paced, sink, 2), faults.takeovers(2))
+    ran = lab.run(loop_job(lab, sink, 2), faults.takeovers(2))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(sink.rows) == all_hops()
 
 
-def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, paced: Any, trouble: Any) -> None:
+def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, trouble: Any) -> None:
     """The state of a step in the loop cannot be written, again and again: its barriers are back, and the
     heads' logs are cut, or not yet; others are under way meanwhile. Between failures workers die."""
     sink = collect(guarantee="exactly_once")
-    job = loop_job(lab, paced, sink, 2, every="20ms", max_concurrent=3, tolerable_failures=1_000)
+    job = loop_job(lab, sink, 2, every="20ms", max_concurrent=3, tolerable_failures=1_000)
     runnable(job).override({"execution.checkpointing.data-inline-threshold": "0 b"})
     trouble.only = "hop"
 
@@ -117,9 +114,7 @@ def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, paced: Any, tr
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
-def test_it_stops_and_goes_on_at_another_parallelism(
-    lab: Any, paced: Any, before: int, after: int
-) -> None:
+def test_it_stops_and_goes_on_at_another_parallelism(lab: Any, before: int, after: int) -> None:
     sink = collect(guarantee="exactly_once")
 
     async def script(running: Any) -> None:
@@ -127,16 +122,16 @@ def test_it_stops_and_goes_on_at_another_parallelism(
         await running.checkpoint()
         await running.request("stop")
 
-    ran = lab.run(loop_job(lab, paced, sink, before), script)
+    ran = lab.run(loop_job(lab, sink, before), script)
     assert ran.outcome.status == "SUSPENDED", ran.failures
     assert len(sink.rows) < len(all_hops())
-    ran = lab.run(loop_job(lab, paced, sink, after))
+    ran = lab.run(loop_job(lab, sink, after))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert ran.restores[0] > 0
     assert sorted(sink.rows) == all_hops()
 
 
-def test_it_drains(lab: Any, paced: Any) -> None:
+def test_it_drains(lab: Any) -> None:
     """The sources end early; whatever has entered the loop still goes all its ways."""
     sink = collect(guarantee="exactly_once")
 
@@ -144,13 +139,13 @@ def test_it_drains(lab: Any, paced: Any) -> None:
         await running.checkpoint()
         await running.request("stop", drain=True)
 
-    ran = lab.run(loop_job(lab, paced, sink, 2), script)
+    ran = lab.run(loop_job(lab, sink, 2), script)
     assert ran.outcome.status == "SUSPENDED", ran.failures
     ids = {id_ for id_, _ in sink.rows}
     assert sorted(sink.rows) == [each for each in all_hops() if each[0] in ids]
 
 
-def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any, paced: Any) -> None:
+def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any) -> None:
     """What went round then would be in the output of the last checkpoint, and again in that of whoever
     goes on from the savepoint."""
     sink, taken = collect(guarantee="exactly_once"), []
@@ -159,7 +154,7 @@ def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any, paced: Any)
         job = hg.Job("long", parallelism=parallelism, max_parallelism=12)
         job.checkpoint(every=every, storage=storage)
         (
-            job.read(paced(numbers(20, batch_rows=4, splits=2), 1), name="numbers")
+            job.read(Paced(numbers(20, batch_rows=4, splits=2), 1), name="numbers")
             .map(lambda n: (n, 200))
             .iterate(long_way, name="loop")
             .write(sink, name="out", parallelism=1)
@@ -211,9 +206,9 @@ class Same(hg.KeyedProcess[int, Any, Any]):
         yield record
 
 
-def test_steps_of_several_widths(lab: Any, faults: Any, paced: Any) -> None:
+def test_steps_of_several_widths(lab: Any, faults: Any) -> None:
     sink = collect(guarantee="exactly_once")
-    job = loop_job(lab, paced, sink, 2, two_streams, every="20ms", max_concurrent=2)
+    job = loop_job(lab, sink, 2, two_streams, every="20ms", max_concurrent=2)
     ran = lab.run(job, faults.kills(7, 2))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(sink.rows) == all_hops()
@@ -224,7 +219,7 @@ class Amount(msgspec.Struct, frozen=True):
     left: int
 
 
-def test_columns_that_spill(lab: Any, paced: Any) -> None:
+def test_columns_that_spill(lab: Any) -> None:
     """Each record becomes three, for three rounds; the loop holds far more than its memory."""
     sink = collect(guarantee="exactly_once")
     job = hg.Job("wide", parallelism=2, options={"headgate.iteration.memory": "1 kb"})
@@ -235,7 +230,7 @@ def test_columns_that_spill(lab: Any, paced: Any) -> None:
         return thrice.filter("left > 0"), thrice.filter("left = 0")
 
     (
-        job.read(paced(numbers(40, batch_rows=5, splits=2), 2), name="numbers")
+        job.read(Paced(numbers(40, batch_rows=5, splits=2), 2), name="numbers")
         .map(lambda n: Amount(n, 4), into=Amount)
         .iterate(body, name="loop")
         .map(lambda a: a.id)

@@ -12,16 +12,17 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.testing import harness
+from headgate.tests.support.held import Paced
 
-_PATH = Path(__file__).parents[1] / "incremental" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("incremental_conftest_of_joins", _PATH)
+_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
 assert _spec is not None
 assert _spec.loader is not None
-_incremental = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _incremental
-_spec.loader.exec_module(_incremental)
-lab = _incremental._integration.lab
-faults = _incremental._integration.faults
+_integration = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _integration
+_spec.loader.exec_module(_integration)
+lab = _integration.lab
+faults = _integration.faults
 
 ROWS, KEYS = 600, 7
 LEFT = {"k": "long", "a": "long"}
@@ -101,7 +102,7 @@ def job_of(kind: Any, storage: str, parallelism: int, sink: Any) -> Any:
     sides = []
     for name, schema, step in (("left", LEFT, 3), ("right", RIGHT, 2)):
         column = list(schema)[1]
-        source = _incremental.Paced(numbers(ROWS, batch_rows=10, splits=1), 8)
+        source = Paced(numbers(ROWS, batch_rows=10, splits=1), 8)
         read = job.read(source, name=name, parallelism=1)
         sides.append(
             read.filter(lambda n, step=step: n % step == 0)

@@ -1,6 +1,6 @@
 """Runs the subtasks of one process step by hand: records, watermarks, the clock, snapshots, rescaling.
 
-Whole jobs run in the lab of tests/integration, on the paced source of tests/incremental.
+Whole jobs run in the lab of tests/integration.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from headgate.state.snapshot import (
     TableCut,
 )
 
-_PATH = Path(__file__).parents[1] / "incremental" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("incremental_conftest", _PATH)
+_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
 assert _spec is not None
 assert _spec.loader is not None
-_incremental = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _incremental
-_spec.loader.exec_module(_incremental)
-lab = _incremental._integration.lab
-faults = _incremental._integration.faults
+_integration = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _integration
+_spec.loader.exec_module(_integration)
+lab = _integration.lab
+faults = _integration.faults
 
 MAX_PARALLELISM = 12
 
@@ -335,9 +335,3 @@ def world() -> Any:
         start = WATERMARK_MIN
 
     return World
-
-
-@pytest.fixture
-def paced() -> Any:
-    """A source that gives so many batches from one checkpoint to the next: no clock ends it."""
-    return _incremental.Paced

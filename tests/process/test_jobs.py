@@ -12,6 +12,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, generator, numbers, sequence
+from headgate.tests.support.held import Paced
 
 ROWS = 900
 KEYS = 7
@@ -44,7 +45,7 @@ def buckets() -> set[Any]:
 
 
 def timers_job(
-    lab: Any, paced: Any, sinks: tuple[Any, Any], parallelism: int, backend: str = "hashmap"
+    lab: Any, sinks: tuple[Any, Any], parallelism: int, backend: str = "hashmap"
 ) -> hg.Job:
     job = hg.Job(
         "timers",
@@ -57,7 +58,7 @@ def timers_job(
     )
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=20, delay="10ms")
-    source = paced(numbers(ROWS, batch_rows=10, splits=1), 9)
+    source = Paced(numbers(ROWS, batch_rows=10, splits=1), 9)
     result = (
         job.read(source, name="numbers", parallelism=1)
         .event_time(lambda n: n, max_out_of_order="20ms")
@@ -70,11 +71,9 @@ def timers_job(
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_timers_in_a_job_whose_workers_die(
-    lab: Any, faults: Any, paced: Any, parallelism: int
-) -> None:
+def test_timers_in_a_job_whose_workers_die(lab: Any, faults: Any, parallelism: int) -> None:
     out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
-    job = timers_job(lab, paced, (out, seen), parallelism)
+    job = timers_job(lab, (out, seen), parallelism)
     ran = lab.run(job, faults.kills(parallelism, 3))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert len(ran.failures) == 3
@@ -83,7 +82,7 @@ def test_timers_in_a_job_whose_workers_die(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_timers_at_another_parallelism(lab: Any, paced: Any, backend: str) -> None:
+def test_timers_at_another_parallelism(lab: Any, backend: str) -> None:
     """Stopped with timers pending, and gone on with three subtasks instead of two."""
     out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
 
@@ -92,10 +91,10 @@ def test_timers_at_another_parallelism(lab: Any, paced: Any, backend: str) -> No
         await running.checkpoint()
         await running.request("stop")
 
-    job = timers_job(lab, paced, (out, seen), 2, backend)
+    job = timers_job(lab, (out, seen), 2, backend)
     assert lab.run(job, script).outcome.status == "SUSPENDED"
     assert len(out.rows) < len(buckets())
-    ran = lab.run(timers_job(lab, paced, (out, seen), 3, backend))
+    ran = lab.run(timers_job(lab, (out, seen), 3, backend))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert ran.restores[0] > 0
     assert sorted(out.rows) == sorted(buckets())
@@ -112,16 +111,14 @@ class Bursts(hg.KeyedProcess[int, int, int]):
         return [ctx.key]
 
 
-def test_bursts_of_timers_in_short_slices_in_a_job_whose_workers_die(
-    lab: Any, faults: Any, paced: Any
-) -> None:
+def test_bursts_of_timers_in_short_slices_in_a_job_whose_workers_die(lab: Any, faults: Any) -> None:
     options = {"headgate.task.slice": "1ms", "pipeline.auto-watermark-interval": "0s"}
     job = hg.Job("bursts", parallelism=2, max_parallelism=12, options=options)
     job.checkpoint(every="10ms", storage=lab.storage)
     job.restart(attempts=20, delay="10ms")
     sink = collect(guarantee="exactly_once")
     (
-        job.read(paced(numbers(4_000, batch_rows=200, splits=1), 1), name="numbers", parallelism=1)
+        job.read(Paced(numbers(4_000, batch_rows=200, splits=1), 1), name="numbers", parallelism=1)
         .event_time(lambda n: n)
         .key_with(lambda n: n)
         .process(Bursts(), name="bursts")
@@ -135,7 +132,7 @@ def test_bursts_of_timers_in_short_slices_in_a_job_whose_workers_die(
 
 @pytest.mark.parametrize("backends", [BACKENDS, BACKENDS[::-1]])
 def test_timers_in_a_savepoint_for_another_backend(
-    lab: Any, paced: Any, tmp_path: Path, backends: list[str]
+    lab: Any, tmp_path: Path, backends: list[str]
 ) -> None:
     out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
     taken: list[str] = []
@@ -146,12 +143,12 @@ def test_timers_in_a_savepoint_for_another_backend(
         stopped = await running.request("stop", savepoint=str(tmp_path))
         taken.append(stopped["savepoint"])
 
-    job = timers_job(lab, paced, (out, seen), 2, backends[0])
+    job = timers_job(lab, (out, seen), 2, backends[0])
     assert lab.run(job, script).outcome.status == "SUSPENDED"
     assert len(out.rows) < len(buckets())
     tables = {path.parent.name for path in Path(taken[0]).rglob("*.parquet")}
     assert {"timers_event", "sums"} <= tables
-    again = timers_job(lab, paced, (out, seen), 3, backends[1])
+    again = timers_job(lab, (out, seen), 3, backends[1])
     ran = lab.run(again, restore_from=taken[0])
     assert ran.outcome.status == "FINISHED", ran.failures
     assert sorted(out.rows) == sorted(buckets())
@@ -167,9 +164,7 @@ class Forgetful(hg.KeyedProcess[int, int, Any]):
         return None
 
 
-def test_timers_are_not_forgotten_by_mistake(
-    lab: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timers_are_not_forgotten_by_mistake(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that no longer handles timers is told that there are some."""
     out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
 
@@ -177,9 +172,9 @@ def test_timers_are_not_forgotten_by_mistake(
         await running.checkpoint()
         await running.request("stop")
 
-    lab.run(timers_job(lab, paced, (out, seen), 1), script)
+    lab.run(timers_job(lab, (out, seen), 1), script)
     monkeypatch.setitem(globals(), "Buckets", Forgetful)
-    job = timers_job(lab, paced, (out, seen), 1)
+    job = timers_job(lab, (out, seen), 1)
     ran = lab.run(job)
     assert ran.outcome.status == "FAILED"
     assert "timers_event" in " ".join(ran.failures)
@@ -207,15 +202,13 @@ class Match(hg.CoProcess[int, int, int, Any]):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_two_inputs_in_a_job_whose_workers_die(
-    lab: Any, faults: Any, paced: Any, parallelism: int
-) -> None:
+def test_two_inputs_in_a_job_whose_workers_die(lab: Any, faults: Any, parallelism: int) -> None:
     job = hg.Job("match", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=20, delay="10ms")
     sink = collect(guarantee="exactly_once")
     first, second = (
-        job.read(paced(numbers(ROWS, batch_rows=10), batches), name=name).key_with(
+        job.read(Paced(numbers(ROWS, batch_rows=10), batches), name=name).key_with(
             lambda n: n % KEYS
         )
         for name, batches in (("first", 9), ("second", 6))
@@ -247,17 +240,17 @@ class Versions(hg.BroadcastProcess[int, int, int, Any]):
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_broadcast_state_in_a_job_whose_workers_die(
-    lab: Any, faults: Any, paced: Any, parallelism: int
+    lab: Any, faults: Any, parallelism: int
 ) -> None:
     job = hg.Job("rules", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=20, delay="10ms")
     sink = collect(guarantee="exactly_once")
     rules = job.read(
-        paced(numbers(100, batch_rows=1, splits=1), 10), name="rules", parallelism=1
+        Paced(numbers(100, batch_rows=1, splits=1), 10), name="rules", parallelism=1
     ).broadcast(name="all rules")
     (
-        job.read(paced(numbers(ROWS, batch_rows=10), 3), name="numbers")
+        job.read(Paced(numbers(ROWS, batch_rows=10), 3), name="numbers")
         .key_with(lambda n: n % KEYS)
         .connect(rules)
         .process(Versions(), name="versions")
@@ -376,14 +369,12 @@ class Running(hg.KeyedBatchProcess[int, Any, Any]):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_batches_in_a_job_whose_workers_die(
-    lab: Any, faults: Any, paced: Any, parallelism: int
-) -> None:
+def test_batches_in_a_job_whose_workers_die(lab: Any, faults: Any, parallelism: int) -> None:
     job = hg.Job("batches", parallelism=parallelism, max_parallelism=12)
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=20, delay="10ms")
     sink = collect(guarantee="exactly_once")
-    source = paced(generator({"n": sequence()}, rows=ROWS, batch_rows=10), 9)
+    source = Paced(generator({"n": sequence()}, rows=ROWS, batch_rows=10), 9)
     into = pa.schema([("n", pa.int64()), ("k", pa.int64()), ("total", pa.int64())])
     (
         job.read(source, name="rows", parallelism=1)
