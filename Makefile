@@ -11,7 +11,7 @@ MINUTES ?= 5
 SECONDS ?= 60
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo demo-spark test test-all sim sim-mutants chaos fuzz bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark test test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -21,6 +21,8 @@ help:
 	@echo "make chaos   kill the processes of a job all the time, and compare its output (MINUTES=30, ARGS=--seed 1)"
 	@echo "make sim-mutants   plant bugs, and see that the simulation finds each (half an hour)"
 	@echo "make fuzz    random manifests, expressions, records and damaged files (SECONDS=1800, ARGS='--target records')"
+	@echo "make test-kube   run the tests that need Kubernetes, on an API server built from the Go module proxy (as root)"
+	@echo "make kube-up   start such a cluster to try things in, until Ctrl-C (as root)"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
@@ -55,9 +57,9 @@ demo-spark: $(STAMP)
 
 test: $(STAMP)
 	@echo "==> running the tests (half an hour on two cores)"
-	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not ray and not chaos" || failed=1; \
+	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not ray and not chaos and not kube" || failed=1; \
 	echo "==> running the tests that start Ray, one after the other"; \
-	$(BIN)/python -m pytest -m "ray or chaos" || failed=1; exit $$failed
+	$(BIN)/python -m pytest -m "(ray or chaos) and not kube" || failed=1; exit $$failed
 
 sim: $(STAMP)
 	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS) $(ARGS)
@@ -70,6 +72,18 @@ chaos: $(STAMP)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m headgate.tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+# Ten minutes of two cores, once; the programs are kept in ~/.cache/headgate-tests (or in HEADGATE_TEST_CACHE).
+kube-programs: $(STAMP)
+	@echo "==> the programs of Kubernetes, unless they are in the cache"
+	@$(BIN)/python -m headgate.tests.support.kube.programs
+
+test-kube: kube-programs
+	@echo "==> running the tests that need Kubernetes"
+	@$(BIN)/python -m pytest -m kube tests/kube $(ARGS)
+
+kube-up: kube-programs
+	@$(BIN)/python -m headgate.tests.support.kube
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -20,6 +20,7 @@ from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.storage.probe import probe_conditional_create, probe_races
 from headgate.tests.support import versitygw
+from headgate.tests.support.built import NotAvailableError
 
 RACES = 32
 
@@ -144,7 +145,7 @@ def gateway(tmp_path, monkeypatch):
                 "s3.region": "us-east-1",
                 "s3.path-style-access": "true",
             }
-    except versitygw.NotAvailableError as error:
+    except NotAvailableError as error:
         pytest.fail(f"this test needs versitygw {versitygw.VERSION}: {error}")
 
 

@@ -7,8 +7,6 @@ that create it at once: a store of the kind that headgate must refuse.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -16,6 +14,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from headgate.tests.support.built import go_command, made_once
 
 VERSION = "v1.7.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
@@ -25,47 +25,17 @@ ACCESS, SECRET = "testing", "testing-secret"
 BUCKET = "bucket"
 
 
-class NotAvailableError(Exception):
-    """The server cannot be built here; the text says why."""
-
-
-def cache_dir() -> Path:
-    """Where the binary is kept: `HEADGATE_TEST_CACHE`, or below the user's cache directory."""
-    named = os.environ.get("HEADGATE_TEST_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "headgate-tests"
-
-
 def binary() -> Path:
     """The path of the server, which is built if it is not there yet.
 
     Raises:
         NotAvailableError: there is no Go, no network, or not enough time.
     """
-    path = cache_dir() / f"versitygw-{VERSION}" / "versitygw"
-    if path.exists():
-        return path
-    go = shutil.which("go")
-    if go is None:
-        raise NotAvailableError(f"`go` is not installed, and {path} is not there: install Go")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.parent / f"building-{os.getpid()}"
-    try:
-        built = subprocess.run(
-            [go, "install", MODULE],
-            env={**os.environ, "GOBIN": str(building), "GOFLAGS": "-mod=mod"},
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S_MAX,
-            check=False,
-        )
-        if built.returncode:
-            raise NotAvailableError(f"`go install {MODULE}` failed: {built.stderr[-2000:]}")
-        os.replace(building / "versitygw", path)
-    except subprocess.TimeoutExpired as error:
-        raise NotAvailableError(f"`go install {MODULE}` took more than {BUILD_S_MAX} s") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return path
+    return made_once(f"versitygw-{VERSION}", ["versitygw"], _build) / "versitygw"
+
+
+def _build(directory: Path) -> None:
+    go_command("install", MODULE, seconds_max=BUILD_S_MAX, GOBIN=str(directory))
 
 
 @contextlib.contextmanager

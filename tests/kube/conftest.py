@@ -1,0 +1,63 @@
+"""A Kubernetes cluster for the tests of this directory: a real API server, and nodes that run processes.
+
+All tests here carry the mark `kube`. `make test-kube` builds what they need and runs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate.tests.support.built import NotAvailableError, skip_or_fail
+from headgate.tests.support.kube import cluster as clusters
+from headgate.tests.support.kube.cluster import Cluster
+from headgate.tests.support.kube.programs import Programs, find
+
+NODES = ("node-a", "node-b")
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.kube)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Programs:
+    """The programs of Kubernetes; where they are missing, the test says which command makes them."""
+    if not sys.platform.startswith("linux"):
+        skip_or_fail("the Kubernetes tests need Linux")
+    try:
+        return find()
+    except NotAvailableError as error:
+        skip_or_fail(str(error))
+
+
+@pytest.fixture(scope="session")
+def api_server(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A control plane, maybe without nodes: for tests of what the API server accepts and refuses."""
+    with clusters.running(programs, tmp_path_factory.mktemp("kube")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(api_server: Cluster) -> Cluster:
+    """The same with two nodes, whose containers are processes of this machine."""
+    if os.geteuid() != 0:
+        skip_or_fail("containers as processes need root: run `sudo make test-kube`")
+    api_server.start_nodes(*NODES)
+    return api_server
+
+
+@pytest.fixture
+def namespace(api_server: Cluster) -> Iterator[str]:
+    """A new namespace, in which every pod must be restricted; it is deleted after the test."""
+    with api_server.namespace(f"test-{next(_numbers)}") as name:
+        yield name

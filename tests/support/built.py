@@ -1,0 +1,125 @@
+"""Programs that tests need and no Python package brings: made once, and kept outside of the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+
+class NotAvailableError(Exception):
+    """A program cannot be had here; the text says why, and what would help."""
+
+
+def cache_dir() -> Path:
+    """The directory of the programs: `HEADGATE_TEST_CACHE`, or one below the user's cache directory."""
+    named = os.environ.get("HEADGATE_TEST_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "headgate-tests"
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip the test, or fail it where the variable `CI` is set: CI must not pass without having run it."""
+    if os.environ.get("CI", "").lower() in ("", "0", "false"):
+        pytest.skip(reason)
+    pytest.fail(f"{reason} (CI is set, so this is not skipped)", pytrace=False)
+
+
+def made_once(name: str, wanted: Sequence[str], make: Callable[[Path], None]) -> Path:
+    """The directory `name` of the cache with the files `wanted`, which `make` puts into a new directory.
+
+    The directory appears whole or not at all, and of several processes only one makes it.
+
+    Raises:
+        NotAvailableError: `make` did, or did not make all files.
+    """
+    with contextlib.suppress(NotAvailableError):
+        return made(name, wanted)
+    with _locked(cache_dir() / f"{name}.lock"):
+        with contextlib.suppress(NotAvailableError):
+            return made(name, wanted)
+        making = cache_dir() / f"{name}.making"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        try:
+            make(making)
+            shutil.rmtree(cache_dir() / name, ignore_errors=True)
+            making.rename(cache_dir() / name)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+        return made(name, wanted)
+
+
+def made(name: str, wanted: Sequence[str]) -> Path:
+    """The directory `name` of the cache with the files `wanted`, which somebody made before.
+
+    Raises:
+        NotAvailableError: it is not there, or not with all files.
+    """
+    directory = cache_dir() / name
+    missing = [file for file in wanted if not (directory / file).is_file()]
+    if missing:
+        raise NotAvailableError(f"{directory} has no {', '.join(missing)}")
+    return directory
+
+
+def go_command(*arguments: str, seconds_max: int, cwd: Path | None = None, **env: str) -> None:
+    """Run `go` at low priority, without C, so that what it builds runs anywhere.
+
+    Raises:
+        NotAvailableError: there is no Go or no network, or it took longer than `seconds_max`.
+    """
+    if shutil.which("go") is None:
+        raise NotAvailableError(
+            "`go` is not installed: install Go 1.24 or newer (apt-get install golang)"
+        )
+    run_command(
+        *("nice", "-n", "10", "go", *arguments),
+        seconds_max=seconds_max,
+        cwd=cwd,
+        env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=mod", **env},
+    )
+
+
+def run_command(
+    *command: str, seconds_max: int, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> str:
+    """Run a command that makes a program, and return what it wrote.
+
+    Raises:
+        NotAvailableError: it failed, or took longer than `seconds_max`.
+    """
+    line = " ".join(command)
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=seconds_max,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise NotAvailableError(
+            f"`{command[0]}` is not installed, and `{line}` needs it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NotAvailableError(f"`{line}` took more than {seconds_max} s") from error
+    if done.returncode:
+        raise NotAvailableError(f"`{line}` failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,160 @@
+"""A handle on a running cluster of the tests: kubectl, helm, and nodes whose containers are processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headgate.tests.support.kube import control_plane
+from headgate.tests.support.kube.control_plane import ControlPlane, bound_to_us, stop
+from headgate.tests.support.kube.programs import Programs
+
+Object = dict[str, Any]
+IMAGES = ("headgate:*", "*/headgate:*")
+"""Patterns of the images that exist; any other cannot be pulled."""
+COMMAND_S_MAX = 180
+_numbers = itertools.count(1)
+
+
+class CommandError(Exception):
+    """A command that failed; the text is what it wrote."""
+
+
+@dataclass
+class Cluster:
+    """A control plane and, after `start_nodes`, nodes."""
+
+    programs: Programs
+    plane: ControlPlane
+    _nodes: subprocess.Popen[bytes] | None = field(default=None)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, token: str | None = None) -> str:
+        """What kubectl writes. With `token` it is its holder who asks, else an administrator.
+
+        Raises:
+            CommandError: kubectl failed.
+        """
+        config = [] if token is None else ["--kubeconfig", str(self.kubeconfig(token))]
+        return self._run([str(self.programs.kubectl), *config, *arguments], stdin)
+
+    def kubeconfig(self, token: str) -> Path:
+        """A kubeconfig file for the holder of a token."""
+        path = self.plane.directory / f"kubeconfig-{next(_numbers)}"
+        path.touch(mode=0o600)
+        path.write_text(control_plane.kubeconfig(self.plane, token))
+        return path
+
+    def helm(self, *arguments: str, stdin: str | None = None) -> str:
+        """What helm writes.
+
+        Raises:
+            CommandError: helm failed.
+        """
+        return self._run([str(self.programs.helm), *arguments], stdin)
+
+    def _run(self, command: list[str], stdin: str | None) -> str:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            env=control_plane.environment(self.plane),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S_MAX,
+            check=False,
+        )
+        if done.returncode:
+            raise CommandError(
+                f"{Path(command[0]).name} {' '.join(command[1:])}: {done.stderr}{done.stdout}"
+            )
+        return done.stdout
+
+    def get(self, *arguments: str) -> Object:
+        """`kubectl get` as an object; of several, its `items` are a list."""
+        found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return found
+
+    def apply(self, *objects: Object, namespace: str) -> None:
+        """`kubectl apply` of objects into a namespace."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=text)
+
+    def wait(self, namespace: str, condition: str, *what: str, seconds: int = 60) -> None:
+        """`kubectl wait --for=CONDITION`."""
+        self.kubectl("wait", "-n", namespace, f"--for={condition}", f"--timeout={seconds}s", *what)
+
+    def token(self, namespace: str, account: str) -> str:
+        """A token of a service account."""
+        return self.kubectl("create", "token", account, "--namespace", namespace).strip()
+
+    def pid(self, namespace: str, pod: str, container: str | None = None) -> int:
+        """The process of a running container, by its number on this machine."""
+        statuses = self.get("pod", pod, "-n", namespace)["status"]["containerStatuses"]
+        one = next(s for s in statuses if container in (None, s["name"]))
+        return int(one["containerID"].removeprefix("process://"))
+
+    @contextlib.contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A namespace in which every pod must be restricted, for the time of the block."""
+        enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
+        made = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name, "labels": enforced},
+        }
+        self.kubectl("create", "-f", "-", stdin=json.dumps(made))
+        # Without its service account no pod is admitted.
+        self.wait(name, "create", "serviceaccount/default")
+        yield name
+        # The pods end while the next test begins.
+        self.kubectl("delete", "namespace", name, "--wait=false")
+
+    def start_nodes(self, *names: str, images: tuple[str, ...] = IMAGES, cpu: str = "8") -> None:
+        """Start the process kubelet, and wait until its nodes are ready."""
+        directory = self.plane.directory / f"kubelet-{next(_numbers)}"
+        directory.mkdir()
+        command = [
+            *(sys.executable, "-m", "headgate.tests.support.kube.kubelet"),
+            *("--server", self.plane.server, "--ca-file", str(self.plane.ca_file)),
+            *("--directory", str(directory), "--cpu", cpu),
+            *(part for name in names for part in ("--node", name)),
+            *(part for image in images for part in ("--image", image)),
+        ]
+        log = self.plane.directory / "kubelet.log"
+        with log.open("ab") as output:
+            self._nodes = subprocess.Popen(
+                bound_to_us(command),
+                env={**os.environ, "KUBELET_TOKEN": self.plane.token},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + control_plane.START_S_MAX
+        while not (directory / "ready").exists():
+            if self._nodes.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the process kubelet did not start: {log.read_text()[-3000:]}")
+            time.sleep(0.05)
+
+    def stop_nodes(self) -> None:
+        """End the process kubelet, and with it the processes of all pods."""
+        if self._nodes is not None:
+            stop(self._nodes)
+            self._nodes = None
+
+
+@contextlib.contextmanager
+def running(programs: Programs, directory: Path) -> Iterator[Cluster]:
+    """A cluster without nodes for the time of the block. Whatever happens, no process stays behind."""
+    with control_plane.running(programs, directory) as plane:
+        cluster = Cluster(programs, plane)
+        try:
+            yield cluster
+        finally:
+            cluster.stop_nodes()

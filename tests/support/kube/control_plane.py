@@ -1,0 +1,246 @@
+"""A real Kubernetes control plane on loopback: etcd, the API server and the controller manager.
+
+Nothing listens on another address than 127.0.0.1. The API server must *advertise* an address that is not of
+loopback, else it refuses to start; it gets one that exists nowhere, and nothing here connects to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from headgate.tests.support.kube.programs import Programs
+
+START_S_MAX = 180
+STOP_S_MAX = 15
+ADVERTISED = "192.0.2.1"
+"""An address for documentation (RFC 5737), which no machine has."""
+SERVICE_RANGE = "127.96.0.0/16"
+"""Services get addresses of loopback, on which the process kubelet can listen (`kubelet/services.py`)."""
+UNUSED_CONTROLLERS = (
+    *("endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"),
+    *("cloud-node-lifecycle-controller", "node-ipam-controller", "node-route-controller"),
+    *("service-lb-controller", "persistentvolume-attach-detach-controller"),
+)
+"""The API refuses endpoints on loopback, so the process kubelet finds the pods of a service itself."""
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """A running control plane. `kubeconfig` is of an administrator."""
+
+    server: str
+    port: int
+    token: str
+    ca_file: Path
+    kubeconfig: Path
+    directory: Path
+
+    def context(self) -> ssl.SSLContext:
+        """What verifies the API server's certificate."""
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
+
+@contextlib.contextmanager
+def running(programs: Programs, directory: Path) -> Iterator[ControlPlane]:
+    """A control plane for the time of the block, with its data and logs in `directory`.
+
+    Raises:
+        RuntimeError: one of the processes ended or does not answer; the text has the end of its log.
+    """
+    with contextlib.ExitStack() as stack:
+        ports = _free_ports(4)
+        stack.enter_context(_etcd(programs, directory, ports[0], ports[1]))
+        plane = _prepare(directory, ports[2])
+        stack.enter_context(_apiserver(programs, plane, ports[0]))
+        stack.enter_context(_controller_manager(programs, plane))
+        yield plane
+
+
+def _etcd(
+    programs: Programs, directory: Path, port: int, peer_port: int
+) -> contextlib.AbstractContextManager[None]:
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    command = [
+        *(str(programs.etcd), "--name", "test", "--data-dir", str(directory / "etcd")),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        *("--initial-cluster", f"test={peer}", "--logger", "zap", "--log-level", "error"),
+    ]
+    return _process("etcd", command, directory, lambda: _ok(f"{client}/health"))
+
+
+def _prepare(directory: Path, port: int) -> ControlPlane:
+    """The keys and files that the processes are started with."""
+    token = secrets.token_hex(16)
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    (directory / "service-account.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    (directory / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
+    (directory / "certificates").mkdir()
+    plane = ControlPlane(
+        server=f"https://127.0.0.1:{port}",
+        port=port,
+        token=token,
+        ca_file=directory / "certificates" / "apiserver.crt",
+        kubeconfig=directory / "kubeconfig",
+        directory=directory,
+    )
+    plane.kubeconfig.touch(mode=0o600)
+    plane.kubeconfig.write_text(kubeconfig(plane, token))
+    return plane
+
+
+def kubeconfig(plane: ControlPlane, token: str, namespace: str = "default") -> str:
+    """The text of a kubeconfig file for the holder of `token` (JSON is YAML too)."""
+    cluster = {"server": plane.server, "certificate-authority": str(plane.ca_file)}
+    context = {"cluster": "test", "user": "test", "namespace": namespace}
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": context}],
+            "current-context": "test",
+        }
+    )
+
+
+def _apiserver(
+    programs: Programs, plane: ControlPlane, etcd_port: int
+) -> contextlib.AbstractContextManager[None]:
+    key = str(plane.directory / "service-account.key")
+    command = [
+        *(str(programs.apiserver), f"--etcd-servers=http://127.0.0.1:{etcd_port}"),
+        *(
+            "--bind-address=127.0.0.1",
+            f"--secure-port={plane.port}",
+            f"--advertise-address={ADVERTISED}",
+        ),
+        *(
+            f"--cert-dir={plane.ca_file.parent}",
+            f"--token-auth-file={plane.directory / 'tokens.csv'}",
+        ),
+        *("--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"),
+        *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+        *(f"--service-cluster-ip-range={SERVICE_RANGE}", "--profiling=false"),
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
+    return _process("kube-apiserver", command, plane.directory, lambda: _ready(plane))
+
+
+def _controller_manager(
+    programs: Programs, plane: ControlPlane
+) -> contextlib.AbstractContextManager[None]:
+    controllers = ",".join(["*", *(f"-{name}" for name in UNUSED_CONTROLLERS)])
+    command = [
+        *(str(programs.controller_manager), f"--kubeconfig={plane.kubeconfig}", "--secure-port=0"),
+        *(
+            "--leader-elect=false",
+            f"--root-ca-file={plane.ca_file}",
+            f"--controllers={controllers}",
+        ),
+        f"--service-account-private-key-file={plane.directory / 'service-account.key'}",
+        *("--use-service-account-credentials=true", "--kube-api-qps=200", "--kube-api-burst=300"),
+    ]
+    # It makes the default service account of each namespace, without which no pod is admitted.
+    account = f"{plane.server}/api/v1/namespaces/default/serviceaccounts/default"
+    return _process(
+        "kube-controller-manager", command, plane.directory, lambda: _ok(account, plane)
+    )
+
+
+def _ready(plane: ControlPlane) -> bool:
+    return plane.ca_file.exists() and _ok(f"{plane.server}/readyz", plane)
+
+
+def _ok(url: str, plane: ControlPlane | None = None) -> bool:
+    headers = {"Authorization": f"Bearer {plane.token}"} if plane else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers),
+            timeout=5,
+            context=plane.context() if plane else None,
+        ) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError, ssl.SSLError):
+        return False
+
+
+@contextlib.contextmanager
+def _process(
+    name: str, command: list[str], directory: Path, answers: Callable[[], bool]
+) -> Iterator[None]:
+    log = directory / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            bound_to_us(command), stdout=output, stderr=subprocess.STDOUT, cwd=directory
+        )
+    try:
+        deadline = time.monotonic() + START_S_MAX
+        while not answers():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{name} did not start: {log.read_text(errors='replace')[-3000:]}"
+                )
+            time.sleep(0.1)
+        yield
+    finally:
+        stop(process)
+
+
+def bound_to_us(command: list[str]) -> list[str]:
+    """The command such that the kernel kills its process when ours dies, however that happens."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", *command]
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, by force where it does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Different ports of 127.0.0.1 on which nothing listens now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [opened.getsockname()[1] for opened in sockets]
+
+
+def environment(plane: ControlPlane) -> dict[str, str]:
+    """The environment of kubectl and helm, with which they read and write nothing of the user's own."""
+    home = plane.directory / "home"
+    home.mkdir(exist_ok=True)
+    ours = {
+        "KUBECONFIG": str(plane.kubeconfig),
+        "HOME": str(home),
+        "KUBECACHEDIR": str(home / "cache"),
+    }
+    theirs = ("KUBE", "HELM_", "XDG_")
+    return {**{k: v for k, v in os.environ.items() if not k.startswith(theirs)}, **ours}
