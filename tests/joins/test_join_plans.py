@@ -36,8 +36,12 @@ def stream(job: Any, schema: Any, name: str, timed: bool = True) -> Any:
 
 
 @pytest.fixture
-def sides() -> tuple[Any, Any]:
-    job = hg.Job("plans")
+def job() -> hg.Job:
+    return hg.Job("plans")
+
+
+@pytest.fixture
+def sides(job: hg.Job) -> tuple[Any, Any]:
     return stream(job, LEFT, "orders"), stream(job, RIGHT, "offers")
 
 
@@ -165,9 +169,8 @@ JOINS = {
 
 
 @pytest.mark.parametrize("join", JOINS.values(), ids=JOINS)
-def test_streams_that_cannot_be_joined(sides: Any, join: Any) -> None:
+def test_streams_that_cannot_be_joined(job: hg.Job, sides: Any, join: Any) -> None:
     left, right = sides
-    job = left._job
     bare = stream(job, RIGHT, "bare", timed=False)
     objects = job.read(from_list([]), name="objects").event_time(lambda record: 1)
     wrong = {
