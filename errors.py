@@ -33,6 +33,9 @@ from typing import Any
 class HeadgateError(Exception):
     """Base of all errors: a message, where it happened, and what to do about it."""
 
+    detail: str = ""
+    """A traceback or other text beyond the message."""
+
     def __init__(self, message: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.message = message

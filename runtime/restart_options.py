@@ -125,6 +125,15 @@ SAME_RECORD_MAX = Option[int | None](
     "So many failures of a function for the same record, and the job fails for good, whatever the restart "
     "strategy says; unset: no failures of a record are too many.",
 )
+SAME_FAILURE_MAX = Option[int](
+    "headgate.restart.same-failure-max",
+    Integer(at_least=1),
+    10,
+    "failures",
+    "So many failures of the kinds `internal` and `job` with the same message, one after the other and "
+    "with no completed checkpoint in between, and the job fails for good, whatever the restart strategy "
+    "says.",
+)
 FAILURE_ENRICHERS = Option[str | None](
     "jobmanager.failure-enrichers",
     Text(),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...errors import HeadgateError, UserCodeError
+from ...errors import HeadgateError
 from ...operators.graph import Node
 from ...operators.source import SourceRun
 from ..coordinator.source_runs import SourceStorage
 from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan
+from ..protocol.foreign import as_headgate_error
 from ..storage.open_store import open_store_at
 
 _log = logging.getLogger("headgate.batch")
@@ -77,8 +77,5 @@ async def _cut(node: Node, parallelism: int, spec: JobSpec, storage: SourceStora
     except HeadgateError:
         raise
     except Exception as error:
-        raise UserCodeError(
-            f"source `{node.name}` cannot be cut into splits: {type(error).__name__}: {error}",
-            where=str(node.origin),
-            detail="".join(traceback.format_exception(error)),
-        ) from error
+        what = f"source `{node.name}` cannot be cut into splits"
+        raise as_headgate_error(error, what, str(node.origin)) from error

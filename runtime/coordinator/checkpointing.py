@@ -43,6 +43,7 @@ from ..protocol.checkpoint_statistics import (
 )
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failures import CheckpointFailure
+from ..protocol.foreign import as_headgate_error
 from ..protocol.ids import CheckpointId, SubtaskId
 from ..protocol.manifest import Manifest, files_written_by
 from ..savepoint import store as savepoints
@@ -398,11 +399,9 @@ class CheckpointDriver:
         error: HeadgateError | None = None
         try:
             await writing
-        except HeadgateError as caught:
-            error = caught
         except Exception as caught:
             # An answer is due whatever happens, or the job could never be restarted.
-            error = InternalError(f"{type(caught).__name__}: {caught}")
+            error = as_headgate_error(caught, f"checkpoint {checkpoint_id} was not published")
         self._put_event(PublishResult(checkpoint_id, error, savepoint))
 
     async def _write_entry(self, manifest: Manifest, *, is_final: bool, parallelism: int) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import traceback
 from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
 
-from ...errors import FencedError, HeadgateError, InternalError, UserCodeError
+from ...errors import FencedError, HeadgateError, InternalError
 from ..checkpoint_options import (
     RESTORE_FALLBACK,
     WITHOUT_CHANNEL_STATE,
@@ -27,6 +26,7 @@ from ..pickled_state import check_restored_pickles
 from ..plan import Vertex
 from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
+from ..protocol.foreign import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.manifest import Manifest
 from ..protocol.restore_figures import RestoreFigures
@@ -354,18 +354,14 @@ async def _fresh_splits(job: JobContext, vertex: Vertex) -> list[bytes]:
         except HeadgateError:
             raise
         except Exception as error:
-            raise UserCodeError(
-                f"source `{name}` cannot be cut into splits: {type(error).__name__}: {error}",
-                where=str(vertex.head.origin),
-                detail="".join(traceback.format_exception(error)),
-            ) from error
+            what = f"source `{name}` cannot be cut into splits"
+            raise as_headgate_error(error, what, str(vertex.head.origin)) from error
     return job.splits[name]
 
 
 def failure_from(error: HeadgateError, where: str) -> Failure:
     """A failure of the coordinator's own making."""
-    detail = getattr(error, "detail", "")
-    return Failure(str(error), where, FailureKind.of(error), error, detail)
+    return Failure(str(error), where, FailureKind.of(error), error, error.detail)
 
 
 def failure_of_subtask(message: SubtaskFailed, worker_id: str) -> Failure:

@@ -48,7 +48,12 @@ from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
 from ..protocol.start_failures import StartFailures
 from ..recovery_options import REDUNDANT_WORKERS, START_FAILURES_MAX, START_RETRY
-from ..restart_options import EXCEPTION_HISTORY, FAILURE_ENRICHERS, SAME_RECORD_MAX
+from ..restart_options import (
+    EXCEPTION_HISTORY,
+    FAILURE_ENRICHERS,
+    SAME_FAILURE_MAX,
+    SAME_RECORD_MAX,
+)
 from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
@@ -329,7 +334,7 @@ class JobCoordinator:
     ) -> JobContext:
         spec = self.spec
         generation = log.generation if log is not None else 0
-        judge = PoisonJudge(self._options.get(SAME_RECORD_MAX))
+        judge = PoisonJudge(self._options.get(SAME_RECORD_MAX), self._options.get(SAME_FAILURE_MAX))
         context = JobContext(
             spec=spec,
             options=self._options,
@@ -350,7 +355,9 @@ class JobCoordinator:
             status_since_ms=self._clock.now_ms(),
             began_ms=self._clock.now_ms() if log is None else log.view.history.began_ms,
             failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
-            judge=lambda failure: judge.judged(failure, self._clock.now_ms()),
+            judge=lambda failure: judge.judged(
+                failure, self._clock.now_ms(), context.checkpoints.last_completed
+            ),
             enrichers=FailureEnrichers(load_enrichers(self._options.get(FAILURE_ENRICHERS) or "")),
         )
         context.subscribers.append(self._clients.publish)

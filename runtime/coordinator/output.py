@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from ...errors import HeadgateError, UserCodeError
+from ...errors import HeadgateError
 from ...operators.graph import Graph, Node
 from ...operators.sink import Sink, SinkRun
 from ..job_spec import JobSpec
 from ..options import Options
+from ..protocol.foreign import as_headgate_error
 from ..protocol.joblog import LogView
 
 
@@ -80,7 +81,5 @@ def _sinks(
 def _refuse(node: Node, error: Exception) -> NoReturn:
     if isinstance(error, HeadgateError):
         raise error
-    raise UserCodeError(
-        f"sink `{node.name}` cannot begin: {type(error).__name__}: {error}",
-        where=str(node.origin),
-    ) from error
+    what = f"sink `{node.name}` cannot begin"
+    raise as_headgate_error(error, what, str(node.origin)) from error

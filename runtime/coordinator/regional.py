@@ -19,6 +19,7 @@ from ...errors import ExchangeError, HeadgateError, InternalError
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, Deployed, Messages, SubtaskFailed
 from ..liveness_options import CANCELLATION_TIMEOUT
 from ..protocol.failover import RegionId
+from ..protocol.foreign import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
 from ..protocol.restore_figures import RestoreFigures
@@ -240,7 +241,7 @@ class RegionalRestart:
         except HeadgateError:
             raise
         except Exception as error:
-            raise InternalError(f"{type(error).__name__}: {error}") from error
+            raise as_headgate_error(error, "the deployment failed") from error
         self._task = None
         job.restarting, job.deployment_events = frozenset(), None
         publish_restored(job)

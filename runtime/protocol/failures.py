@@ -19,6 +19,7 @@ from ...errors import (
     UsageError,
     UserCodeError,
 )
+from .foreign import as_headgate_error
 
 
 @unique
@@ -87,6 +88,7 @@ class FailureKind(Enum):
     BAD_RECORD = "bad_record", "a record could not be read, and would be bad again", False, _DATA
     DATA = "data", "records do not fit what a step can do, and never will", False, _DATA
     SOURCE = "source", "what a source reads could not be made", True, _USER
+    REPEATED = "repeated", "the job failed the same way again and again", False, _SYSTEM
     POISON = "poison", "the same record failed the job again and again", False, _DATA
     EXCHANGE = "exchange", "a channel between subtasks broke", True, _RESOURCE
     STORAGE = "storage", "the checkpoint store or a file system refused or broke", True, _RESOURCE
@@ -120,16 +122,9 @@ class FailureKind(Enum):
 
     @classmethod
     def of(cls, error: BaseException) -> FailureKind:
-        """The kind of an error that a subtask or a worker reported.
-
-        An exception that is none of ours came out of a function of the user's.
-        """
-        if isinstance(error, HeadgateError):
-            for type_, kind in _KINDS:
-                if isinstance(error, type_):
-                    return kind
-            return cls.INTERNAL
-        return cls.USER_CODE
+        """The kind of an error; `as_headgate_error` judges one that is not headgate's own."""
+        ours = as_headgate_error(error, "a step failed")
+        return next((kind for type_, kind in _KINDS if isinstance(ours, type_)), cls.INTERNAL)
 
 
 # More special types come first.

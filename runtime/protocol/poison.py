@@ -1,4 +1,4 @@
-"""Counts how often the same record failed the job (features.md REC-16)."""
+"""Counts how often the same record, or the same bug, failed the job (features.md REC-16)."""
 
 from __future__ import annotations
 
@@ -38,3 +38,31 @@ class PoisonCounter:
         if len(self._seen) > KEPT_MAX:
             self._seen.popitem(last=False)
         return count if count >= self._failures_max else None
+
+
+@final
+class RepeatCounter:
+    """Counts failures that say the same, one after the other, while no checkpoint completes."""
+
+    def __init__(self, failures_max: int) -> None:
+        check(failures_max >= 1, "no failure is allowed", failures_max=failures_max)
+        self._failures_max = failures_max
+        self._last: tuple[str, str, int] | None = None
+        self._count = 0
+
+    def failed(self, where: str, text: str, checkpoint: int) -> int | None:
+        """Count a failure.
+
+        Args:
+            where: the subtask or the phase that failed.
+            text: the message.
+            checkpoint: the newest completed checkpoint; a newer one than at the failure before means that
+                the job got on, and the count begins again.
+
+        Returns:
+            How many such failures there were, once they are too many; else None.
+        """
+        found = (where, text, checkpoint)
+        self._count = self._count + 1 if found == self._last else 1
+        self._last = found
+        return self._count if self._count >= self._failures_max else None

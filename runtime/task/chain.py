@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...errors import HeadgateError, UserCodeError
+from ...errors import HeadgateError
 from ...operators.base import Operator
 from ...operators.drops import Drops
 from ...operators.elements import (
@@ -22,7 +22,7 @@ from ...operators.elements import (
     Watermark,
     WatermarkStatus,
 )
-from ...operators.user_code import traceback_text
+from ..protocol.foreign import as_headgate_error
 from .threads import to_the_end
 
 LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
@@ -224,8 +224,6 @@ async def call_and_wait(
         raise wrap_error(chained.name, error) from error
 
 
-def wrap_error(name: str, error: BaseException) -> UserCodeError:
-    """An unexpected exception in operator `name` as an error of ours, with its traceback text."""
-    text = f"{type(error).__name__}: {error}"
-    detail = traceback_text(error)
-    return UserCodeError(f"operator `{name}` failed: {text}", where=name, detail=detail)
+def wrap_error(name: str, error: BaseException) -> HeadgateError:
+    """An unexpected exception in operator `name` as a HeadgateError, with its traceback text."""
+    return as_headgate_error(error, f"operator `{name}` failed", name)

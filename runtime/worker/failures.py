@@ -1,13 +1,13 @@
-"""What a worker tells of failures."""
+"""Failures as messages of a worker."""
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
-from ...errors import HeadgateError, InternalError
+from ...errors import InternalError
 from ..control.messages import SubtaskFailed
 from ..protocol.failures import FailureKind
+from ..protocol.foreign import as_headgate_error
 
 
 def failure_of(
@@ -19,10 +19,8 @@ def failure_of(
     region: int = -1,
 ) -> SubtaskFailed:
     """A failure as a message; an error that does not pickle travels as its text."""
-    if not isinstance(error, HeadgateError):
-        error = InternalError(f"{type(error).__name__}: {error}")
+    error = as_headgate_error(error, f"{task_name} failed", task_name)
     kind = FailureKind.of(error)
-    detail: Any = getattr(error, "detail", "")
     try:
         pickled = pickle.dumps(error)
     except Exception:
@@ -34,7 +32,7 @@ def failure_of(
         task_name=task_name,
         error=pickled,
         text=str(error),
-        detail=str(detail),
+        detail=error.detail,
         kind=kind.value,
         region=region,
     )

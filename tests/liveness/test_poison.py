@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import headgate as hg
 from headgate.connectors import blackhole, from_list
+from headgate.errors import HeadgateError, InternalError, JobError
 from headgate.operators.user_code import Several, record_id
-from headgate.runtime.protocol.poison import FORGET_MS, KEPT_MAX, PoisonCounter
+from headgate.runtime.protocol.poison import FORGET_MS, KEPT_MAX, PoisonCounter, RepeatCounter
 
 
 class Plain:
@@ -89,3 +92,28 @@ def test_other_failures_are_not_held_against_a_record(virtual: Any, tmp_path: Pa
     outcome = virtual.run(make_job(fails_once_for_each, exchange=True))
     assert outcome.status == "FINISHED"
     assert [kind for kind, _ in virtual.failures] == ["user_code"] * 5
+
+
+@pytest.mark.parametrize(("error", "kind"), [(InternalError, "internal"), (JobError, "job")])
+def test_a_bug_that_fails_the_job_the_same_way_fails_it_for_good(
+    virtual: Any, error: type[HeadgateError], kind: str
+) -> None:
+    def fail(n: int) -> int:
+        raise error("a step is broken")
+
+    outcome = virtual.run(
+        make_job(fail, exchange=False, **{"headgate.restart.same-failure-max": "4"})
+    )
+    assert outcome.status == "FAILED"
+    assert [found for found, _ in virtual.failures] == [kind, kind, kind, "repeated"]
+    text = "the job failed the same way 4 times, without a checkpoint in between: a step is broken"
+    assert text in str(outcome.error)
+
+
+def test_failures_that_differ_or_lie_behind_a_checkpoint_are_not_repeated() -> None:
+    counter = RepeatCounter(2)
+    assert counter.failed("map", "x", 1) is None
+    assert counter.failed("map", "y", 1) is None
+    assert counter.failed("sink", "y", 1) is None
+    assert counter.failed("sink", "y", 2) is None
+    assert counter.failed("sink", "y", 2) == 2

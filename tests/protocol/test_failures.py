@@ -30,7 +30,6 @@ def test_each_reason_has_a_sentence_and_travels(reason: CheckpointFailure | Fail
 @pytest.mark.parametrize(
     ("error", "kind", "recoverable"),
     [
-        (ValueError("x"), FailureKind.USER_CODE, True),
         (errors.UserCodeError("x"), FailureKind.USER_CODE, True),
         (errors.BadRecordError("x"), FailureKind.BAD_RECORD, False),
         (errors.DataError("x"), FailureKind.DATA, False),
