@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FailedRecord": "operators.dead_letters",
+    "LateRecord": "operators.late",
     "Job": "runtime.job",
     "JobOutcome": "runtime.protocol.job_result",
     "Stream": "operators.stream",
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from .operators.dead_letters import FailedRecord, OnError
     from .operators.joins.static_table import static_table
     from .operators.keyed_stream import KeyedStream
+    from .operators.late import LateRecord
     from .operators.per_worker import PerWorker, per_worker
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
@@ -173,6 +175,7 @@ __all__ = [
     "Context",
     "Evictor",
     "FailedRecord",
+    "LateRecord",
     "Groups",
     "Job",
     "JobOutcome",

@@ -113,6 +113,8 @@ class OperatorContext:
     """What the subtask's reader tells of its splits; one for all operators of the chain."""
     drops: Drops = field(default_factory=Drops)
     """Counts what this operator subtask lets go."""
+    sides_read: frozenset[str] = frozenset()
+    """The side outputs of the operator that something reads."""
 
     @property
     def file_token(self) -> str:

@@ -26,6 +26,7 @@ from .expressions import Column
 from .functions import check_plain, check_returns, check_takes, function_name
 from .graph import ByClock, Node, Origin
 from .joins.keyed import KeyedJoins, WindowedJoins
+from .late import late_sides
 from .origin import capture_origin
 from .panes.plan import needs_event_time, window_aggregate, window_fields
 from .partitioning import HashColumns, HashFunction, Partitioning
@@ -43,7 +44,6 @@ from .sessions.window import SessionWindow
 from .stream import Stream
 from .stream_base import into_schema
 from .suggestions import suggest
-from .window_aggregate import LATE
 from .windowing.assigners import WindowAssigner
 from .windowing.evictors import Evictor
 from .windowing.plan import AnyWindow, Windows, one_key
@@ -379,7 +379,7 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
             plan.result_schema,
             detail=f"{self._window.describe()}: {plan.describe()}",
             columns=columns,
-            sides={LATE: self._stream.schema} if needs_event_time(self._window) else None,
+            sides=late_sides(self._stream.schema) if needs_event_time(self._window) else None,
             by_clock=_by_clock(self._window),
         )
         return _fitted(result, into, origin)

@@ -27,6 +27,7 @@ from .functions import check_plain, check_returns, check_takes, function_name, i
 from .graph import Node, Origin
 from .iteration.methods import Loops
 from .joins.lookup import Lookups
+from .late import LATE, WITH_CONTEXT
 from .map import AsyncMapOperator, MapOperator
 from .origin import capture_origin
 from .partitioning import (
@@ -51,7 +52,6 @@ from .suggestions import suggest
 from .union import UnionOperator
 from .watermarks.plan import add_event_time
 from .watermarks.strategy import WatermarkStrategy
-from .window_aggregate import LATE
 from .windows import Window
 
 if TYPE_CHECKING:
@@ -413,6 +413,17 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     def late(self) -> Stream[Any]:
         """The records that came too late for their window, join or pattern."""
         return self.side(LATE)
+
+    @property
+    def late_with_context(self) -> Stream[Any]:
+        """The records of `.late`, each with the reason why it is late.
+
+        The late record is in the column `record`. The others are `event_time`; `lateness_ms`, how far the
+        watermark was ahead of it; `window_start` and `window_end` of the last window that it would have
+        been in, null for steps without windows; and `operator`. Of a stream of Python objects they are
+        `hg.LateRecord`.
+        """
+        return self.side(LATE + WITH_CONTEXT)
 
     @property
     def timed_out(self) -> Stream[Any]:

@@ -51,16 +51,13 @@ from .keyed_aggregate import (
     identity_seed,
     row_count,
 )
+from .late import LateOutput
 from .small_windows import SMALL_ROWS, Fired, SmallWindows
 from .spilling_group import SpillingSpace, lies_on_disk
 from .spilling_windows import SpillingWindows
 from .window_times import INT64_MIN, WATERMARK, RestoredTimes, watermark_cut, watermark_info
 from .windows import WINDOW_FIELDS, TumblingWindow
 
-LATE = "late"
-"""The side output of rows whose window is gone."""
-LATE_COUNTER = "numLateRecordsDropped"
-"""Counts all late rows, also where a job reads the side output."""
 EMIT_ROWS_MAX = 65_536
 _SPARE_GROUPS = 256
 _SPARE_BYTES_MAX = 1 << 25
@@ -97,7 +94,7 @@ class WindowAggregate(Operator):
         seed = identity_seed(context.job_name)
         self._hasher = KeyHasher(types, seed)
         self._small = SmallWindows(self._plan, self._window, seed, self._epoch)
-        self._late_rows = context.metrics.counter(LATE_COUNTER)
+        self._late_output = LateOutput(context, self.output)
         if lies_on_disk(self._plan, context):
             space = SpillingSpace(self._plan, context, _WINDOWS)
             self._hasher = space.hasher
@@ -118,8 +115,9 @@ class WindowAggregate(Operator):
         groups = None if self._ahead is None else self._groups_of(self._keys_of(data))
         late = self._late(times, earliest, groups)
         if late is not None:
-            self._late_rows.inc(int(np.count_nonzero(late)))
-            self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
+            self._send_late(
+                batch.take(np.flatnonzero(late)), None if groups is None else groups[late]
+            )
             groups = None if groups is None else groups[~late]
             batch = batch.take(np.flatnonzero(~late))
             data, times = columns_of(batch, self._step), batch.timestamps
@@ -148,6 +146,16 @@ class WindowAggregate(Operator):
         if earliest is None or earliest >= self._first_kept:
             return None
         return times < self._first_kept
+
+    def _send_late(self, late: Batch, groups: Index | None) -> None:
+        times, now = late.timestamps, self._watermark
+        assert times is not None
+        starts = self._window.starts_of(times)
+        self._late_output.send(
+            late,
+            now if self._ahead is None or groups is None else self._ahead.now(groups, now),
+            lambda: (starts, starts + self._window.size_ms),
+        )
 
     def _keys_of(self, data: pa.RecordBatch) -> list[pa.Array]:
         return [data.column(key) for key in self._plan.keys]

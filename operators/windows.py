@@ -152,6 +152,10 @@ class TumblingWindow(_Shown):
         """The start of the window `timestamp` lies in."""
         return timestamp - (timestamp - self.offset_ms) % self.size_ms
 
+    def starts_of(self, timestamps: Timestamps) -> Timestamps:
+        """The start of the window of each timestamp."""
+        return timestamps - (timestamps - self.offset_ms) % self.size_ms
+
     def due_at(self, start: int) -> int:
         """The watermark that fires the window, and the event time of its results: end - 1."""
         return start + self.size_ms - 1

@@ -21,12 +21,12 @@ from ..async_io.map_async import TIMED_OUT
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
 from ..key_group_times import times_cut, times_info, times_schema
+from ..late import LateOutput
 from ..per_record import pieces
 from ..process.context import Timer
 from ..process.operator import ProcessOperator, ProcessStep
 from ..process.sides import SideOutput
 from ..user_code import FAILURES, user_error
-from ..window_aggregate import LATE, LATE_COUNTER
 from .buffer import NodeId, SharedBuffer
 from .conditions import Expressions
 from .match import Match
@@ -91,7 +91,7 @@ class MatchOperator(ProcessOperator):
         self._runs = backend.value_table(RUNS)
         self._buffer = SharedBuffer(backend.entry_table(EVENTS), backend.entry_table(NODES))
         self._matcher = Matcher(self._rules, self._buffer)
-        self._late_records = context.metrics.counter(LATE_COUNTER)
+        self._late_output = LateOutput(context, self.output)
         self._timed_out = context.metrics.counter(TIMED_OUT_COUNTER)
         self._partial_max = int(context.options.get(PARTIAL_OPTION, PARTIAL_MAX))
 
@@ -105,11 +105,11 @@ class MatchOperator(ProcessOperator):
             )
         if batch.timestamps is None:
             return
-        is_late = batch.timestamps <= self._watermark_of(batch)
+        now = self._watermark_of(batch)
+        is_late = batch.timestamps <= now
         if is_late.any():
             late = np.flatnonzero(is_late)
-            self._late_records.inc(len(late))
-            self.output.emit_side(LATE, batch.take(late))
+            self._late_output.send(batch.take(late), now if isinstance(now, int) else now[late])
             batch = batch.take(np.flatnonzero(~is_late))
         for piece in pieces(batch):
             self._keep(piece)

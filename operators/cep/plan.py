@@ -11,6 +11,7 @@ from ...errors import PlanError
 from ..async_io.map_async import TIMED_OUT
 from ..functions import check_plain, check_returns
 from ..graph import Node, Origin
+from ..late import late_sides
 from ..per_record import UserFunction
 from ..process.declared import declared_states
 from ..process.functions import ProcessFunction
@@ -20,7 +21,6 @@ from ..rows import RowReader
 from ..schema import SchemaLike, record_class
 from ..stream_base import into_schema
 from ..suggestions import suggest
-from ..window_aggregate import LATE
 from .compiler import compiled
 from .conditions import Expressions
 from .match import Match
@@ -83,7 +83,7 @@ def add_match(
         schema=schema,
         row_type=record_class(into),
         stateful=True,
-        sides={LATE: stream.schema, TIMED_OUT: None},
+        sides={**late_sides(stream.schema), TIMED_OUT: None},
         detail=checked.describe(),
     )
     return stream._like(stream._job.add_node(node))

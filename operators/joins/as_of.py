@@ -30,7 +30,7 @@ from .columns import LEFT, RIGHT
 from .keys import SharedKeys
 from .ranges import sorted_order
 from .side import Alive, Side, not_before
-from .step import LATE_OTHER, JoinOperator, JoinStep
+from .step import JoinOperator, JoinStep
 from .tables import (
     SIDES,
     TIME,
@@ -93,25 +93,31 @@ class AsOfJoin(JoinOperator):
         if self._ahead is not None:
             data = columns_of(batch, self._step.name)
             behind = self._behind_for(self._ahead, self._key_groups(LEFT, data))
-        rows, times = self._timely(batch, LEFT, behind)
+        rows, times = self._timely(batch, LEFT, behind, self._now(LEFT, batch))
         if rows.num_rows:
             slots = self._keys.slots(self._columns.key_columns(LEFT, rows))
             self._waits.add(rows, times, slots, self._keys.size)
 
     def _add_versions(self, batch: Batch) -> None:
-        rows, times = self._timely(batch, RIGHT, WATERMARK_MIN)
+        rows, times = self._timely(batch, RIGHT, WATERMARK_MIN, WATERMARK_MIN)
         if not rows.num_rows:
             return
         slots = self._keys.slots(self._columns.key_columns(RIGHT, rows))
         self._current.reserve(self._keys.size)
         late = self._late_versions(rows, times, slots)
         if late.size:
-            self._late_rows.inc(len(late))
-            self.output.emit_side(LATE_OTHER, batch.take(late))
+            self._send_late(RIGHT, batch, late, self._now(RIGHT, batch))
             kept = np.delete(np.arange(len(times)), late)
             rows, times, slots = rows.take(pa.array(kept)), times[kept], slots[kept]
         self._versions.add(rows, times, slots, self._keys.size)
         self._settle()
+
+    def _now(self, side: int, batch: Batch) -> int | Index:
+        """How far event time is for all rows, or for each."""
+        if self._ahead is None:
+            return self._watermark
+        groups = self._key_groups(side, columns_of(batch, self._step.name))
+        return self._ahead.now(groups, self._watermark)
 
     def _late_versions(self, rows: pa.RecordBatch, times: Index, slots: Index) -> Index:
         """Which versions change nothing any more."""

@@ -98,7 +98,7 @@ class IntervalJoin(JoinOperator):
         if self._ahead:
             groups = self._key_groups(side, columns_of(batch, self._step.name))
             watermark = self._ahead[side].now(groups, self._watermark)
-        rows, times = self._timely(batch, side, watermark)
+        rows, times = self._timely(batch, side, watermark, watermark)
         if not rows.num_rows:
             return
         if self._ahead:

@@ -12,6 +12,7 @@ from ..base import OperatorFactory
 from ..durations import Duration, format_duration, parse_duration
 from ..functions import check_plain, function_name
 from ..graph import Node, Origin
+from ..late import late_sides
 from ..partitioning import HashColumns, HashFunction
 from ..per_record import UserFunction
 from ..rows import RowReader
@@ -23,7 +24,7 @@ from .bounds import parse_interval, show_interval
 from .co_group import CoGroup, CoGroupFunction, CoGroupStep
 from .columns import JoinColumns, join_columns
 from .interval import IntervalJoin
-from .step import AS_OF_HOWS, HOWS, LATE_SIDES, How, JoinStep, outer_sides
+from .step import AS_OF_HOWS, HOWS, LATE_OTHER, How, JoinStep, outer_sides
 from .windowed import WindowJoin
 
 if TYPE_CHECKING:
@@ -178,7 +179,6 @@ def add_join(
     origin: Origin,
 ) -> Stream[Any]:
     """Add the node of a join, and the side outputs of late rows."""
-    streams = (left[0], right[0])
     node = Node(
         id=-1,
         name=name,
@@ -188,7 +188,10 @@ def add_join(
         factory=factory,
         schema=schema,
         stateful=True,
-        sides={tag: stream.schema for tag, stream in zip(LATE_SIDES, streams, strict=True)},
+        sides={
+            **late_sides(left[0].schema),
+            **late_sides(right[0].schema, LATE_OTHER),
+        },
         detail=detail,
     )
     return left[0]._like(left[0]._job.add_node(node))

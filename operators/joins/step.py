@@ -16,7 +16,8 @@ from ..ahead import key_groups
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..keyed_aggregate import columns_of, identity_seed
-from ..window_aggregate import LATE, LATE_COUNTER
+from ..late import LATE, LateOutput, last_windows
+from ..panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
@@ -59,7 +60,7 @@ class JoinOperator(Operator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._late_rows = context.metrics.counter(LATE_COUNTER)
+        self._late_outputs = [LateOutput(context, self.output, tag) for tag in LATE_SIDES]
         for side, name in enumerate(WAITING_GAUGES):
             context.metrics.gauge(name, lambda side=side: float(self._waiting(side)))  # type: ignore[misc]
 
@@ -78,9 +79,12 @@ class JoinOperator(Operator):
         return key_groups(self._columns.key_columns(side, data), self.context.max_parallelism)
 
     def _timely(
-        self, batch: Batch, side: int, late_before: int | Index
+        self, batch: Batch, side: int, late_before: int | Index, now: int | Index
     ) -> tuple[pa.RecordBatch, Index]:
-        """Rows (as they are buffered) and times, without those before `late_before`, which go out here."""
+        """Rows (as they are buffered) and times, without those before `late_before`, which go out here.
+
+        Event time is at `now`, for all rows or for each.
+        """
         data, times = columns_of(batch, self._step.name), batch.timestamps
         if times is None:
             raise PlanError(
@@ -89,13 +93,28 @@ class JoinOperator(Operator):
             )
         late = times < late_before
         if late.any():
-            self._late_rows.inc(int(np.count_nonzero(late)))
-            self.output.emit_side(LATE_SIDES[side], batch.take(np.flatnonzero(late)))
+            self._send_late(side, batch, np.flatnonzero(late), now)
             rest = batch.take(np.flatnonzero(~late))
             assert isinstance(rest, ColumnBatch)
             assert rest.timestamps is not None
             data, times = rest.data, rest.timestamps
         return plain_rows(data, self._columns.sides[side]), times
+
+    def _send_late(self, side: int, batch: Batch, rows: Index, now: int | Index) -> None:
+        """Send out the late ones among the rows of a batch; event time is at `now`, for all or for each."""
+        late = batch.take(rows)
+        times, grid = late.timestamps, self._grid_of_windows
+        assert times is not None
+        self._late_outputs[side].send(
+            late,
+            now if isinstance(now, int) else now[rows],
+            None if grid is None else lambda: last_windows(grid, times),
+        )
+
+    @property
+    def _grid_of_windows(self) -> Grid | None:
+        """The windows of a join in windows."""
+        return None
 
     def _send(
         self,

@@ -20,6 +20,7 @@ from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
 from ..keyed_aggregate import columns_of
+from ..panes.grid import Grid
 from ..window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .panes import PaneCut, PaneRows, by_pane
@@ -101,10 +102,12 @@ class WindowedPair(JoinOperator):
     def process(self, batch: Batch, input_index: int) -> None:
         side = input_index
         late_before: int | Index = self._bound()
+        now: int | Index = self._watermark
         if self._ahead is not None:
             groups = self._key_groups(side, columns_of(batch, self._step.name))
             late_before = self._ahead.gone_for(groups, self._bound())
-        rows, times = self._timely(batch, side, late_before)
+            now = self._ahead.now(groups, self._watermark)
+        rows, times = self._timely(batch, side, late_before, now)
         if not rows.num_rows:
             return
         for pane, which in by_pane(self._grid.panes_of(times)):
@@ -187,6 +190,10 @@ class WindowedPair(JoinOperator):
                 first = max(first, before + 1)
             due.update(range(first, min(last, self._fired) + 1))
         return [window for window in sorted(due) if self._grid.is_real(window)]
+
+    @property
+    def _grid_of_windows(self) -> Grid:
+        return self._grid
 
     def _bound(self) -> int:
         """The time before which rows are late."""

@@ -24,7 +24,8 @@ from ..ahead import Ahead, key_groups
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
-from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
+from ..late import LateOutput, last_windows
+from ..window_aggregate import EMIT_ROWS_MAX
 from ..windows import WINDOW_FIELDS, PaneWindow
 from .early import EarlyResults
 from .pane_state import PaneState
@@ -66,7 +67,7 @@ class PaneAggregate(Operator):
         self._early = EarlyResults(self._window.early, context, self._emit_early)
         self._table.on_moved += [self._renew_totals, self._early.moved]
         self._renew_totals()
-        self._late_rows = context.metrics.counter(LATE_COUNTER)
+        self._late_output = LateOutput(context, self.output)
 
     def _renew_totals(self, _: Index | None = None) -> None:
         self._totals = self._new_totals(self._table.between)
@@ -90,15 +91,23 @@ class PaneAggregate(Operator):
         parts = parts_of(self._grid, times)
         if self._ahead is not None or parts[0][0] <= self._table.gone:
             late = self._grid.panes_of(times) <= self._gone_for(data)
-            self._late_rows.inc(int(np.count_nonzero(late)))
             if late.any():
-                self.output.emit_side(LATE, batch.take(np.flatnonzero(late)))
+                self._send_late(batch.take(np.flatnonzero(late)))
             kept = np.flatnonzero(~late)
             if not kept.size:
                 return
             data, times = columns_of(batch.take(kept), self._step), times[kept]
             parts = parts_of(self._grid, times)
         self._add(KeyedRows(self._plan, self._hasher, data, times), parts)
+
+    def _send_late(self, late: Batch) -> None:
+        data, times = columns_of(late, self._step), late.timestamps
+        assert times is not None
+        now: int | Index = self._watermark
+        if self._ahead is not None:
+            groups = self._groups_of([data.column(key) for key in self._plan.keys])
+            now = self._ahead.now(groups, self._watermark)
+        self._late_output.send(late, now, lambda: last_windows(self._grid, times))
 
     def _gone_for(self, data: pa.RecordBatch) -> int | Index:
         """The last pane that is gone for each row."""

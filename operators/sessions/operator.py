@@ -33,7 +33,8 @@ from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
 from ..key_group_times import WATERMARK_COLUMN, by_group, times_cut, times_info, times_schema
 from ..keyed_aggregate import KeyedRows, columns_of, identity_seed
-from ..window_aggregate import EMIT_ROWS_MAX, LATE, LATE_COUNTER
+from ..late import LateOutput
+from ..window_aggregate import EMIT_ROWS_MAX
 from ..windows import WINDOW_FIELDS
 from .cut import SessionCut, superseded
 from .gaps import ColumnGap, FixedGap
@@ -76,7 +77,7 @@ class SessionAggregate(Operator):
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
         self._table = self._new_table(_INT64_MIN)
-        self._late_rows = context.metrics.counter(LATE_COUNTER)
+        self._late_output = LateOutput(context, self.output)
 
     def _new_table(self, limit: int) -> SessionTable:
         width = _WIDTH_MS
@@ -101,7 +102,7 @@ class SessionAggregate(Operator):
         ends, limit = times + self._gap.of(data), self._limit_for(data)
         taken, touched = table.add(key_slots, times, ends, rows.values, limit)
         if taken is not None:
-            self._drop_late(batch, np.flatnonzero(~taken))
+            self._send_late(batch, ends, np.flatnonzero(~taken))
         if touched.size:
             table.watch(touched, self._watermark, self._lateness_ms)
             last = table.ends.data[touched] - 1
@@ -129,9 +130,17 @@ class SessionAggregate(Operator):
         table = self._table
         return table.keys.take(table.key_of.data[slots].astype(np.intp)) if self._plan.keys else []
 
-    def _drop_late(self, batch: Batch, rows: Index) -> None:
-        self._late_rows.inc(len(rows))
-        self.output.emit_side(LATE, batch.take(rows))
+    def _send_late(self, batch: Batch, ends: Index, rows: Index) -> None:
+        """Send out the late rows among those of a batch whose own sessions end at `ends`."""
+        late, now = batch.take(rows), self._watermark
+        times = late.timestamps
+        assert times is not None
+        if self._ahead is None:
+            self._late_output.send(late, now, lambda: (times, ends[rows]))
+            return
+        data = columns_of(late, self._step)
+        groups = self._groups_of([data.column(key) for key in self._plan.keys])
+        self._late_output.send(late, self._ahead.now(groups, now), lambda: (times, ends[rows]))
 
     def _emit(self, slots: Index) -> None:
         """Send the results of these sessions, which are in the order of their ends."""

@@ -18,14 +18,15 @@ import numpy as np
 from ...errors import HeadgateError, PlanError, StateError
 from ...state.evolution import meaning
 from ...state.snapshot import StateInfo
+from ...state.values import Index
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
+from ..late import LateOutput
 from ..per_record import pieces
 from ..process.context import Context, Timer
 from ..process.operator import ProcessOperator, ProcessStep
 from ..time_range import EVENT_TIME_MAX_MS
 from ..user_code import FAILURES, user_error
-from ..window_aggregate import LATE, LATE_COUNTER
 from .assigners import WindowAssigner, checked_windows
 from .evictors import Evictor
 from .functions import AggregateFunction, WindowContext, WindowProcess
@@ -68,6 +69,12 @@ class EmitResult(WindowProcess[Any, Any, Any]):
         self, key: Any, window: Window, records: list[Any], ctx: WindowContext[Any]
     ) -> Iterable[Any]:
         return records
+
+
+def _bounds(windows: Sequence[Window]) -> tuple[Index, Index]:
+    """Starts and ends."""
+    bounds = np.array([(window.start, window.end) for window in windows], np.int64)
+    return bounds[:, 0], bounds[:, 1]
 
 
 class WindowOperator(ProcessOperator):
@@ -125,7 +132,7 @@ class WindowOperator(ProcessOperator):
             getattr(self._function, descriptor.attribute)
             for descriptor in self._states_of_windows.per_window
         ]
-        self._late_records = context.metrics.counter(LATE_COUNTER)
+        self._late_output = LateOutput(context, self.output)
 
     def _new_context(self) -> Context[Any]:
         self._at_window: WindowContext[Any] = WindowContext(self._emitter)
@@ -151,6 +158,7 @@ class WindowOperator(ProcessOperator):
         groups = progress.groups_of(keys)
         enter = progress.enter if progress.differs else self._backend.set_key
         late: list[int] = []
+        last: list[Window] = []
         times = self._times_of(batch)
         try:
             for row, (key, group, time, record) in enumerate(
@@ -160,21 +168,22 @@ class WindowOperator(ProcessOperator):
                 context.key = store.key = key
                 context.timestamp = self._emitter.time = time
                 try:
-                    taken = self._take(record, time)
+                    gone = self._take(record, time)
                 except HeadgateError:
                     raise
                 except FAILURES as error:
                     raise user_error(self._user.step, self._user.origin, record, error) from error
-                if not taken:
+                if gone is not None:
                     late.append(row)
+                    last.append(gone)
         finally:
             self._no_key()
         if late:
-            self._late_records.inc(len(late))
-            self.output.emit_side(LATE, batch.take(np.array(late)))
+            now = progress.of_keys([keys[row] for row in late])
+            self._late_output.send(batch.take(np.array(late)), now, lambda: _bounds(last))
 
-    def _take(self, record: Any, time: int | None) -> bool:
-        """Put a record into its windows; false if all of them are gone."""
+    def _take(self, record: Any, time: int | None) -> Window | None:
+        """Put a record into its windows; if all of them are gone, returns the last one."""
         at = time if self._event else self._store.now()
         assert at is not None
         seen = (
@@ -196,7 +205,7 @@ class WindowOperator(ProcessOperator):
             self._follow(result, actual, home, time)
             self._store.window = actual
             self._set_cleanup(actual)
-        return taken
+        return None if taken else max(windows, key=lambda window: window.end)
 
     def _is_gone(self, window: Window) -> bool:
         return self._event and window.last + self._lateness_ms <= self._context.watermark

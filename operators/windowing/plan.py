@@ -13,6 +13,7 @@ from ...errors import PlanError
 from ..expressions import show
 from ..functions import check_plain, check_returns, check_takes, is_async
 from ..graph import ByClock, Node, Origin
+from ..late import late_sides
 from ..per_record import UserFunction
 from ..process.declared import declared_states
 from ..process.functions import ProcessFunction
@@ -22,7 +23,6 @@ from ..rows import RowReader
 from ..schema import SchemaLike, record_class
 from ..sessions.window import SessionWindow
 from ..stream_base import into_schema
-from ..window_aggregate import LATE
 from ..windows import (
     CountWindow,
     CumulativeWindow,
@@ -184,7 +184,7 @@ class Windows:
             schema=schema,
             row_type=record_class(into),
             stateful=True,
-            sides={LATE: stream.schema, **dict.fromkeys(step.sides)},
+            sides={**late_sides(stream.schema), **dict.fromkeys(step.sides)},
             detail=self._describe(trigger),
             by_clock=_by_clock(assigner, trigger),
         )

@@ -122,4 +122,5 @@ def make_context(
         held_s=held_s,
         splits=env.splits,
         drops=chained.output.drops,
+        sides_read=frozenset([*chained.output.side_next, *chained.output.side_partitions]),
     )

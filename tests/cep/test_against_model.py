@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headgate.operators.cep.buffer import SharedBuffer
 from headgate.operators.cep.compiler import compiled
 from headgate.operators.cep.matcher import Matcher, Rules, Runs
-from headgate.operators.window_aggregate import LATE, LATE_COUNTER
+from headgate.operators.late import LATE, LATE_COUNTER
 from headgate.state.keyed.base import ABSENT
 
 from .model import Model, pattern_of, setups

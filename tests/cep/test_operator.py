@@ -15,7 +15,7 @@ from headgate.operators.cep.operator import (
     RECORDS_PER_TIMER,
     TIMED_OUT_COUNTER,
 )
-from headgate.operators.window_aggregate import LATE, LATE_COUNTER
+from headgate.operators.late import LATE, LATE_COUNTER
 from headgate.operators.written_job import WrittenJob
 from headgate.runtime.options import MATCH_PARTIAL_MAX
 

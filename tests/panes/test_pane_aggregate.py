@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
 from headgate.operators.elements import WATERMARK_MAX
+from headgate.operators.late import LATE, LATE_COUNTER
 from headgate.operators.panes.operator import PaneAggregate
-from headgate.operators.window_aggregate import LATE, LATE_COUNTER
 from headgate.operators.windows import (
     WINDOW_FIELDS,
     CumulativeWindow,

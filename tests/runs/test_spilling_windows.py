@@ -21,7 +21,8 @@ from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, s
 from headgate.operators.base import OperatorContext
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.window_aggregate import LATE, WindowAggregate
+from headgate.operators.late import LATE
+from headgate.operators.window_aggregate import WindowAggregate
 from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
