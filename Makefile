@@ -11,12 +11,14 @@ MINUTES ?= 5
 SECONDS ?= 60
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo demo-spark test test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make demo-spark    the same, fed by a Spark query over three tables, which runs once"
-	@echo "make test    run every test that needs no outside server"
+	@echo "make test    run the tests to run before each commit (five minutes on two cores)"
+	@echo "make test-rest   run all other tests: slow ones, and those that start Ray or kill processes"
+	@echo "make test-all    both: every test that needs no outside server"
 	@echo "make sim     simulate jobs through trouble (SEEDS=20000: an hour and more on two cores)"
 	@echo "make chaos   kill the processes of a job all the time, and compare its output (MINUTES=30, ARGS=--seed 1)"
 	@echo "make sim-mutants   plant bugs, and see that the simulation finds each (half an hour)"
@@ -55,11 +57,20 @@ demo:
 demo-spark: $(STAMP)
 	@$(BIN)/python examples/flights_spark_demo.py
 
+# tests/tiers.py says which tests are in which tier.
 test: $(STAMP)
-	@echo "==> running the tests (half an hour on two cores)"
-	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not ray and not chaos and not kube" || failed=1; \
-	echo "==> running the tests that start Ray, one after the other"; \
+	@echo "==> running the fast tests (five minutes on two cores)"
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not rest and not kube"
+
+test-rest: $(STAMP)
+	@echo "==> running the slow tests (a quarter of an hour on two cores)"
+	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "rest and not (ray or chaos or kube)" || failed=1; \
+	echo "==> running the tests that start Ray, one after the other (a quarter of an hour)"; \
 	$(BIN)/python -m pytest -m "(ray or chaos) and not kube" || failed=1; exit $$failed
+
+test-all: $(STAMP)
+	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
+	$(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
 sim: $(STAMP)
 	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS) $(ARGS)

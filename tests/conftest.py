@@ -20,11 +20,24 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate.runtime.cluster.embedded import prepare_environment
+from headgate.tests.tiers import Tiers
 
 prepare_environment()  # test modules import ray, and some tests start one
 # No test is a matter of how fast the machine is.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headgate")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that are not part of `make test` with `rest`."""
+    tiers = Tiers()
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        outside = any(item.get_closest_marker(name) for name in ("ray", "chaos"))
+        if outside or not tiers.is_fast(path, getattr(item, "originalname", item.name)):
+            item.add_marker("rest")
+
 
 AWS_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",

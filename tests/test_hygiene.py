@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import headgate
+from headgate.tests.tiers import FAST_ONE_IN, Tiers, rule_for
 
 ROOT = Path(headgate.__file__).resolve().parent
 TOP_LEVEL = {
@@ -88,3 +89,23 @@ def test_every_file_ends_with_a_line_end(tracked: list[str]) -> None:
     written = [n for n in texts if not KEPT_AS_WRITTEN.match(n)]
     contents = {name: (ROOT / name).read_bytes() for name in written}
     assert [n for n, data in contents.items() if data and not data.endswith(b"\n")] == []
+
+
+@pytest.mark.parametrize("rule", FAST_ONE_IN)
+def test_the_tiers_of_tests_name_what_exists(rule: str) -> None:
+    path, _, function = rule.partition("::")
+    found = ROOT / "tests" / path
+    assert found.exists()
+    assert not function or f"def {function}(" in found.read_text()
+    assert rule_for(f"{path}/test_x.py" if found.is_dir() else path, function) == rule
+
+
+def test_a_tier_deals_one_in_so_many() -> None:
+    (rule, one_in), *_ = [
+        (rule, one_in) for rule, one_in in FAST_ONE_IN.items() if one_in > 1 and "::" not in rule
+    ]
+    tiers = Tiers()
+    dealt = [tiers.is_fast(rule, "test_x") for _ in range(2 * one_in)]
+    assert dealt == 2 * [True, *(one_in - 1) * [False]]
+    assert tiers.is_fast("protocol/test_valve.py", "test_x")
+    assert not tiers.is_fast("chaos/test_x.py", "test_x")
