@@ -19,7 +19,7 @@ from .schema import unknown_column
 from .sql.functions import ACROSS_FIX, AcrossError, ClockError
 from .sql.parser import read_sql
 from .sql.tokens import SqlError, quoted
-from .sql.tree import Node, Reading, columns_of
+from .sql.tree import DEPTH_MAX, OPERATIONS_MAX, SIMPLER, Node, Reading, columns_of
 from .sql.types import Types, polars_types
 from .sql.writer import write_sql
 
@@ -27,6 +27,10 @@ ExpressionLike: TypeAlias = str | pl.Expr
 
 SHOWN_MAX: Final = 400
 """The most of an expression that messages and `explain` show, in characters."""
+_SMALLER: Final = (
+    "put conditions of one kind into one operation, pl.all_horizontal([...]), pl.any_horizontal([...]) or "
+    f".is_in([...]), or {SIMPLER}"
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ def _expression(
 ) -> tuple[pl.Expr, str | None]:
     """The Polars expression of what a user gave, and its name if SQL text gives one."""
     if isinstance(given, pl.Expr):
+        if reason := _too_large(given):
+            raise PlanError(
+                f"an expression in {step} is too large: {reason}", where=where, fix=_SMALLER
+            )
         return given, None
     if not isinstance(given, str):
         raise PlanError(
@@ -225,9 +233,34 @@ def _selected(expression: pl.Expr, schema: pa.Schema, names: frozenset[str]) -> 
     return frozenset(schema.names)
 
 
+def _too_large(expression: pl.Expr) -> str:
+    """Why Polars cannot be trusted with an expression; empty if it can.
+
+    Polars walks expressions by recursion: a chain of many thousand operations overflows its stack, which
+    ends the process without a word. This looks at one operation after the other, and stops at the bounds
+    that SQL texts have, too.
+    """
+    operations = 0
+    waiting = [(expression, 1)]
+    while waiting:
+        one, depth = waiting.pop()
+        parts = one.meta.pop()
+        if not parts:
+            continue  # a column or a literal, which may be a list
+        operations += 1
+        if depth > DEPTH_MAX:
+            return f"more than {DEPTH_MAX} operations depend on each other"
+        if operations > OPERATIONS_MAX:
+            return f"it has more than {OPERATIONS_MAX:,} operations"
+        waiting += [(part, depth + 1) for part in parts]
+    return ""
+
+
 def show(expression: ExpressionLike) -> str:
     """The expression as text for messages and `explain`; a long one is cut."""
-    return shown(expression if isinstance(expression, str) else str(expression))
+    if isinstance(expression, str):
+        return shown(expression)
+    return "an expression that is too large" if _too_large(expression) else shown(str(expression))
 
 
 def shown(text: str) -> str:

@@ -12,7 +12,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .listener_options import CONNECTIONS_MAX, HANDSHAKE_TIMEOUT, UNAUTHENTICATED_MAX
+from .listener_options import (
+    CONNECTIONS_MAX,
+    FRAME_SIZE_MAX,
+    HANDSHAKE_TIMEOUT,
+    UNAUTHENTICATED_MAX,
+)
 from .options import Options
 
 GREETING_BYTES_MAX = 16 * 1024
@@ -27,6 +32,7 @@ class ListenerLimits:
     handshake_timeout_ms: int = HANDSHAKE_TIMEOUT.default
     unauthenticated_max: int = UNAUTHENTICATED_MAX.default
     connections_max: int = CONNECTIONS_MAX.default
+    frame_size_max_bytes: int = FRAME_SIZE_MAX.default
 
     @classmethod
     def of(cls, options: Options) -> ListenerLimits:
@@ -35,6 +41,7 @@ class ListenerLimits:
             handshake_timeout_ms=options.get(HANDSHAKE_TIMEOUT),
             unauthenticated_max=options.get(UNAUTHENTICATED_MAX),
             connections_max=options.get(CONNECTIONS_MAX),
+            frame_size_max_bytes=options.get(FRAME_SIZE_MAX),
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .option_types import Duration, Integer, Option
+from .option_types import Duration, Integer, Option, Size
 
 HANDSHAKE_TIMEOUT = Option[int](
     "headgate.listener.handshake-timeout",
@@ -30,6 +30,14 @@ CONNECTIONS_MAX = Option[int](
     "How many connections to one process may be open on its control or data ports. Further ones are "
     "closed at once. A coordinator has two for each worker and one for each client, a worker one for each "
     "worker that sends to it.",
+)
+FRAME_SIZE_MAX = Option[int](
+    "headgate.listener.frame-size-max",
+    Size(at_least=1 << 20, at_most=(4 << 30) - 1),
+    1 << 30,
+    "bytes",
+    "Largest frame that travels between workers. Larger batches are cut; a single record above this fails "
+    "the job as `data`. Raise it only if the memory of the workers holds several such records.",
 )
 LISTENER_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)

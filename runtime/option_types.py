@@ -51,12 +51,15 @@ class Size:
     """Bytes, written with a unit: `32 kb`."""
 
     at_least: int = 1
+    at_most: int | None = None
     name: str = "size"
 
     def parse(self, text: str) -> int:
         value = parse_size(text)
         if value < self.at_least:
             raise OptionError(f"must be at least {format_size(self.at_least)}")
+        if self.at_most is not None and value > self.at_most:
+            raise OptionError(f"must be at most {format_size(self.at_most)}")
         return value
 
     def format(self, value: Any) -> str:

@@ -44,6 +44,14 @@ REDUNDANT_WORKERS = Option[int](
     "workers",
     "Spare workers: started, connected and ready, to take the place of one that dies.",
 )
+REGISTRATION_TIMEOUT = Option[int](
+    "resourcemanager.taskmanager-registration.timeout",
+    Duration(at_least_ms=1_000),
+    120_000,
+    "ms",
+    "A worker that was started and has not connected to the coordinator by then counts as failed. Raise it "
+    "where machines are slow to come up, or install packages first.",
+)
 START_FAILURES_MAX = Option[float](
     "resourcemanager.start-worker.max-failure-rate",
     Number(0.001, 1_000_000),

@@ -47,7 +47,12 @@ from ..protocol.job_result import JobOutcome
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
 from ..protocol.start_failures import StartFailures
-from ..recovery_options import REDUNDANT_WORKERS, START_FAILURES_MAX, START_RETRY
+from ..recovery_options import (
+    REDUNDANT_WORKERS,
+    REGISTRATION_TIMEOUT,
+    START_FAILURES_MAX,
+    START_RETRY,
+)
 from ..restart_options import (
     EXCEPTION_HISTORY,
     FAILURE_ENRICHERS,
@@ -144,6 +149,7 @@ class JobCoordinator:
             watching=watching(self._options),
             on_stuck=self._on_stuck,
             spares=self._options.get(REDUNDANT_WORKERS),
+            start_timeout_ms=self._options.get(REGISTRATION_TIMEOUT),
             start_failures=StartFailures(
                 self._options.get(START_FAILURES_MAX), self._options.get(START_RETRY)
             ),

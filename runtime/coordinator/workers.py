@@ -32,14 +32,13 @@ from ..exchange.hub import WorkerAddress, this_host
 from ..protocol.heartbeats import HeartbeatMonitor
 from ..protocol.ids import WorkerId
 from ..protocol.start_failures import StartFailures
+from ..recovery_options import REGISTRATION_TIMEOUT
 from .leadership import Leadership
 from .spares import Spares
 
 _log = logging.getLogger("headgate.coordinator")
 SILENT = "no heartbeat"
 """How the reason begins for a worker that stopped answering."""
-START_TIMEOUT_S = 120.0
-"""A started worker that has not said Hello by then counts as failed."""
 FIND_TIMEOUT_S = 10.0
 """A worker of an earlier coordinator that has not said Hello by then counts as lost."""
 
@@ -119,7 +118,9 @@ class WorkerPool:
         spares: int = 0,
         start_failures: StartFailures | None = None,
         leadership: Leadership | None = None,
+        start_timeout_ms: int = REGISTRATION_TIMEOUT.default,
     ) -> None:
+        self._start_timeout_ms = start_timeout_ms
         self._leadership = leadership or Leadership()
         self._killing: dict[asyncio.Task[None], Callable[[], None]] = {}
         self._cluster = cluster
@@ -199,7 +200,7 @@ class WorkerPool:
         worker_id = f"{self._prefix}-{self._started:04d}"
         self._started += 1
         starting = self._cluster.start_worker(worker_id, self._control)
-        await self._join(worker_id, starting, START_TIMEOUT_S, ours=True)
+        await self._join(worker_id, starting, self._start_timeout_ms / 1000, ours=True)
 
     async def _join(
         self,

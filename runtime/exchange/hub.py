@@ -86,7 +86,7 @@ class ExchangeHub:
         Args:
             worker_id: unique among the workers that may meet.
             token: the cluster's shared secret; peers must show it.
-            settings: sizes of buffers, and timeouts.
+            settings: sizes of buffers, and timeouts; None: the defaults, with the frame size of `limits`.
             limits: of what peers get before they have shown the token.
             on_failure: called with a peer's id, the error and the region when a connection with live
                 channels broke, after their gates and partitions have failed. At most once per connection.
@@ -94,8 +94,11 @@ class ExchangeHub:
         self.worker_id = worker_id
         self.on_failure = on_failure
         self._token = token
-        self._settings = settings or ExchangeSettings()
-        self._admission = Admission(limits or ListenerLimits(), "data port")
+        limits = limits or ListenerLimits()
+        self._settings = settings or ExchangeSettings(
+            frame_size_max_bytes=limits.frame_size_max_bytes
+        )
+        self._admission = Admission(limits, "data port")
         self._servers: list[asyncio.Server] = []
         self._uds_path: str | None = None
         self._address: WorkerAddress | None = None

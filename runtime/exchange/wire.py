@@ -261,7 +261,7 @@ class ElementEncoder:
             f"a record is too large to be sent to another worker operator=`{self._sender}` "
             f"bytes=`{size}` limit=`{limit}`",
             fix="keep large contents in files and send their addresses, or make the records "
-            "smaller before this step sends them",
+            "smaller before this step sends them, or raise headgate.listener.frame-size-max",
         )
 
     def _pickle(self, batch: ObjectBatch) -> bytes:
