@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +22,8 @@ from ..state.snapshot import CommitPermit, ItemsCut, RestoredState, StateSnapsho
 from .base import Operator, OperatorContext
 from .elements import Batch
 from .suggestions import suggest
+
+E = TypeVar("E", bound=Enum)
 
 
 class Guarantee(Enum):
@@ -41,14 +43,7 @@ def parse_guarantee(text: GuaranteeLike) -> Guarantee:
     Raises:
         UsageError: there is none of that name.
     """
-    if isinstance(text, Guarantee):
-        return text
-    names = [kind.value for kind in Guarantee]
-    if text not in names:
-        raise UsageError(
-            f"no such guarantee guarantee=`{text}`", fix=suggest(str(text), names, "guarantees")
-        )
-    return Guarantee(text)
+    return _named(Guarantee, text, "guarantee", ("guarantee", "guarantees"))
 
 
 class IfExists(Enum):
@@ -71,14 +66,25 @@ def parse_if_exists(text: IfExistsLike) -> IfExists:
     Raises:
         UsageError: there is none of that name.
     """
-    if isinstance(text, IfExists):
-        return text
-    names = [policy.value for policy in IfExists]
-    if text not in names:
+    return _named(IfExists, text, "if_exists", ("policy", "policies"))
+
+
+def _named(kind: type[E], given: object, argument: str, called: tuple[str, str]) -> E:
+    """The member of `kind` that a user gives as itself or by its value.
+
+    Args:
+        argument: the name of the argument, for the error.
+        called: what a member is called, for the error: one, and several.
+    """
+    if isinstance(given, kind):
+        return given
+    names = [member.value for member in kind]
+    if given not in names:
+        one, several = called
         raise UsageError(
-            f"no such policy if_exists=`{text}`", fix=suggest(str(text), names, "policies")
+            f"no such {one} {argument}=`{given}`", fix=suggest(str(given), names, several)
         )
-    return IfExists(text)
+    return kind(given)
 
 
 @dataclass(frozen=True, slots=True)

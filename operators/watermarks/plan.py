@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import PlanError
-from ..dead_letters import OnErrorLike, checked_on_error, failed_sides
+from ..dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ..durations import Duration, parse_duration
 from ..event_time import ColumnTimes, EventTimes, FunctionTimes, check_time_column
 from ..functions import check_plain, function_name
@@ -75,25 +75,7 @@ def add_event_time(
     if settings.alignment is not None:
         _check_alignment(stream, settings, settings.alignment, origin)
     policy = checked_on_error(on_error, origin)
-    times: EventTimes
-    columns: frozenset[str] | None
-    if isinstance(when, str):
-        schema = stream._columns("event_time by column", origin)
-        if when not in schema.names:
-            raise unknown_column(when, schema, "event_time", str(origin))
-        check_time_column(when, schema.field(when).type, str(origin))
-        times, columns, detail = ColumnTimes(when, origin), frozenset([when]), when
-    else:
-        if not callable(when):
-            raise PlanError(
-                f"event_time needs a column or a function, got `{type(when).__name__}`",
-                where=str(origin),
-                fix='such as event_time("at"), or a function of the record that returns a datetime',
-            )
-        check_plain(when, "event_time", origin)
-        user = stream._user_function("event_time", name, origin, when, None, 1, policy)
-        times, detail = FunctionTimes(user), function_name(when)
-        columns = user.reader.columns_read
+    times, columns, detail = _times(stream, when, name, policy, origin)
     of = "" if name else _reads(stream, detail)
     timed = stream._add(
         "event_time",
@@ -110,6 +92,27 @@ def add_event_time(
     timed._node.watermarks = settings
     timed._node.stateful = settings.close_after_ms is not None
     return timed
+
+
+def _times(
+    stream: Stream[Any], when: object, name: str, policy: OnError, origin: Origin
+) -> tuple[EventTimes, frozenset[str] | None, str]:
+    """Where the times come from, which columns that reads (None: all), and a text for `explain`."""
+    if isinstance(when, str):
+        schema = stream._columns("event_time by column", origin)
+        if when not in schema.names:
+            raise unknown_column(when, schema, "event_time", str(origin))
+        check_time_column(when, schema.field(when).type, str(origin))
+        return ColumnTimes(when, origin), frozenset([when]), when
+    if not callable(when):
+        raise PlanError(
+            f"event_time needs a column or a function, got `{type(when).__name__}`",
+            where=str(origin),
+            fix='such as event_time("at"), or a function of the record that returns a datetime',
+        )
+    check_plain(when, "event_time", origin)
+    user = stream._user_function("event_time", name, origin, when, None, 1, policy)
+    return FunctionTimes(user), user.reader.columns_read, function_name(when)
 
 
 def _waits_by_default(stream: Stream[Any], per_split: bool) -> bool:
