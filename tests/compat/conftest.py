@@ -16,9 +16,8 @@ import msgspec
 import pytest
 import xxhash
 
-from headgate.state.sealed import SealedFormat
-
-VERSIONS = ["v0.1", "v0.1-format-2"]
+FORMATS = {"v0.1": 1, "v0.1-format-2": 2, "v0.1-format-3": 3}
+"""By the directory of what is kept: the format of its records."""
 HERE = Path(__file__).parent
 
 
@@ -85,13 +84,17 @@ class Kept:
             handle["size_bytes"] = len(new)
             handle["checksum"] = xxhash.xxh3_64_hexdigest(new)
         assert moved == 4, "both splits, and what both subtasks of the sink have pending"
-        sealed = metadata.pop("checksum", None) is not None
-        if sealed:
-            assert metadata.pop("format") == 2
-        path.write_bytes(_SEALED.encode(metadata) if sealed else msgspec.json.encode(metadata))
+        path.write_bytes(sealed(metadata))
 
 
-_SEALED = SealedFormat[Any]("savepoint's metadata", Any)
+def sealed(record: dict[str, Any]) -> bytes:
+    """The bytes of a record in the format that it says, with the checksum of what it is now."""
+    if "format" not in record:
+        return msgspec.json.encode(record)
+    head = f'{{"format":{record.pop("format")},"checksum":"'.encode()
+    del record["checksum"]
+    rest = b'",' + msgspec.json.encode(record)[1:]
+    return head + xxhash.xxh3_64_hexdigest(head + rest).encode() + rest
 
 
 def with_paths(value: Any, before: str, now: str) -> Any:
@@ -107,7 +110,13 @@ def with_paths(value: Any, before: str, now: str) -> Any:
     return value
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture
+def formats() -> dict[str, int]:
+    """The format of the records, by the directory of what is kept."""
+    return FORMATS
+
+
+@pytest.fixture(params=FORMATS)
 def version(request: pytest.FixtureRequest) -> str:
     """Each version of the format that savepoints are kept of."""
     return str(request.param)

@@ -15,9 +15,9 @@ FIELDS = {"n": {"kind": "sequence"}, "user": {"kind": "pattern", "prefix": "u", 
 
 def make_job(storage: str, parallelism: int, rate: float = 1e6) -> tuple[hg.Job, Any]:
     """Counts per user, and the sink of the counts. State is in files, and positions are in the log."""
-    job = hg.Job(NAME, parallelism=parallelism, max_parallelism=12)
+    in_files = {"execution.checkpointing.data-inline-threshold": "0b"}
+    job = hg.Job(NAME, parallelism=parallelism, max_parallelism=12, options=in_files)
     job.checkpoint(every="1h", storage=storage)
-    job.override({"execution.checkpointing.data-inline-threshold": "0b"})
     events = job.read(throttle(generator(FIELDS, rows=ROWS, batch_rows=5), rate), name="events")
     counts = events.key_by("user").agg(rows=hg.count(), total=hg.sum("n"), name="counts")
     sink = collect()

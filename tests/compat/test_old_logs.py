@@ -18,8 +18,6 @@ from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.local import LocalStore
 from headgate.state.sealed import FORMAT_VERSION
 
-FORMATS = {"v0.1": 1, "v0.1-format-2": 2}
-
 
 @pytest.fixture
 def storage(version: str, tmp_path: Path) -> Path:
@@ -32,11 +30,11 @@ def records_in(storage: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(storage.rglob("log/**/*.json"))]
 
 
-def test_each_format_is_kept(version: str, storage: Path) -> None:
-    """Also that of today: whoever raises the version keeps a log and a savepoint of it."""
+def test_each_format_is_kept(storage: Path, formats: dict[str, int], version: str) -> None:
+    """Also that of today: whoever raises the version keeps a log and a savepoint of it (README.md)."""
     found = {record.get("format", 1) for record in records_in(storage)}
-    assert found == {FORMATS[version]}
-    assert max(FORMATS.values()) == FORMAT_VERSION
+    assert found == {formats[version]}
+    assert max(formats.values()) == FORMAT_VERSION
     assert all(("checksum" in record) == (found != {1}) for record in records_in(storage))
 
 
