@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from ...errors import HeadgateError, JobError
 from ..protocol.job_result import JobOutcome
@@ -109,13 +109,15 @@ class Leaders:
 
 
 async def _seek(actor: Any, but: Lead | None) -> Lead | HeadgateError | None:
-    """Until this actor leads; or why it could not start; or None, if it is through with the job."""
+    """Wait until this actor leads. Returns why it never will, or None if it is through with the job."""
     while True:
         answer = await _answer(actor, "lead")
         if isinstance(answer, Lead) and (but is None or answer.pid != but.pid):
             return answer
         if isinstance(answer, RayTaskError):
             return _cause(answer)
+        if isinstance(answer, ActorDiedError):
+            return _removed()  # Ray says of one that it starts again that it is unavailable
         if await _answer(actor, "alive") is False:
             return None
         await asyncio.sleep(SEARCH_EVERY_S)
@@ -128,6 +130,14 @@ async def _answer(actor: Any, method: str) -> Any:
             return await asyncio.wrap_future(getattr(actor, method).remote().future())
     except (RayTaskError, RayActorError, TimeoutError) as error:
         return error
+
+
+def _removed() -> JobError:
+    return JobError(
+        "the coordinator was removed from the cluster: another run took the job over (--take-over), or "
+        "somebody killed its actor",
+        fix="`headgate list` shows what runs; a run started again goes on from the newest checkpoint",
+    )
 
 
 def _cause(error: Any) -> HeadgateError:

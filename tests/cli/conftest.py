@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -128,6 +130,48 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     made = Cli(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def shared_ray(cli: Cli) -> Iterator[str]:
+    """The address of a Ray cluster on this machine that outlives the commands which use it."""
+    directory = tempfile.mkdtemp(prefix="hg-r-", dir="/tmp")  # sockets need a short path
+    options = {
+        "--node-ip-address": "127.0.0.1",
+        "--port": "0",
+        "--dashboard-agent-listen-port": "0",
+        "--include-dashboard": "false",
+        "--num-cpus": "8",
+        "--object-store-memory": str(80 << 20),
+        "--temp-dir": directory,
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    head = subprocess.Popen(
+        [
+            *command,
+            "--disable-usage-stats",
+            *(f"{name}={value}" for name, value in options.items()),
+        ],
+        env=cli.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert head.stdout is not None
+    said: list[str] = []
+    try:
+        for line in head.stdout:
+            said.append(line)
+            if "Ray runtime started" in line:
+                yield Path(directory, "ray_current_cluster").read_text().strip()
+                break
+        else:
+            pytest.fail(f"no Ray: {said}")
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)  # asked nicely, it takes half a minute
+        head.communicate()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -6,6 +6,11 @@ import json
 import os
 import signal
 
+import pytest
+
+from headgate.tests.cli.conftest import TICKER
+
+FILES = "from: ticks, json: {path: out}"
 IN_PROCESS = ("--cluster", "in-process")
 
 
@@ -48,3 +53,35 @@ def test_a_run_after_a_kill_goes_on_at_once(cli, ticker: str) -> None:
     second.wait_for("RUNNING")
     second.interrupt()
     assert second.end()[0] == 0
+
+
+@pytest.mark.ray
+def test_on_a_shared_cluster_a_run_is_refused_or_takes_over(cli, shared_ray: str) -> None:
+    """The first run ends, the new one goes on from its newest checkpoint, and each record is there once."""
+    job = cli.write("job.yaml", TICKER.replace("from: counts, blackhole: {}", FILES))
+    cluster = ("--cluster", shared_ray)
+    first = cli.start("run", job, *cluster)
+    first.wait_for("RUNNING")
+    assert cli("checkpoint", "ticker").stdout.startswith("job ticker: checkpoint 1 completed")
+
+    second = cli("run", job, *cluster)
+    assert second.returncode == 1
+    assert "a job of this name runs on the cluster already name=`ticker`" in second.stderr
+    assert "--take-over" in second.stderr
+    assert cli("checkpoint", "ticker").stdout.startswith("job ticker: checkpoint 2 completed")
+
+    third = cli.start("run", job, *cluster, "--take-over")
+    third.wait_for("takes the job over from process ")
+    third.wait_for("restored checkpoint 2")
+    code, text = first.end()
+    assert code == 1
+    assert "the coordinator was removed from the cluster" in text
+    assert "--take-over" in text
+    third.wait_for("RUNNING")
+    assert cli("stop", "ticker").returncode == 0
+    assert third.end()[0] == 0
+
+    lines = [line for file in (cli.directory / "out").glob("part-*") for line in file.open()]
+    numbers = sorted(json.loads(line)["n"] for line in lines)
+    assert numbers == list(range(len(numbers)))
+    assert numbers

@@ -16,6 +16,7 @@ FORMER_FINDINGS = [
     ("expressions", 5860),
     ("expressions", 3330),
     ("manifests", 4809),
+    ("manifests", 907),
 ]
 
 
