@@ -36,6 +36,10 @@ _UNIT_MS: Final[dict[str, int]] = {
 }
 _PARTS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _PART = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
+_DIGITS_MAX: Final = 20
+"""Digits of a number that are read: one with more is beyond `_COUNTABLE_MS` after as many."""
+_COUNTABLE_MS: Final = 2**63 - 1
+_SHOWN_MAX: Final = 60
 _FIX = 'write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"'
 
 
@@ -52,11 +56,11 @@ def parse_duration(
             numbers are refused, for their unit would be a guess.
     """
     milliseconds = _milliseconds(value, what, where)
-    if longest_ms is not None and milliseconds > longest_ms:
+    if milliseconds > (_COUNTABLE_MS if longest_ms is None else longest_ms):
         raise UsageError(
-            f"{what} is too long value=`{value}`",
+            f"{what} is too long value=`{str(value)[:_SHOWN_MAX]}`",
             where=where,
-            fix=f"give at most {format_duration(longest_ms)}",
+            fix=f"give at most {format_duration(longest_ms or DURATION_MAX_MS)}",
         )
     return milliseconds
 
@@ -76,7 +80,8 @@ def _milliseconds(value: object, what: str, where: str) -> int:
         unit_ms = None if part is None else _UNIT_MS.get(part[2].lower())
         if part is None or unit_ms is None:
             break
-        total += int(part[1]) * unit_ms
+        # Python refuses to read thousands of digits; so many mean too long, whatever the unit.
+        total += int(part[1].lstrip("0")[:_DIGITS_MAX] or "0") * unit_ms
         position = part.end()
     if not text.strip() or position < len(text):
         if text.strip().isdigit():

@@ -27,7 +27,10 @@ from .panes.parts import Part, split
 from .windowing.clocks import WindowTime, is_processing
 
 WINDOWS_PER_RECORD_MAX: Final = 100_000
-"""Windows that one record may be in, so that its state and its results have a bound."""
+"""Windows that one record may be in: each gives a row per key, so that they bound what a record can make.
+
+It is no option of a job, because a window is made, and checked, before it belongs to a job.
+"""
 WINDOW_FIELDS = (
     pa.field("window_start", pa.timestamp("ms", tz="UTC"), False),
     pa.field("window_end", pa.timestamp("ms", tz="UTC"), False),

@@ -19,7 +19,13 @@ from headgate.operators.aggregates import (
     parse_aggregate,
     sum,
 )
-from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow, tumbling
+from headgate.operators.windows import (
+    WINDOW_FIELDS,
+    TumblingWindow,
+    cumulative,
+    sliding,
+    tumbling,
+)
 
 SCHEMA = pa.schema(
     [
@@ -158,3 +164,13 @@ def test_the_first_kept_window_is_the_first_not_late(watermark, size, offset, la
 def test_aggregates_are_values():
     assert Aggregate("sum", "x") == sum("x")
     assert {sum("x"): 1}[sum("x")] == 1
+
+
+def test_a_record_is_in_at_most_100_000_windows():
+    assert sliding("100s", "1ms").describe() == "sliding 1m 40s every 1ms"
+    assert cumulative("100s", "1ms").describe() == "cumulative 1m 40s by 1ms"
+    for make in (sliding, cumulative):
+        said = rf"up to 86,400,000 windows of {make.__name__}\('1d', '1ms'\), and at most 100,000"
+        with pytest.raises(PlanError, match=said) as error:
+            make("1d", "1ms")
+        assert "test_aggregate_texts.py" in error.value.where
