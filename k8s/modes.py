@@ -50,7 +50,7 @@ MODES: Final[dict[str, Mode]] = {"Managed": managed, "External": external, "Kube
 def pod_makers(deployment: Deployment) -> list[dict[str, Any]]:
     """The objects that make the pods of this run. They carry its revision and its number."""
     made = MODES[deployment.job.kubernetes.ray.mode](deployment)
-    own = {REVISION: deployment.run.revision, RUN: str(deployment.run.number)}
+    own = {REVISION: deployment.run.revision, RUN: deployment.run_id}
     for each in made:
         each["metadata"]["annotations"] |= own
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -151,6 +152,12 @@ def owner(name: str, uid: str) -> dict[str, Any]:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+
+
+def owned_by(child: Mapping[str, Any], uid: str) -> bool:
+    """True if the object with this uid owns it, and not one of the same name that is gone."""
+    owners = child["metadata"].get("ownerReferences", ())
+    return any(each.get("uid") == uid for each in owners)
 
 
 def digest(value: Any) -> str:

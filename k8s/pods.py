@@ -7,6 +7,7 @@ from typing import Any, Final
 from . import ports
 from .objects import (
     HEAD,
+    JOB,
     MANIFEST_KEY,
     REVISION,
     RUN,
@@ -89,9 +90,15 @@ def worker_pod(deployment: Deployment) -> dict[str, Any]:
 
 
 def cleaning_job(
-    name: str, namespace: str, owner_reference: dict[str, Any] | None, runtime: Runtime,
-    command: list[str], *, environment: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    namespace: str,
+    job: str,
+    owner_reference: dict[str, Any],
+    runtime: Runtime,
+    command: list[str],
+    *,
+    environment: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """A Kubernetes Job that deletes state with the identity of the job's pods, when these are gone."""
     container = _container(command, runtime.image, runtime.image_pull_policy)
     container["env"] = [{"name": "HOME", "value": "/tmp"}, *(environment or ())]
@@ -103,9 +110,13 @@ def cleaning_job(
     spec |= {"restartPolicy": "Never", "containers": [container]}
     spec["volumes"] = [{"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}}]
     common = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "cleaning"}
-    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "labels": common}
-    if owner_reference is not None:
-        metadata["ownerReferences"] = [owner_reference]
+    # Only the object has the label of the job: its pod is none of those that the job consists of.
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "labels": common | {JOB: job},
+        "ownerReferences": [owner_reference],
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -118,11 +129,17 @@ def cleaning_job(
 
 
 def state_cleaning_job(deployment: Deployment, name: str) -> dict[str, Any]:
-    """The Job that deletes a job's checkpoints and its log, but no savepoint."""
-    command = ["headgate", "k8s", "delete-state", f"{MANIFEST_PATH}/{MANIFEST_KEY}"]
+    """The Job that deletes a job's checkpoints and its log, but no savepoint.
+
+    It must refuse if the log was begun, or gone on with, by a StreamJob with another uid: such a Job may be
+    made late, when a StreamJob of the same name is there again.
+    """
+    command = ["headgate", "k8s", "delete-state", "--job", f"{MANIFEST_PATH}/{MANIFEST_KEY}"]
+    command += ["--uid", deployment.uid]
     made = cleaning_job(
         name,
         deployment.namespace,
+        deployment.name,
         owner(deployment.name, deployment.uid),
         runtime_of(deployment.job.kubernetes, deployment.settings),
         command,
@@ -194,7 +211,7 @@ def _template(deployment: Deployment, role: str, command: list[str]) -> dict[str
     }
     template: dict[str, Any] = merged({"metadata": {}, "spec": spec}, section.pod_template)
     metadata = template["metadata"]
-    own = {REVISION: deployment.run.revision, RUN: str(deployment.run.number)}
+    own = {REVISION: deployment.run.revision, RUN: deployment.run_id}
     metadata["labels"] = metadata.get("labels", {}) | labels(deployment.name, role) | own
     return template
 

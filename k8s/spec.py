@@ -18,7 +18,7 @@ from ..operators.durations import parse_duration
 from ..operators.manifest.document import Entry, Problems, Scalar, Sequence, Value
 from ..operators.manifest.document import Mapping as MappingValue
 from ..operators.manifest.fields import INVALID, Listed, Section, Table
-from ..operators.manifest.kubernetes_model import check_rules
+from ..operators.manifest.kubernetes_model import KUBERNETES, check_rules
 from ..runtime.manifest import spec_fields
 
 JOB_NAME_LENGTH_MAX: Final = 45
@@ -228,6 +228,18 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     plain = {} if kubernetes is None else _plain(kubernetes)
     section = msgspec.convert(plain, Kubernetes, strict=False)
     return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec))
+
+
+def parse_deletion(resource: Mapping[str, Any]) -> Deletion:
+    """What deleting a StreamJob does, even if other parts of its spec are wrong.
+
+    If this part is wrong itself, the defaults hold: they keep all state.
+    """
+    said = (resource.get("spec", {}).get("kubernetes") or {}).get("deletion") or {}
+    section = KUBERNETES.fields["deletion"].kind
+    assert isinstance(section, Section)
+    read = read_section(section, said, f"{_SECTION}deletion")
+    return Deletion() if isinstance(read, list) else msgspec.convert(read, Deletion, strict=False)
 
 
 def read_section(section: Section, said: Any, path: str) -> dict[str, Any] | list[Problem]:

@@ -23,6 +23,7 @@ RESTING: Final[frozenset[Phase]] = frozenset(("Running", "Suspended", "Failed", 
 """Phases that may last for ever; each of the others has a deadline."""
 SnapshotPhase: TypeAlias = Literal["Pending", "Running", "Completed", "Failed", "Abandoned"]
 Time: TypeAlias = Annotated[str, Meta(extra={"format": "date-time"})]
+Outcome: TypeAlias = Literal["", "Suspended", "Stopped", "Finished", "Failed"]
 Verb: TypeAlias = Literal["Suspend", "Upgrade", "Rollback", "Restart", "Restore", "Delete", "End"]
 Step: TypeAlias = Literal["Save", "Drain", "Wait", "Clean"]
 
@@ -64,8 +65,17 @@ class Run(Status):
     start: Annotated[Start, Meta(description="the state it began with")]
     started_at: Annotated[Time, Meta(description="when the operator decided to start it")]
     running_since: Annotated[
-        Time, Meta(description="when its job was first seen running; absent before")
+        Time, Meta(description="since when its job is seen running; absent while it is not")
     ] = ""
+    ran: Annotated[bool, Meta(description="its job was seen running")] = False
+    checkpointed: Annotated[
+        bool,
+        Meta(description="it has completed a checkpoint, and does not need its start any more"),
+    ] = False
+    ended: Annotated[
+        Outcome, Meta(description="why there is no such run any more; Stopped: from outside")
+    ] = ""
+    left: Annotated[str, Meta(description="path of the savepoint that it was stopped with")] = ""
     generation: Annotated[int, Meta(description="of the spec that it belongs to")] = 0
     reason: Annotated[str, Meta(description="why it was started")] = ""
 
@@ -80,6 +90,7 @@ class Transition(Status):
     message: Annotated[str, Meta(description="in words")] = ""
     savepoint: Annotated[str, Meta(description="path of the savepoint that was taken")] = ""
     until: Annotated[Time, Meta(description="Wait: the pause ends")] = ""
+    outcome: Annotated[Outcome, Meta(description="End: how the run ended")] = ""
 
 
 class Checkpoint(Status):
@@ -119,6 +130,15 @@ class Revision(Status):
     reason: str = ""
 
 
+class Held(Status):
+    """A change that was put off, because the state could not be saved; it is tried again a few times."""
+
+    generation: Annotated[int, Meta(description="of the spec that asks for it")]
+    attempts: int
+    at: Time
+    reason: str
+
+
 class Rescale(Status):
     """A rescale that failed; it is tried again a few times, with growing pauses."""
 
@@ -148,6 +168,9 @@ class StreamJobStatus(Status):
     ] = None
     rejected: Annotated[
         Revision | None, Meta(description="a revision that was rolled back; it is not tried again")
+    ] = None
+    held: Annotated[
+        Held | None, Meta(description="a change that was put off: the state could not be saved")
     ] = None
     job: Annotated[JobState | None, Meta(description="as the coordinator answered last")] = None
     checkpoint: Annotated[Checkpoint | None, Meta(description="the last completed checkpoint")] = (
@@ -195,6 +218,18 @@ class StreamSnapshotStatus(Status):
     conditions: Annotated[list[Condition], Meta(description="Ready")] = []
 
 
+def paths_in_use(status: StreamJobStatus) -> set[str]:
+    """Paths that a run of the job may have to begin with, so that nobody may delete them."""
+    found = set()
+    if status.run is not None:
+        found.add(status.run.left)
+        if not status.run.checkpointed:
+            found.add(status.run.start.path)
+    if status.transition is not None:
+        found.add(status.transition.savepoint)
+    return found - {""}
+
+
 def rfc3339(now_ms: int) -> Time:
     """Milliseconds since 1970 as Kubernetes writes times."""
     text = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -221,7 +256,7 @@ def set_condition(
     now_ms: int,
     generation: int,
 ) -> list[Condition]:
-    """The conditions with this one; its time changes only if its status does."""
+    """The conditions, with this one set; its time changes only if its status does."""
     status: Literal["True", "False", "Unknown"]
     status = "Unknown" if value is None else "True" if value else "False"
     before = next((each for each in conditions if each.type == type_), None)

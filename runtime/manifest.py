@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -61,6 +62,7 @@ def toolbox(options: Mapping[str, str]) -> Toolbox:
     )
 
 
+@functools.cache
 def spec_fields() -> Section:
     """The table of a manifest's `spec`: which fields there are, and of what kind."""
     return spec_section(SOURCES, SINKS)

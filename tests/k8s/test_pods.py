@@ -103,7 +103,7 @@ def test_everything_belongs_to_the_job(deployment: Make, mode: str) -> None:
 def test_pods_carry_run_and_revision_and_no_version_of_the_operator(deployment: Make) -> None:
     of = deployment(**EVERYTHING)
     for made in pod_makers(of):
-        assert made["metadata"]["annotations"][objects.RUN] == "4"
+        assert made["metadata"]["annotations"][objects.RUN] == "u-1-4"
         template = made["spec"]["template"]
         assert template["metadata"]["labels"][objects.REVISION] == of.job.revision
         selected = made["spec"]["selector"]["matchLabels"]
@@ -259,7 +259,10 @@ def test_merging_leaves_its_arguments_alone() -> None:
 def test_a_cleaning_job_has_the_identity_of_the_job(deployment: Make) -> None:
     of = deployment(**EVERYTHING)
     runtime = runtime_of(of.job.kubernetes, of.settings)
-    made = cleaning_job("x", "air", None, runtime, ["headgate", "savepoint", "dispose", "s3://b/s"])
+    made = cleaning_job(
+        "x", "air", "flights", {}, runtime, ["headgate", "savepoint", "dispose", "s3://b/s"]
+    )
+    assert "headgate.io/job" not in made["spec"]["template"]["metadata"]["labels"]
     spec = made["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == "flights"
     assert spec["imagePullSecrets"] == [{"name": "registry"}]

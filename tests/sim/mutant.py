@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ PACKAGE = Path(headgate.__file__).resolve().parent
 FOLDER = Path(__file__).resolve().parent / "mutants"
 COPIED = ("connectors", "operators", "runtime", "state", "testing", "tests/sim")
 """All that a simulation imports."""
+PROGRAM = "headgate.tests.sim"
 SEEDS_MAX = 1500
 """Within so many seeds each mutant must be found."""
 TIMEOUT_S = 1800.0
@@ -75,9 +76,9 @@ class Hunt:
     found: str
 
 
-def all_mutants() -> list[Mutant]:
+def all_mutants(folder: Path = FOLDER) -> list[Mutant]:
     """Those in the folder, by name."""
-    return [read_mutant(path) for path in sorted(FOLDER.glob("*.patch"))]
+    return [read_mutant(path) for path in sorted(folder.glob("*.patch"))]
 
 
 def read_mutant(path: Path) -> Mutant:
@@ -100,7 +101,15 @@ def read_mutant(path: Path) -> Mutant:
     return Mutant(path.stem, lines[0].strip(), breaks, changes)
 
 
-def hunt(mutant: Mutant, folder: Path, *, first: int = 0, seeds_max: int = SEEDS_MAX) -> Hunt:
+def hunt(
+    mutant: Mutant,
+    folder: Path,
+    *,
+    first: int = 0,
+    seeds_max: int = SEEDS_MAX,
+    program: str = PROGRAM,
+    copied: Sequence[str] = COPIED,
+) -> Hunt:
     """Simulate a copy of the package with this bug in a process of its own, until a seed fails.
 
     Args:
@@ -108,6 +117,8 @@ def hunt(mutant: Mutant, folder: Path, *, first: int = 0, seeds_max: int = SEEDS
         folder: an empty directory for the copy.
         first: seed to begin with.
         seeds_max: give up behind so many.
+        program: the module that runs seeds; it takes `--hunt` and `--first`.
+        copied: all that it imports.
 
     Raises:
         PatchError: it cannot be planted.
@@ -115,13 +126,13 @@ def hunt(mutant: Mutant, folder: Path, *, first: int = 0, seeds_max: int = SEEDS
     texts = mutant.patched(PACKAGE)
     copy = folder / "headgate"
     hidden = shutil.ignore_patterns("__pycache__", "mutants")
-    for name in COPIED:
+    for name in copied:
         shutil.copytree(PACKAGE / name, copy / name, ignore=hidden)
     for path in PACKAGE.glob("*.py"):
         shutil.copy(path, copy)
     for name, text in texts.items():
         (copy / name).write_text(text)
-    command = [sys.executable, "-m", "headgate.tests.sim", "--hunt", str(seeds_max)]
+    command = [sys.executable, "-m", program, "--hunt", str(seeds_max)]
     done = subprocess.run(
         [*command, "--first", str(first)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},

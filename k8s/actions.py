@@ -1,0 +1,212 @@
+"""What a reconciliation sees, and what it wants done: data only. The shell around it does the I/O.
+
+The shell's contract, which the model test (`tests/k8s/model`) holds it to:
+
+* `Observed` may lag behind the API server, but the StreamJob and its status may not be older than the
+  operator's own last write of them.
+* Actions are executed in their order, and the first one that fails ends the list: the next reconciliation
+  decides again, from what it then sees.
+* `SetStatus` comes before anything that changes the world, and is refused if the StreamJob has changed
+  since it was read. So a decision is written down before it is acted on, and an operator that has been
+  replaced, but does not know it yet, does nothing.
+* `Create` refuses to replace an object; that it exists already is no failure. `Replace`, `Scale` and
+  `Delete` are refused if the object is not the one that was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, TypeAlias, final
+
+from .status import StreamJobStatus, StreamSnapshotStatus
+
+Object: TypeAlias = Mapping[str, Any]
+"""An object of the API server, as JSON has it."""
+
+ENDED: Final = frozenset(("FINISHED", "SUSPENDED", "CANCELED", "FAILED"))
+"""States of a job that is over; its coordinator answers until its pod is gone."""
+RUNNING: Final = "RUNNING"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How far something is that was asked of the coordinator with a trigger id."""
+
+    state: Literal["running", "completed", "failed"]
+    path: str = ""
+    error: str = ""
+    size_bytes: int = 0
+    checkpoint_id: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    id: int
+    completed_ms: int
+    path: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What the coordinator's REST API answers.
+
+    Attributes:
+        run_id: of the run it belongs to; that of another run is no answer about this one.
+        state: `CREATED`, `RESTORING`, `RUNNING`, `RESTARTING`, or one of `ENDED`.
+        epoch: the coordinator's generation in the job log.
+        restarts: by the job itself, in this run.
+        failure: the last one, in words.
+        checkpoint: the last completed one.
+        failed_checkpoints: in a row, up to now.
+        restored: what the run began with, in words; empty if it began without state.
+        operations: by trigger id. After a restart of the coordinator earlier ones may be missing.
+    """
+
+    run_id: str
+    state: str
+    parallelism: int
+    epoch: int = 0
+    restarts: int = 0
+    failure: str = ""
+    checkpoint: CompletedCheckpoint | None = None
+    failed_checkpoints: int = 0
+    restored: str = ""
+    operations: Mapping[str, Operation] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The world around a StreamJob.
+
+    Attributes:
+        children: objects with the job's label, by kind and name.
+        pods: all pods with the job's label.
+        snapshots: StreamSnapshots of the job.
+        job: the coordinator's answer; None if it gave none.
+    """
+
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    pods: tuple[Object, ...] = ()
+    snapshots: tuple[Object, ...] = ()
+    job: JobReport | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Write the status, if the resource still has the version that was read."""
+
+    status: StreamJobStatus | StreamSnapshotStatus
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AddFinalizer:
+    """The resource does not go before `RemoveFinalizer`."""
+
+    name: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RemoveFinalizer:
+    name: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make an object. With `token_key` the shell puts 256 random bits under this key of a Secret."""
+
+    object: Object
+    token_key: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Apply an object over the one of this version."""
+
+    object: Object
+    resource_version: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Set the replicas of a StatefulSet or Deployment of this version."""
+
+    kind: str
+    name: str
+    replicas: int
+    resource_version: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the object with this uid."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CallJob:
+    """Ask the coordinator of a run for something. The same trigger id is the same request."""
+
+    run_id: str
+    verb: Literal["stop", "savepoint", "checkpoint", "rescale"]
+    trigger_id: str
+    arguments: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EmitEvent:
+    """An event about the resource."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Reconcile again after this time, whether anything has changed by then or not."""
+
+    after_ms: int
+
+
+Action: TypeAlias = (
+    SetStatus
+    | AddFinalizer
+    | RemoveFinalizer
+    | Create
+    | Replace
+    | Scale
+    | Delete
+    | CallJob
+    | EmitEvent
+    | Requeue
+)
+
+
+class Coordinators(Protocol):
+    """How the shell reaches the coordinators of jobs; `CallJob` and `Observed.job` go through it."""
+
+    async def report(self, namespace: str, job: str) -> JobReport | None:
+        """What the coordinator answers; None if it cannot be reached."""
+        ...
+
+    async def call(self, namespace: str, job: str, call: CallJob) -> None:
+        """Make a request. Raises HeadgateError if it is refused or there is no answer."""
+        ...

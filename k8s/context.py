@@ -1,0 +1,249 @@
+"""One reconciliation under way: what is known, the status that is being made, and what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from .actions import (
+    ENDED,
+    RUNNING,
+    Action,
+    EmitEvent,
+    JobReport,
+    Object,
+    Observed,
+    Requeue,
+)
+from .objects import REVISION, RUN, Deployment, Settings, manifest_name, selector
+from .pod_troubles import troubles
+from .spec import Deletion, Job, Kubernetes, milliseconds, parse_deletion
+from .status import (
+    Outcome,
+    Run,
+    Start,
+    StreamJobStatus,
+    Transition,
+    Verb,
+    rfc3339,
+    short,
+    since_1970_ms,
+)
+
+POLL_MS: Final = 15_000
+"""Between two looks at a job at rest: its REST API does not call us."""
+POLL_CHANGING_MS: Final = 2_000
+"""The same while something is to happen."""
+POD_MAKERS: Final = ("StatefulSet", "Deployment", "RayCluster")
+
+
+@dataclass(slots=True)
+class Context:
+    """What one reconciliation of a StreamJob works on.
+
+    Attributes:
+        resource: the StreamJob.
+        status: a copy of its status, which is changed.
+        job: its spec; None if its form is wrong.
+        stored: the spec of the revision that runs, as its ConfigMap has it; None if that is gone.
+    """
+
+    resource: Object
+    status: StreamJobStatus
+    observed: Observed
+    now_ms: int
+    settings: Settings
+    job: Job | None = None
+    stored: Job | None = None
+    waits_for: str = ""
+    """What the reconciliation waits for, in words."""
+    stalled: str = ""
+    """Why nothing goes on by itself."""
+    actions: list[Action] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.resource["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.resource["metadata"].get("namespace", "default"))
+
+    @property
+    def uid(self) -> str:
+        return str(self.resource["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.resource["metadata"].get("generation", 0))
+
+    @property
+    def deleted(self) -> bool:
+        return "deletionTimestamp" in self.resource["metadata"]
+
+    @property
+    def now(self) -> str:
+        return rfc3339(self.now_ms)
+
+    @property
+    def run(self) -> Run | None:
+        """The run that is to exist; None if there is to be none."""
+        run = self.status.run
+        return run if run is not None and not run.ended else None
+
+    @property
+    def kubernetes(self) -> Kubernetes:
+        """The section in force: that of the spec, or of the revision that runs while the spec is wrong."""
+        job = self.job or self.stored
+        return job.kubernetes if job is not None else Kubernetes()
+
+    @property
+    def deletion(self) -> Deletion:
+        """What deleting the StreamJob does: as it says now, not as the revision that runs said."""
+        return parse_deletion(self.resource)
+
+    @property
+    def running_job(self) -> Job | None:
+        """The spec of the revision of the run."""
+        run = self.status.run
+        if run is not None and self.job is not None and self.job.revision == run.revision:
+            return self.job
+        return self.stored
+
+    @property
+    def report(self) -> JobReport | None:
+        """The answer of the coordinator of the run, and of no other."""
+        report, run = self.observed.job, self.status.run
+        if report is None or run is None or report.run_id != self.run_id(run):
+            return None
+        return report
+
+    @property
+    def healthy(self) -> bool:
+        return self.report is not None and self.report.state == RUNNING
+
+    @property
+    def over(self) -> bool:
+        """The job of the run has ended, well or not."""
+        return self.report is not None and self.report.state in ENDED
+
+    def run_id(self, run: Run) -> str:
+        return f"{self.uid}-{run.number}"
+
+    def deployment(self, job: Job, run: Run) -> Deployment:
+        return Deployment(self.name, self.namespace, self.uid, job, run, self.settings)
+
+    def act(self, *actions: Action) -> None:
+        self.actions.extend(actions)
+
+    def event(
+        self, reason: str, message: str, type_: Literal["Normal", "Warning"] = "Normal"
+    ) -> None:
+        self.act(EmitEvent(type_, reason, short(message)))
+
+    def wait(self, message: str, after_ms: int = POLL_CHANGING_MS) -> None:
+        """Nothing more can be done until something happens in the world."""
+        self.waits_for = message
+        self.act(Requeue(after_ms))
+
+    def since_ms(self, time: str) -> int:
+        """Milliseconds from `time` until now."""
+        return self.now_ms - since_1970_ms(time)
+
+    def begin(
+        self, verb: Verb, message: str, *, outcome: Outcome = "", drained: bool = False
+    ) -> None:
+        """Start a transition: it is written down first, and made from the next reconciliation on.
+
+        `drained`: there is no job to stop, only pods to take away.
+        """
+        saves = verb in ("Suspend", "Upgrade", "Restore", "Delete") and not drained
+        self.status.transition = Transition(
+            verb=verb,
+            step="Save" if saves else "Drain",
+            started_at=self.now,
+            step_started_at=self.now,
+            message=short(message),
+            outcome=outcome,
+        )
+        self.act(Requeue(0))
+
+    def begin_run(
+        self, revision: str, parallelism: int, start: Start, reason: str, message: str
+    ) -> None:
+        """Decide that a run exists from now on. Its number is one that no object has seen."""
+        before = self.status.run.number if self.status.run is not None else 0
+        number = max([before, *self._numbers_seen()]) + 1
+        self.status.run = Run(
+            number=number,
+            revision=revision,
+            parallelism=parallelism,
+            start=start,
+            started_at=self.now,
+            generation=self.generation,
+            reason=reason,
+        )
+        self.status.job = None
+        self.status.rescale = None
+        self.event("Deploying", f"run {number}: {message}")
+
+    def _numbers_seen(self) -> list[int]:
+        """Numbers of runs of this StreamJob that objects carry."""
+        found = []
+        for each in (*self.observed.children.values(), *self.observed.pods):
+            number = run_number(each, self.uid)
+            if number is not None:
+                found.append(number)
+        return found
+
+    def child(self, kind: str, name: str) -> Object | None:
+        return self.observed.children.get((kind, name))
+
+    def pod_trouble(self) -> str:
+        """The trouble of the pods of the run."""
+        run = self.status.run
+        own = () if run is None else (each for each in self.observed.pods if self.is_of(each, run))
+        return troubles(own)
+
+    def is_of(self, each: Object, run: Run) -> bool:
+        """True if an object or a pod belongs to the run."""
+        return run_id_of(each) == self.run_id(run)
+
+    def config_map(self, revision: str) -> Object | None:
+        return self.child("ConfigMap", manifest_name(self.name, revision))
+
+    def duration(self, text: str) -> int:
+        return milliseconds(text)
+
+
+def run_id_of(each: Object) -> str:
+    """The run an object says it belongs to; empty if it says nothing."""
+    metadata = each["metadata"]
+    found = metadata.get("annotations", {}).get(RUN) or metadata.get("labels", {}).get(RUN, "")
+    return str(found)
+
+
+def run_number(each: Object, uid: str) -> int | None:
+    """The number of the run, if it is one of the StreamJob with this uid."""
+    owner, _, number = run_id_of(each).rpartition("-")
+    return int(number) if owner == uid and number.isdigit() else None
+
+
+def revision_label(each: Object) -> str:
+    """The revision that an object carries."""
+    metadata: Mapping[str, Any] = each["metadata"]
+    found = metadata.get("annotations", {}).get(REVISION)
+    return str(found or metadata.get("labels", {}).get(REVISION, ""))
+
+
+def copied(status: StreamJobStatus) -> StreamJobStatus:
+    """A status that shares nothing with the given one."""
+    return msgspec.convert(msgspec.to_builtins(status), StreamJobStatus)
+
+
+def worker_selector(name: str) -> str:
+    """The label selector of worker pods, as text."""
+    return ",".join(f"{key}={value}" for key, value in selector(name, "worker").items())

@@ -1,0 +1,64 @@
+"""Why a pod does not run, in the words of Kubernetes: otherwise people have to dig for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_WAITING: Final = frozenset(("PodInitializing", "ContainerCreating"))
+"""Reasons of a container that only needs more time."""
+
+
+def troubles(pods: Iterable[Mapping[str, Any]]) -> str:
+    """The trouble of the first pod that has one, with its name; empty if there is none."""
+    for pod in sorted(pods, key=lambda each: str(each["metadata"]["name"])):
+        found = trouble(pod)
+        if found:
+            return f"pod {pod['metadata']['name']}: {found}"
+    return ""
+
+
+def trouble(pod: Mapping[str, Any]) -> str:
+    """Why this pod does not run or is not ready; empty if nothing is known to be wrong with it."""
+    status = pod.get("status", {})
+    for container in (
+        *status.get("initContainerStatuses", ()),
+        *status.get("containerStatuses", ()),
+    ):
+        found = _container(container)
+        if found:
+            return found
+    for condition in status.get("conditions", ()):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return _words(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+    if status.get("phase") == "Failed":
+        return _words(status.get("reason", "Failed"), status.get("message", ""))
+    return ""
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """True if the pod's readiness probe succeeds."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _container(container: Mapping[str, Any]) -> str:
+    """A container's waiting reason, with how it ended the last time if it did."""
+    state, last = container.get("state", {}), container.get("lastState", {}).get("terminated", {})
+    waiting = state.get("waiting", {})
+    ended = state.get("terminated", {})
+    if ended and ended.get("exitCode"):
+        return _ending(ended)
+    if not waiting or waiting.get("reason", "") in _WAITING:
+        return ""
+    said = _words(waiting.get("reason", ""), waiting.get("message", ""))
+    return f"{said}; before that: {_ending(last)}" if last.get("exitCode") else said
+
+
+def _ending(terminated: Mapping[str, Any]) -> str:
+    code = f"exit code {terminated.get('exitCode')}"
+    return _words(f"{terminated.get('reason', 'Error')}, {code}", terminated.get("message", ""))
+
+
+def _words(reason: str, message: str) -> str:
+    return f"{reason}: {message.strip()}" if message.strip() else reason

@@ -1,0 +1,171 @@
+"""Children of a StreamJob: made again if one is missing, and taken away in an order that is safe.
+
+A job is never run twice: pods of a run are made only when no pod, and nothing that makes pods, of another
+run is left. Names do the rest: there is one StatefulSet of a job's name, and Kubernetes has one pod of its
+name, so that an operator that sees old things cannot make a second head.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import yaml
+
+from . import objects
+from .actions import Create, Delete, Object, Replace, Scale
+from .context import POD_MAKERS, Context, revision_label
+from .modes import pod_makers
+from .objects import CONTENT, REVISION
+from .spec import Job, Problem, parse_job
+from .status import Run
+
+MANIFESTS_CACHED_MAX: Final = 256
+"""Parsed manifests of revisions, by their text."""
+
+
+def stored_job(context: Context, revision: str) -> Job | None:
+    """The spec of a revision, as its ConfigMap has it."""
+    config_map = context.config_map(revision)
+    if config_map is None or not is_own(context, config_map):
+        return None
+    text = config_map.get("data", {}).get(objects.MANIFEST_KEY, "")
+    job = _parsed(text)
+    return job if isinstance(job, Job) and job.revision == revision else None
+
+
+@functools.lru_cache(maxsize=MANIFESTS_CACHED_MAX)
+def _parsed(text: str) -> Job | list[Problem]:
+    return parse_job(yaml.safe_load(text))
+
+
+def is_own(context: Context, child: Object) -> bool:
+    """True if the StreamJob owns it, and not one of the same name that is gone."""
+    return objects.owned_by(child, context.uid)
+
+
+def drain(context: Context, keep: Run | None = None) -> bool:
+    """Take away the pods of all runs but `keep`, and what makes them; True once nothing of them is left.
+
+    First everything is scaled to nothing. Only when its controller has seen that, and no pod is left, is it
+    deleted: so none can come back.
+    """
+    makers = [
+        child
+        for (kind, _), child in sorted(context.observed.children.items())
+        if kind in POD_MAKERS and not (keep is not None and context.is_of(child, keep))
+    ]
+    strangers = [
+        pod for pod in context.observed.pods if not (keep is not None and context.is_of(pod, keep))
+    ]
+    for child in makers:
+        metadata = child["metadata"]
+        if not is_own(context, child) or "deletionTimestamp" in metadata:
+            continue
+        if child["kind"] == "RayCluster":
+            context.act(Delete(child["kind"], metadata["name"], metadata["uid"]))
+        elif child["spec"].get("replicas", 1) != 0:
+            version = metadata["resourceVersion"]
+            context.act(Scale(child["kind"], metadata["name"], 0, version))
+    if strangers:
+        names = ", ".join(sorted(str(pod["metadata"]["name"]) for pod in strangers))
+        context.wait(f"pods are to end: {names}")
+        return False
+    for child in makers:
+        metadata = child["metadata"]
+        if _is_empty(child) and is_own(context, child) and "deletionTimestamp" not in metadata:
+            context.act(Delete(child["kind"], metadata["name"], metadata["uid"]))
+    if makers:
+        names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in makers)
+        context.wait(f"objects are to go: {names}")
+    return not makers
+
+
+def _is_empty(child: Object) -> bool:
+    """True if the controller has seen that there are to be no replicas, and there are none."""
+    status = child.get("status", {})
+    seen = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
+    none = child.get("spec", {}).get("replicas", 1) == 0 and not status.get("replicas", 0)
+    return bool(seen and none)
+
+
+def keep_up(context: Context, job: Job, run: Run) -> None:
+    """See to it that all objects of the run exist, as they should be."""
+    deployment = context.deployment(job, run)
+    if context.config_map(run.revision) is None:
+        context.act(Create(objects.manifest(deployment)))
+    own_token = job.kubernetes.ray.token_secret_ref is None
+    if own_token and context.child("Secret", deployment.token_secret) is None:
+        context.act(Create(objects.token(deployment), token_key=objects.TOKEN_KEY))
+    for wanted in objects.supporting(deployment):
+        _keep_current(context, wanted)
+    if not drain(context, keep=run):
+        return
+    for wanted in pod_makers(deployment):
+        _keep_made(context, wanted, _replicas(context, wanted))
+
+
+def _keep_current(context: Context, wanted: dict[str, Any]) -> None:
+    found = context.child(wanted["kind"], wanted["metadata"]["name"])
+    if found is None:
+        context.act(Create(wanted))
+    elif _content(found) != _content(wanted) and "deletionTimestamp" not in found["metadata"]:
+        context.act(Replace(wanted, found["metadata"]["resourceVersion"]))
+
+
+def _content(child: Object) -> Any:
+    return child["metadata"].get("annotations", {}).get(CONTENT)
+
+
+def _keep_made(context: Context, wanted: dict[str, Any], replicas: int | None) -> None:
+    """Make what makes pods, or set its replicas; nothing else of it is changed while the run lasts.
+
+    So a newer operator, which would make other pods, leaves those that run alone.
+    """
+    found = context.child(wanted["kind"], wanted["metadata"]["name"])
+    if found is None:
+        if replicas is not None:
+            wanted["spec"]["replicas"] = replicas
+        context.act(Create(wanted))
+        return
+    metadata = found["metadata"]
+    if replicas in (None, found["spec"].get("replicas")) or "deletionTimestamp" in metadata:
+        return
+    assert replicas is not None
+    context.act(Scale(wanted["kind"], metadata["name"], replicas, metadata["resourceVersion"]))
+
+
+def _replicas(context: Context, wanted: dict[str, Any]) -> int | None:
+    """How many pods there are to be; None: the object says it in another way."""
+    if wanted["kind"] == "StatefulSet":
+        return 1
+    return workers_wanted(context) if wanted["kind"] == "Deployment" else None
+
+
+def workers_wanted(context: Context) -> int:
+    """Workers for the job as it runs and, during a rescale, also for what it is to become."""
+    run, job = context.status.run, context.running_job
+    if run is None or job is None:
+        return 0
+    wanted = context.job.parallelism if context.job is not None else run.parallelism
+    now = context.report.parallelism if context.report is not None else run.parallelism
+    workers = context.kubernetes.workers
+    slots = job.kubernetes.workers
+    if workers.replicas:
+        return workers.replicas
+    return max(slots.needed(now), slots.needed(wanted), slots.needed(run.parallelism))
+
+
+def drop_old_manifests(context: Context) -> None:
+    """Delete ConfigMaps of revisions that are neither run nor wanted nor the one to go back to."""
+    status = context.status
+    kept = {each.revision for each in (status.run, status.stable) if each is not None}
+    if context.job is not None:
+        kept.add(context.job.revision)
+    for (kind, name), child in sorted(context.observed.children.items()):
+        metadata = child["metadata"]
+        if kind != "ConfigMap" or REVISION not in metadata.get("labels", {}):
+            continue
+        unused = revision_label(child) not in kept and "deletionTimestamp" not in metadata
+        if unused and is_own(context, child):
+            context.act(Delete(kind, name, metadata["uid"]))
