@@ -22,6 +22,7 @@ from headgate.runtime.observe import endpoint
 from headgate.runtime.observe.catalogue import CATALOGUE, JOB, LABELS, OPERATOR, TASK, markdown
 from headgate.runtime.observe.endpoint import open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry
+from headgate.tests.support.held import PacedByCompletion
 
 DOCS = Path(hg.__file__).resolve().parent / "docs" / "metrics.md"
 TIMES = [1_000, 200_000, 300_000, 500]
@@ -206,8 +207,9 @@ def test_a_restart_begins_anew(watch: Any, tmp_path: Path) -> None:
     job = hg.Job("crashing", options={"metrics.port": "0"})
     job.checkpoint(every="20ms", storage=str(tmp_path / "checkpoints"))
     job.restart(attempts=3, delay="0s")
-    items = [1, 2, Pause("300ms"), Crash(), 3, Pause("1h")]
-    job.read(from_list(items, batch_rows=1), name="items").write(blackhole(), name="out")
+    items = [1, 2, Crash(), 3, Pause("1h")]
+    source = PacedByCompletion(from_list(items, batch_rows=1), 2)  # so that there is one to restore
+    job.read(source, name="items").write(blackhole(), name="out")
 
     async def script(job: Any) -> None:
         def restarted(scraped: Any) -> bool:

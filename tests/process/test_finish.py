@@ -305,7 +305,9 @@ def test_drain_calls_finish_and_stop_does_not(lab: Any) -> None:
     assert sum(sink.rows) > 0
 
 
-def test_source_readers_are_told_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_readers_are_told_too(
+    lab: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[int] = []
     monkeypatch.setattr(
         RowReader, "on_checkpoint_complete", lambda reader, number: told.append(number)
@@ -314,7 +316,7 @@ def test_source_readers_are_told_too(lab: Any, monkeypatch: pytest.MonkeyPatch) 
     job.checkpoint(every="20ms", storage=str(lab.path))
     source = throttle(numbers(200, batch_rows=10), rate=1000)
     job.read(source, name="numbers").write(collect(guarantee="none"), name="out")
-    ran = lab.run(job)
+    ran = lab.run(job, faults.none(2))
     texts = [text.split() for text in ran.job.texts("checkpoint")]
     completed = {int(words[1]) for words in texts if words[2] == "completed"}
     assert told

@@ -159,7 +159,7 @@ class Paced(Wrapped):
         self._batches = batches
 
     def _around(self, source: Source) -> Source:
-        return Paced(source, self._batches)
+        return type(self)(source, self._batches)
 
     def reader(self) -> SourceReader:
         return PacedReader(self._source.reader(), self._batches)
@@ -200,3 +200,19 @@ class PacedReader(SourceReader):
 
     def close(self) -> None:
         self._reader.close()
+
+
+class PacedByCompletion(Paced):
+    """Like `Paced`, but goes on when a checkpoint is complete, not when it is taken."""
+
+    def reader(self) -> SourceReader:
+        return PacedByCompletionReader(self._source.reader(), self._batches)
+
+
+class PacedByCompletionReader(PacedReader):
+    def snapshot(self) -> list[bytes]:
+        return self._reader.snapshot()
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._left = self._batches
+        self._more.set()
