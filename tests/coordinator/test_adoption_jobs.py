@@ -74,7 +74,7 @@ class Succession:
         job = self._job
         self.old = job.coordinator
         job.coordinator = JobCoordinator(
-            runnable(job).spec,
+            job.spec,
             cluster=job.cluster,
             clock=SystemClock(),
             open_store=job._open_store,
