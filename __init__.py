@@ -20,6 +20,7 @@ _HOMES = {
     "FailedRecord": "operators.dead_letters",
     "LateRecord": "operators.late",
     "Job": "runtime.job",
+    "JobHandle": "runtime.handle",
     "JobOutcome": "runtime.protocol.job_result",
     "Stream": "operators.stream",
     "KeyedStream": "operators.keyed_stream",
@@ -56,6 +57,7 @@ _HOMES = {
     "WindowAssigner": "operators.windowing.assigners",
     "WindowContext": "operators.windowing.functions",
     "WindowProcess": "operators.windowing.functions",
+    "attach": "runtime.handle",
     "avg": "operators.aggregates",
     "count": "operators.aggregates",
     "count_window": "operators.windows",
@@ -82,6 +84,7 @@ _HOMES = {
     "spark_source": "connectors.spark.source",
     "static_table": "operators.joins.static_table",
     "stddev": "operators.aggregates",
+    "submit": "runtime.job",
     "sum": "operators.aggregates",
     "variance": "operators.aggregates",
     "sliding": "operators.windows",
@@ -152,7 +155,8 @@ if TYPE_CHECKING:
     from .operators.windowing.triggers import Trigger, TriggerResult
     from .operators.windowing.window import Window
     from .operators.windows import count_window, cumulative, global_window, sliding, tumbling
-    from .runtime.job import Job
+    from .runtime.handle import JobHandle, attach
+    from .runtime.job import Job, submit
     from .runtime.protocol.job_result import JobOutcome
     from .state.descriptors import (
         AggregatingState,
@@ -178,6 +182,7 @@ __all__ = [
     "LateRecord",
     "Groups",
     "Job",
+    "JobHandle",
     "JobOutcome",
     "KeyedBatchProcess",
     "KeyedProcess",
@@ -207,6 +212,7 @@ __all__ = [
     "WindowProcess",
     "__version__",
     "approx_count_distinct",
+    "attach",
     "avg",
     "collect",
     "cep",
@@ -236,6 +242,7 @@ __all__ = [
     "spark_source",
     "static_table",
     "stddev",
+    "submit",
     "sum",
     "sliding",
     "top_n",

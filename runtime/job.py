@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from typing import Literal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from ..errors import (
     HeadgateError,
@@ -20,7 +23,22 @@ from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
 from .runnable_job import RunnableJob, cause_of
 
+if TYPE_CHECKING:
+    from .handle import JobHandle
+
 _log = logging.getLogger("headgate.run")
+
+
+class HowToRun(TypedDict, total=False):
+    """The arguments of `Job.run` that say how a run begins; it documents them."""
+
+    fresh: bool
+    allow_non_restored_state: bool
+    restore_from: str | os.PathLike[str] | None
+    claim: bool
+    take_over: bool
+    if_exists: Literal["error", "append", "overwrite"] | None
+    run_id: str | None
 
 
 class Job(WrittenJob):
@@ -38,11 +56,15 @@ class Job(WrittenJob):
         claim: bool = False,
         take_over: bool = False,
         if_exists: Literal["error", "append", "overwrite"] | None = None,
+        run_id: str | None = None,
     ) -> JobOutcome:
         """Run the job to its end, in this process or on a cluster, and return how it ended.
 
         It resumes from its newest checkpoint if there is one, unless the run before had finished. In batch
         mode (`execution.runtime-mode`) it runs on Spark instead, from the beginning, whatever the cluster.
+
+        In the main thread Ctrl-C stops the job with a final checkpoint, and this returns; a second one
+        cancels the job at once, and this raises KeyboardInterrupt. SIGTERM counts as one Ctrl-C.
 
         Args:
             cluster: `in-process`, `local` (an embedded Ray), or the address of a Ray cluster.
@@ -56,41 +78,113 @@ class Job(WrittenJob):
             if_exists: what happens when the run starts without state, and its file sinks hold output of
                 earlier runs: refuse to start (`error`), write beside it (`append`), or delete it first
                 (`overwrite`). None: what each sink says.
+            run_id: names this run, for a supervisor that starts it again: another start with the same id
+                goes on with the run, and is never a second one. None: a new run.
 
         Raises:
-            UsageError: the job is wrong as written, it runs already, or output of earlier runs is in the
-                way; nothing was started.
+            UsageError: the job is wrong as written, it runs already, output of earlier runs is in the way,
+                or an event loop runs in this thread; nothing was started.
             JobError: the job failed, and restarting did not help.
         """
-        try:
-            spec = runnable(self).spec(
-                fresh=fresh,
-                allow_non_restored_state=allow_non_restored_state,
-                restore_from=restore_from,
-                claim=claim,
-                take_over=take_over,
-                if_exists=if_exists,
+        if _in_event_loop():
+            raise UsageError(
+                "job.run() was called where an event loop runs, as in a notebook",
+                fix="write `await job.run_async(...)`, or `handle = job.start(...)` to do something else "
+                "while the job runs",
             )
-            outcome = self._outcome(spec, cluster)
-        except InternalError:
-            raise
-        except HeadgateError as error:
-            raise error.with_traceback(None) from cause_of(error)
-        if outcome.status == "FAILED":
-            failure = outcome.error or JobError(f"the job failed: {outcome.reason}")
-            raise failure.with_traceback(None) from cause_of(failure)
-        return outcome
-
-    def _outcome(self, spec: JobSpec, cluster: str) -> JobOutcome:
+        spec = checked_spec(
+            self,
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            restore_from=restore_from,
+            claim=claim,
+            take_over=take_over,
+            if_exists=if_exists,
+            run_id=run_id,
+        )
         if runnable(self).as_batch:
             from .batch.run import run_batch
 
-            return run_batch(spec)
-        from .cluster.launch import launch
+            with _without_frames():
+                return _succeeded(run_batch(spec))
+        from .foreground import run_in_foreground
 
-        # In this process the coordinator's own log says it all.
-        on_event = None if cluster == "in-process" else _log_event
-        return asyncio.run(launch(spec, cluster, on_event=on_event))
+        with _without_frames():
+            return _succeeded(run_in_foreground(spec, cluster, _on_event(cluster)))
+
+    async def run_async(
+        self,
+        *,
+        cluster: str = "in-process",
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        restore_from: str | os.PathLike[str] | None = None,
+        claim: bool = False,
+        take_over: bool = False,
+        if_exists: Literal["error", "append", "overwrite"] | None = None,
+        run_id: str | None = None,
+    ) -> JobOutcome:
+        """`run` for an event loop that runs already, as in a notebook: `await job.run_async()`.
+
+        Cancelling the task that awaits it ends the job at once, as a crash would. The arguments and errors
+        are those of `run`.
+        """
+        spec = checked_spec(
+            self,
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            restore_from=restore_from,
+            claim=claim,
+            take_over=take_over,
+            if_exists=if_exists,
+            run_id=run_id,
+        )
+        with _without_frames():
+            if runnable(self).as_batch:
+                from .batch.run import run_batch
+
+                return _succeeded(await asyncio.to_thread(run_batch, spec))
+            from .cluster.launch import launch
+
+            return _succeeded(await launch(spec, cluster, on_event=_on_event(cluster)))
+
+    def start(
+        self,
+        *,
+        cluster: str = "in-process",
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        restore_from: str | os.PathLike[str] | None = None,
+        claim: bool = False,
+        take_over: bool = False,
+        if_exists: Literal["error", "append", "overwrite"] | None = None,
+        run_id: str | None = None,
+    ) -> JobHandle:
+        """Start the job beside what this program does next; returns its handle once it has begun.
+
+        The job lives in this process, and goes with it: `wait` for it, or `stop` it, before the program
+        ends. `headgate.submit` starts one that lives by itself. The arguments are those of `run`.
+
+        Raises:
+            UsageError: as `run`, also if the job is a batch.
+            HeadgateError: the job could not begin.
+        """
+        from .handle import start
+
+        spec = checked_spec(
+            self,
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            restore_from=restore_from,
+            claim=claim,
+            take_over=take_over,
+            if_exists=if_exists,
+            run_id=run_id,
+        )
+        if runnable(self).as_batch:
+            raise UsageError("a batch has no handle", fix="run it: job.run()")
+        with _without_frames():
+            return start(spec, cluster, _on_event(cluster))
 
     def explain(self) -> str:
         """The logical and the physical graph, chains, key groups and guarantees, as text.
@@ -125,6 +219,97 @@ def runnable(job: Job) -> RunnableJob:
     definition = definition_of(job)
     assert isinstance(definition, RunnableJob)
     return definition
+
+
+def checked_spec(job: Job, **how: Unpack[HowToRun]) -> JobSpec:
+    """A job as it is handed to a coordinator, for all ways to run it.
+
+    Raises:
+        UsageError: the job is wrong as written.
+    """
+    with _without_frames():
+        return runnable(job).spec(**how)
+
+
+def submit(
+    job: Job,
+    *,
+    cluster: str = "local",
+    log_file: str | os.PathLike[str] | None = None,
+    fresh: bool = False,
+    allow_non_restored_state: bool = False,
+    restore_from: str | os.PathLike[str] | None = None,
+    claim: bool = False,
+    take_over: bool = False,
+    if_exists: Literal["error", "append", "overwrite"] | None = None,
+    run_id: str | None = None,
+) -> JobHandle:
+    """Start a job that lives by itself: it goes on when this process ends. Returns once it has begun.
+
+    On this machine it is a process of its own; on a Ray cluster it is a detached actor. With a `run_id`
+    that was submitted before, nothing is started if that run goes on or has ended, and the handle is of
+    that one. If its coordinator died, the run goes on.
+
+    Args:
+        job: what to run.
+        cluster: `local` (a Ray of its own), `in-process` (one process), or the address of a Ray cluster.
+        log_file: where the process of the job logs; None: a new file below the user's state directory.
+        fresh, allow_non_restored_state, restore_from, claim, take_over, if_exists, run_id: as in `Job.run`.
+
+    Raises:
+        UsageError: the job is wrong as written, or it runs already; nothing was started.
+        HeadgateError: the job could not begin.
+    """
+    from .handle import handle_of
+    from .submission import submit_spec
+
+    spec = checked_spec(
+        job,
+        fresh=fresh,
+        allow_non_restored_state=allow_non_restored_state,
+        restore_from=restore_from,
+        claim=claim,
+        take_over=take_over,
+        if_exists=if_exists,
+        run_id=run_id,
+    )
+    if runnable(job).as_batch:
+        raise UsageError("a batch cannot be detached", fix="run it: job.run()")
+    path, outside_run = None if log_file is None else Path(log_file), run_id is not None
+    with _without_frames():
+        submitted = submit_spec(spec, cluster, log_file=path, outside_run=outside_run)
+    return handle_of(spec, submitted)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _without_frames() -> Iterator[None]:
+    """Errors of ours, bugs excepted, are one message, and the user's own traceback is their cause."""
+    try:
+        yield
+    except InternalError:
+        raise
+    except HeadgateError as error:
+        raise error.with_traceback(None) from cause_of(error)
+
+
+def _succeeded(outcome: JobOutcome) -> JobOutcome:
+    """The outcome of a job that did not fail."""
+    if outcome.status == "FAILED":
+        raise outcome.error or JobError(f"the job failed: {outcome.reason}")
+    return outcome
+
+
+def _on_event(cluster: str) -> Callable[[Event], None] | None:
+    """In this process the coordinator's own log says it all."""
+    return None if cluster == "in-process" else _log_event
 
 
 def _log_event(event: Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .option_types import Duration, Integer, Option, Size
+from .option_types import Boolean, Duration, Integer, Option, Size, Text
 
 HANDSHAKE_TIMEOUT = Option[int](
     "headgate.listener.handshake-timeout",
@@ -38,6 +38,23 @@ FRAME_SIZE_MAX = Option[int](
     "bytes",
     "Largest frame that travels between workers. Larger batches are cut; a single record above this fails "
     "the job as `data`. Raise it only if the memory of the workers holds several such records.",
+)
+CONTROL_TOKEN_FILE = Option[str | None](
+    "headgate.control.token-file",
+    Text(),
+    None,
+    "",
+    "A file with the token of the job's control port, such as a mounted secret: at least 16 characters. "
+    "Whoever has it commands the job. Unset: the token is random.",
+)
+CONTROL_TOKEN_IN_STORAGE = Option[bool](
+    "headgate.control.token-in-storage",
+    Boolean(),
+    False,
+    "",
+    "Keep the token of the control port in the job's storage also where everybody who reads the storage "
+    "can read it, as in a bucket. In a local directory it is kept in any case, as a file that only the "
+    "job's user reads.",
 )
 LISTENER_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)

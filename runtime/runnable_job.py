@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..errors import (
     HeadgateError,
@@ -56,6 +57,7 @@ from .requirements import missing_packages
 from .restart_settings import restart_settings
 from .unshippable import unshippable
 
+RUN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
     "timeout_ms": CHECKPOINT_TIMEOUT,
     "min_pause_ms": CHECKPOINT_MIN_PAUSE,
@@ -97,6 +99,18 @@ class RunnableJob(JobDefinition):
         self.as_batch = runs_as_batch(self.graph, options)
         return options
 
+    def _check_run_id(self, run_id: str) -> None:
+        if not RUN_ID.fullmatch(run_id):
+            raise UsageError(
+                f"not a run id run id=`{run_id[:200]}`",
+                fix="write 1 to 128 letters, digits, `.`, `_`, `:` and `-`, such as a uid and a revision",
+            )
+        if self.as_batch or self.checkpoint_settings is None:
+            raise UsageError(
+                "a run id needs checkpoints: without a job log nobody can tell a restart from a second run",
+                fix="give the job checkpoint storage, or leave the run id out",
+            )
+
     def spec(
         self,
         *,
@@ -106,6 +120,7 @@ class RunnableJob(JobDefinition):
         claim: bool = False,
         take_over: bool = False,
         if_exists: IfExistsLike | None = None,
+        run_id: str | None = None,
     ) -> JobSpec:
         """The checked job as it is handed to a coordinator; the arguments are those of `run`.
 
@@ -124,6 +139,8 @@ class RunnableJob(JobDefinition):
                 "a batch begins with nothing, and cannot restore something",
                 fix=f"leave out the savepoint, or {RUNTIME_MODE.key}=BATCH",
             )
+        if run_id is not None:
+            self._check_run_id(run_id)
         if claim and not path:
             raise UsageError(
                 "there is nothing to claim", fix="name a savepoint with --from, or restore_from="
@@ -151,7 +168,7 @@ class RunnableJob(JobDefinition):
             graph=graph,
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
-            run=secrets.token_hex(8),
+            run=secrets.token_hex(8) if run_id is None else run_id,
             fresh=fresh,
             allow_non_restored_state=(
                 allow_non_restored_state or options.get(RECOVERY_IGNORE_UNCLAIMED)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import typer
 
 from .jobs import request
+from .load import OnCluster, Settings, Storage, TokenFile, where
 from .stop import JobName
 
 
-def cancel(job: JobName) -> None:
+def cancel(
+    job: JobName,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
     """Cancel a running job at once, without a checkpoint."""
-    done = request(job, "cancel")
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "cancel", place)
     last = f"its last checkpoint is {done['checkpoint']}" if done["checkpoint"] else "no checkpoint"
     typer.echo(f"job {job} cancelled; {last}")

@@ -11,6 +11,7 @@ import typer
 from ...operators.durations import format_duration
 from .console import make_console
 from .jobs import request
+from .load import OnCluster, Settings, Storage, TokenFile, where
 from .stop import JobName
 
 
@@ -20,10 +21,17 @@ def checkpoints(
         int | None, typer.Argument(metavar="[ID]", help="One checkpoint, with all its subtasks.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
 ) -> None:
     """Show the last checkpoints of a running job: durations, sizes, and a sentence about each."""
+    place = where(storage, cluster, token_file, settings)
     found = (
-        request(job, "checkpoints") if number is None else request(job, "checkpoints", id=number)
+        request(job, "checkpoints", place)
+        if number is None
+        else request(job, "checkpoints", place, id=number)
     )
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +12,12 @@ from ...errors import JobNotFound
 from ...operators.durations import format_duration
 from ..control import registry
 from .jobs import request
-from .load import Settings, Storage, parse_settings
+from .load import OnCluster, Settings, Storage, where
 from .runs import print_runs, runs_json, stored_job
 from .stop import JobName
+
+if TYPE_CHECKING:
+    from ..finding import Where
 
 
 def history(
@@ -24,6 +27,7 @@ def history(
         bool, typer.Option("--details", help="With the tracebacks of user functions.")
     ] = False,
     storage: Storage = None,
+    cluster: OnCluster = None,
     settings: Settings = None,
 ) -> None:
     """Show why a job failed: root failures, what failed with them, what followed, and the time it took.
@@ -31,10 +35,15 @@ def history(
     Of a job that runs on this machine, or that ended here with failures. With --storage: how the runs of a
     job ended, read from its storage alone.
     """
-    if storage is not None:
-        _print_stored(job, storage, settings, as_json=as_json, details=details)
+    place = where(storage, cluster, None, settings)
+    if place.storage:
+        runs = runs_json(stored_job(job, place))
+        if as_json:
+            typer.echo(json.dumps(runs, indent=2))
+        else:
+            print_runs(runs, details=details)
         return
-    status = _status(job)
+    status = _status(job, place)
     failures = status.get("exceptions", [])
     if as_json:
         typer.echo(json.dumps(failures, indent=2))
@@ -52,22 +61,11 @@ def history(
         )
 
 
-def _print_stored(
-    name: str, storage: str, settings: list[str] | None, *, as_json: bool, details: bool
-) -> None:
-    job = stored_job(storage, name, parse_settings(settings or ()))
-    runs = runs_json(job)
-    if as_json:
-        typer.echo(json.dumps(runs, indent=2))
-    else:
-        print_runs(runs, details=details)
-
-
-def _status(job: str) -> dict[str, Any]:
+def _status(job: str, place: Where) -> dict[str, Any]:
     try:
-        return request(job, "status")
+        return request(job, "status", place)
     except JobNotFound:
-        failures = registry.left_failures(job)
+        failures = None if place.cluster else registry.left_failures(job)
         if failures is None:
             raise
         return {"exceptions": failures}

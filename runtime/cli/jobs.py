@@ -1,91 +1,104 @@
-"""The jobs that run on this machine: found in the registry, asked over their control connection."""
+"""The jobs that the verbs are about: found here, by their storage or by their cluster, and asked."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+import contextlib
+from typing import TYPE_CHECKING, Any
 
-from ...errors import JobError, JobNotFound
+from ...errors import JobError
 from ..control import registry
 
 if TYPE_CHECKING:
     from ..control.client import CoordinatorClient
     from ..control.registry import JobRecord
+    from ..finding import Where
 
-T = TypeVar("T")
 STATUS_TIMEOUT_S = 5.0
 """A coordinator that has not said its status by then is shown as not answering."""
 
 
-def request(name: str, verb: str, **arguments: Any) -> dict[str, Any]:
+def request(name: str, verb: str, where: Where | None = None, **arguments: Any) -> dict[str, Any]:
     """Ask the running job `name` for something and wait for the answer, however long it takes.
 
+    Args:
+        name: of the job.
+        verb: what is asked for.
+        where: the job is looked for there; None: on this machine.
+        arguments: of the verb.
+
     Raises:
-        JobNotFound: no job of that name runs on this machine.
-        HeadgateError: the job refused.
+        JobNotFound: no job of that name runs there.
+        HeadgateError: the job refused, or cannot be asked from here.
     """
-    return _run(_request(name, verb, arguments))
+    from ..finding import HERE, connect_to_job
 
+    async def ask() -> dict[str, Any]:
+        client = await connect_to_job(name, where or HERE)
+        try:
+            return await client.request(verb, **arguments)
+        finally:
+            await client.close()
 
-async def _request(name: str, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    record = registry.find(name)
-    client = None if record is None else await _connect(record)
-    if client is None:
-        running = [record.name for record, _ in await _statuses()]
-        raise JobNotFound(
-            f"no such job runs on this machine name=`{name}`",
-            fix=f"running jobs: {', '.join(running)}" if running else "no job runs here",
-        )
-    try:
-        return await client.request(verb, **arguments)
-    finally:
-        await client.close()
+    return asyncio.run(ask())
 
 
 def statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
     """All jobs that run on this machine, and what they say of themselves; None: no answer."""
-    return _run(_statuses())
+    return asyncio.run(_statuses())
 
 
 async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
-    found = []
+    from ..finding import connect_to_record
+
+    found: list[tuple[JobRecord, dict[str, Any] | None]] = []
     for record in registry.records():
-        status: dict[str, Any] | None = None
         try:
-            client = await _connect(record)
+            client = await connect_to_record(record)
         except JobError:
-            found.append((record, status))
+            found.append((record, None))
             continue
-        if client is None:
-            continue
-        try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                status = await client.request("status")
-        except (TimeoutError, JobError):
-            pass
-        finally:
-            await client.close()
-        found.append((record, status))
+        if client is not None:
+            found.append((record, await status_of(client)))
     return found
 
 
-async def _connect(record: JobRecord) -> CoordinatorClient | None:
-    """A client of the job; None if nobody listens any more, and then its record is removed.
-
-    Raises:
-        JobError: its process lives, but cannot be reached right now.
-    """
-    from ..control.client import CoordinatorClient
-
+async def status_of(client: CoordinatorClient) -> dict[str, Any] | None:
+    """What the job says of itself; None: no answer. The client is closed."""
     try:
-        return await CoordinatorClient.connect(record.addresses, record.token)
-    except JobError:
-        if registry.is_alive(record):
-            raise
-        registry.forget(record)
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            return await client.request("status")
+    except (TimeoutError, JobError):
         return None
+    finally:
+        await client.close()
 
 
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(coroutine)
+def statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
+    """All jobs of a Ray cluster, and what they say of themselves; None: no answer."""
+    return asyncio.run(_statuses_on_cluster(where))
+
+
+async def _statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
+    from ..availability_options import CLUSTER_CONNECT_TIMEOUT
+    from ..cluster.named_jobs import list_on_cluster
+    from ..control.client import CoordinatorClient
+    from ..options import Options
+
+    timeout_ms = Options(dict(where.options)).get(CLUSTER_CONNECT_TIMEOUT)
+    found = []
+    for name, addresses, token in await list_on_cluster(where.cluster, timeout_ms):
+        status: dict[str, Any] | None = None
+        with contextlib.suppress(JobError):
+            status = await status_of(await CoordinatorClient.connect(addresses, token))
+        began_ms = (status or {}).get("began_ms") or 0
+        record = registry.JobRecord(
+            name=name,
+            addresses=list(addresses),
+            token=token,
+            pid=(status or {}).get("pid") or 0,
+            started_ms=began_ms,
+            cluster=where.cluster,
+        )
+        found.append((record, status))
+    return found

@@ -11,11 +11,12 @@ import typer
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.durations import format_duration
 from .console import make_console
-from .load import Settings, Storage, parse_settings
+from .load import OnCluster, Settings, Storage, TokenFile, where
 from .runs import print_stored, stored_jobs, stored_row
 
 if TYPE_CHECKING:
     from ..control.registry import JobRecord
+    from ..finding import Where
 
 
 HELD_SHOWN_MS = 10_000
@@ -25,32 +26,33 @@ HELD_SHOWN_MS = 10_000
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
     storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
     settings: Settings = None,
 ) -> None:
-    """List the jobs that run on this machine; with --storage all that have checkpoints there."""
-    if storage is not None:
-        _list_stored(storage, settings, as_json=as_json)
+    """List the jobs that run on this machine or on a cluster, or all that have checkpoints in a storage."""
+    place = where(storage, cluster, token_file, settings)
+    if place.storage:
+        _list_stored(place, as_json=as_json)
         return
-    from .jobs import statuses
+    from .jobs import statuses, statuses_on_cluster
 
-    rows = [_row(record, status) for record, status in statuses()]
+    found = statuses_on_cluster(place) if place.cluster else statuses()
+    rows = [_row(record, status) for record, status in found]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif not rows:
-        typer.echo("no job runs on this machine")
+        typer.echo("no job runs on the cluster" if place.cluster else "no job runs on this machine")
     else:
         _print(rows)
 
 
-def _list_stored(storage: str, settings: list[str] | None, *, as_json: bool) -> None:
-    rows = [
-        stored_row(job, reach)
-        for job, reach in stored_jobs(storage, parse_settings(settings or ()))
-    ]
+def _list_stored(place: Where, *, as_json: bool) -> None:
+    rows = [stored_row(job, status) for job, status in stored_jobs(place)]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif not rows:
-        typer.echo(f"no job has checkpoints in {storage}")
+        typer.echo(f"no job has checkpoints in {place.storage}")
     else:
         print_stored(rows)
 

@@ -17,6 +17,7 @@ import typer
 from ...errors import HeadgateError, OptionError, UsageError
 
 if TYPE_CHECKING:
+    from ..finding import Where
     from ..job import Job
 
 
@@ -50,6 +51,22 @@ Storage = Annotated[
         metavar="URI",
         help="Find jobs by where their checkpoints are: the address in `checkpoint.storage`. No process of "
         "the job has to live.",
+    ),
+]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Find jobs by the Ray cluster on which they run: `auto`, `host:port` or `ray://host:port`.",
+    ),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="PATH",
+        help="A file with the token of the job's control port, for a job that is found by --storage.",
     ),
 ]
 Settings = Annotated[
@@ -98,6 +115,22 @@ def load_file(
         f"neither a manifest nor a script path=`{path}`",
         fix="give a .yaml file, or a .py file that defines a module-level `job`",
     )
+
+
+def where(
+    storage: str | None, cluster: str | None, token_file: str | None, settings: list[str] | None
+) -> Where:
+    """Where the command line says to look for jobs.
+
+    Raises:
+        UsageError: it says two places.
+    """
+    from ..finding import Where
+
+    if storage is not None and cluster is not None:
+        raise UsageError("a job is found by its storage or by its cluster", fix="keep one of them")
+    options = parse_settings(settings or ())
+    return Where(storage or "", cluster or "", token_file or "", options)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
@@ -177,7 +210,7 @@ def _place(error: BaseException, path: Path) -> str:
 @contextlib.contextmanager
 def _nothing_runs(path: Path) -> Iterator[None]:
     """`job.run()` at the top level of a script would run it while it is only being read."""
-    from ..job import Job
+    from .. import job
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UsageError(
@@ -186,12 +219,12 @@ def _nothing_runs(path: Path) -> Iterator[None]:
             fix='put job.run() under `if __name__ == "__main__":`',
         )
 
-    original = Job.run
-    Job.run = refuse  # type: ignore[method-assign]
+    original = job.checked_spec  # all ways to run a job begin with it
+    job.checked_spec = refuse
     try:
         yield
     finally:
-        Job.run = original  # type: ignore[method-assign]
+        job.checked_spec = original
 
 
 def _job_of(module: ModuleType, path: Path) -> Job:

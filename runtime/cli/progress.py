@@ -42,8 +42,14 @@ class LineReporter:
     """Lines with time stamps on stderr; JSON objects if HEADGATE_LOG_FORMAT says so."""
 
     def __init__(
-        self, job: str, *, write: Callable[[str], None] = say, as_json: bool | None = None
+        self,
+        job: str,
+        *,
+        write: Callable[[str], None] = say,
+        as_json: bool | None = None,
+        every_s: float = PROGRESS_EVERY_S,
     ) -> None:
+        self._every_s = every_s
         self.progress = Progress()
         self._job = job
         self._write = write
@@ -68,9 +74,9 @@ class LineReporter:
         now = time.monotonic()
         self.progress.update(body, _now_ms(), now)
         if self._next_line == 0.0:
-            self._next_line = now + PROGRESS_EVERY_S
+            self._next_line = now + self._every_s
         elif now >= self._next_line and self.progress.status == "RUNNING":
-            self._next_line = now + PROGRESS_EVERY_S
+            self._next_line = now + self._every_s
             self._line("progress", self.progress.line(_now_ms()), body)
             for sentence in self.progress.backpressure:
                 self._line("backpressure", sentence, None)
@@ -94,14 +100,14 @@ class LineReporter:
         self._write(json.dumps({**line, **({"body": body} if body else {})}))
 
 
-def make_reporter(job: str) -> Reporter:
-    """A live table on a terminal, lines otherwise."""
+def make_reporter(job: str, progress_every_s: float | None = None) -> Reporter:
+    """A live table on a terminal; lines otherwise, and those of progress in such intervals."""
     as_json = os.environ.get(FORMAT_VARIABLE) == "json"
     if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not as_json:
         from .live import LiveReporter
 
         return LiveReporter(job)
-    return LineReporter(job)
+    return LineReporter(job, every_s=progress_every_s or PROGRESS_EVERY_S)
 
 
 def _now_ms() -> int:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .jobs import request
+from .load import OnCluster, Settings, Storage, TokenFile, where
 from .stop import JobName
 
 
@@ -18,9 +19,14 @@ def rescale(
             "-p", "--parallelism", min=1, help="Subtasks of operators that set no own number."
         ),
     ],
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
 ) -> None:
     """Stop a running job with a checkpoint and go on at another parallelism at once."""
-    done = request(job, "rescale", parallelism=parallelism)
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "rescale", place, parallelism=parallelism)
     typer.echo(
         f"job {job} runs at parallelism {done['parallelism']} from checkpoint {done['checkpoint']}; "
         f"it paused for {done['pause_ms']} ms"

@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +19,10 @@ from .console import CANCELLED, FAILED, OK, report, say
 from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 if TYPE_CHECKING:
+    from ..control.interrupts import Interrupts
     from ..control.messages import Event
     from ..job_spec import JobSpec
     from ..protocol.job_result import JobOutcome
-    from .interrupts import Interrupts
     from .progress import Reporter
     from .rates import Progress
 
@@ -114,6 +116,25 @@ def run(
             "Without this each sink's own `ifExists` counts, which is `error` unless set.",
         ),
     ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id",
+            metavar="ID",
+            help="Names this run of the job, for a supervisor that starts it again: another start with the "
+            "same ID goes on with the run, and is never a second one.",
+        ),
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Return once the job has begun; it goes on without this command."
+        ),
+    ] = False,
+    log_file: Annotated[
+        Path | None,
+        typer.Option("--log-file", help="Where the process of a detached job logs."),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", help="How much of the engine's own log to show.")
     ] = LogLevel.WARNING,
@@ -125,7 +146,7 @@ def run(
     """
     from ..job import runnable
 
-    _configure_logging(log_level)
+    configure_logging(logging.getLevelNamesMapping()[log_level.upper()])
     if claim_mode is not None:
         settings = [*(settings or ()), f"execution.state-recovery.claim-mode={claim_mode.upper()}"]
     job = runnable(load_file(file, parallelism, with_mode(settings, runtime_mode)))
@@ -137,10 +158,56 @@ def run(
         claim=claim_mode is ClaimMode.CLAIM,
         take_over=take_over,
         if_exists=None if if_exists is None else if_exists.value,
+        run_id=run_id,
     )
+    if log_file is not None and not detach:
+        raise UsageError(
+            "--log-file is for a detached job", fix="say --detach too, or redirect stderr"
+        )
     if job.as_batch:
+        if detach:
+            raise UsageError("a batch cannot be detached", fix="leave out --detach")
         raise typer.Exit(_run_batch(spec))
-    raise typer.Exit(asyncio.run(_run(spec, cluster)))
+    if detach:
+        raise typer.Exit(_detach(spec, cluster, log_file, run_id is not None))
+    raise typer.Exit(run_spec(spec, cluster))
+
+
+def _detach(spec: JobSpec, cluster: str, log_file: Path | None, outside_run: bool) -> int:
+    from ..submission import Begun, submit_spec
+
+    submitted = submit_spec(spec, cluster, log_file=log_file, outside_run=outside_run)
+    if submitted.end is not None:
+        end = submitted.end
+        say(f"run {spec.run} of job {spec.name} has ended: {end.status.shown}, {end.reason}")
+        return _EXIT_CODES.get(end.status.shown, FAILED)
+    how = "has begun" if submitted.begun is Begun.NOW else "goes on already"
+    say(f"job {spec.name} {how} on {cluster}, run {spec.run}")
+    if submitted.log_file:
+        say(f"its process {submitted.pid} logs to {submitted.log_file}")
+    typer.echo(spec.run)
+    return OK
+
+
+def run_spec(
+    spec: JobSpec,
+    cluster: str,
+    *,
+    accepted: Callable[[], None] | None = None,
+    progress_every_s: float | None = None,
+) -> int:
+    """Run a job to its end, shown as it goes; returns the exit code.
+
+    Args:
+        spec: the job.
+        cluster: where it runs.
+        accepted: called once the job has begun.
+        progress_every_s: time between lines of progress where no terminal is; None: as usual.
+
+    Raises:
+        HeadgateError: the job could not begin, or another coordinator took over.
+    """
+    return asyncio.run(_run(spec, cluster, accepted, progress_every_s))
 
 
 def _run_batch(spec: JobSpec) -> int:
@@ -168,25 +235,31 @@ def _check_whole(problems: list[HeadgateError]) -> None:
         raise problem
 
 
-def _configure_logging(level: LogLevel) -> None:
-    from ..observe.logs import configure_logging
+def configure_logging(level: int) -> None:
+    """Show the engine's own log from `level` on."""
+    from ..observe.logs import configure_logging as configure
 
-    configure_logging(logging.getLevelNamesMapping()[level.upper()])
+    configure(level)
     # What happens to the job is shown as events already.
     logging.getLogger("headgate.job").addFilter(lambda record: not hasattr(record, "job"))
 
 
-async def _run(spec: JobSpec, cluster: str) -> int:
+async def _run(
+    spec: JobSpec,
+    cluster: str,
+    accepted: Callable[[], None] | None,
+    progress_every_s: float | None,
+) -> int:
     from ..cluster.launch import launch
-    from .interrupts import Interrupts
+    from ..control.interrupts import Interrupts
     from .progress import make_reporter
 
-    reporter = make_reporter(spec.name)
+    reporter = make_reporter(spec.name, progress_every_s)
     outcome: JobOutcome | None = None
     with reporter:
         reporter.note(f"job {spec.name} on {cluster}, parallelism {spec.parallelism}")
         with Interrupts(reporter.note, checkpoints=spec.checkpoint is not None) as interrupts:
-            watch = _Watch(reporter, interrupts)
+            watch = _Watch(reporter, interrupts, accepted)
             try:
                 outcome = await launch(
                     spec,
@@ -210,13 +283,21 @@ async def _run(spec: JobSpec, cluster: str) -> int:
 class _Watch:
     """Hands events to the reporter, and knows for how long the job ran: starting a Ray is no work."""
 
-    def __init__(self, reporter: Reporter, interrupts: Interrupts) -> None:
+    def __init__(
+        self, reporter: Reporter, interrupts: Interrupts, accepted: Callable[[], None] | None
+    ) -> None:
         self._reporter = reporter
+        self._accepted = accepted
         self._interrupts = interrupts
         self._began: float | None = None
 
     def event(self, event: Event) -> None:
         """One event of the coordinator."""
+        from ..control.messages import BEGUN
+
+        if self._accepted is not None and event.kind in BEGUN:
+            self._accepted()
+            self._accepted = None
         status = json.loads(event.body)["status"] if event.kind == "status" else ""
         if self._began is None and status == "RUNNING":
             self._began = time.monotonic()

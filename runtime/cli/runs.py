@@ -3,73 +3,82 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from ...errors import HeadgateError
 from ...operators.durations import format_duration
 from .console import make_console
 
 if TYPE_CHECKING:
-    from ..coordinator.former import Reach
+    from ..finding import Where
     from ..protocol.joblog import JobEnded
     from ..storage.stored_jobs import StoredJob
 
 
-def stored_job(storage: str, name: str, options: Mapping[str, str]) -> StoredJob:
+def stored_job(name: str, place: Where) -> StoredJob:
     """The job as its storage has it.
 
     Raises:
         JobNotFound: there is no such job.
         HeadgateError: the storage cannot be read.
     """
-    from ...operators.clock import SystemClock
-    from ..storage.open_store import open_store_at
-    from ..storage.stored_jobs import find_job
+    from ..finding import stored_job as find
 
-    return asyncio.run(find_job(open_store_at, storage, name, options, SystemClock()))
+    return asyncio.run(find(name, place))
 
 
-def stored_jobs(storage: str, options: Mapping[str, str]) -> list[tuple[StoredJob, Reach | None]]:
-    """All jobs that have checkpoints there, and whether the coordinators of open runs can be reached.
+def stored_jobs(place: Where) -> list[tuple[StoredJob, str]]:
+    """All jobs that have checkpoints there, and their status.
 
     Raises:
         HeadgateError: the storage cannot be read.
     """
     from ...operators.clock import SystemClock
-    from ..coordinator.former import ask_leader
     from ..storage.open_store import open_store_at
     from ..storage.stored_jobs import find_jobs
 
-    async def look(job: StoredJob) -> Reach | None:
-        return None if job.ended or job.leader is None else await ask_leader(job.leader)
-
-    async def find() -> list[tuple[StoredJob, Reach | None]]:
-        jobs = await find_jobs(open_store_at, storage, options, SystemClock())
-        return list(zip(jobs, await asyncio.gather(*map(look, jobs)), strict=True))
+    async def find() -> list[tuple[StoredJob, str]]:
+        jobs = await find_jobs(open_store_at, place.storage, place.options, SystemClock())
+        statuses = await asyncio.gather(*(_status(job, place) for job in jobs))
+        return list(zip(jobs, statuses, strict=True))
 
     return asyncio.run(find())
 
 
-def stored_row(job: StoredJob, reach: Reach | None) -> dict[str, Any]:
+async def _status(job: StoredJob, place: Where) -> str:
+    """How the newest run ended; of one that goes on what its coordinator says, or that it listens."""
+    from ..control.client import CoordinatorClient
+    from ..coordinator.former import ask_leader
+    from ..finding import found_in_storage
+    from .jobs import status_of
+
+    if job.ended is not None:
+        return job.ended.status.shown
+    try:
+        found = found_in_storage(job, place)
+        status = await status_of(await CoordinatorClient.connect(found.addresses, found.token))
+    except HeadgateError:
+        status = None
+    if status is not None:
+        return str(status["status"])
+    if job.leader is None:
+        return "NOT ENDED"
+    reach = await ask_leader(job.leader)
+    return {"ANSWERS": "ALIVE", "GONE": "DEAD"}.get(reach.name, "UNREACHABLE")
+
+
+def stored_row(job: StoredJob, status: str) -> dict[str, Any]:
     """A job as `headgate list --storage` shows it."""
-    run = runs_json(job)[-1]
-    leader = job.leader
+    leader = None if job.ended else job.leader
     return {
         "name": job.name,
-        **run,
-        "status": run["status"] or _status_text(reach),
-        "host": leader.host if leader is not None and not job.ended else None,
-        "pid": leader.pid if leader is not None and not job.ended else None,
+        **runs_json(job)[-1],
+        "status": status,
+        "host": leader.host if leader is not None else None,
+        "pid": leader.pid if leader is not None else None,
         "address": job.address,
     }
-
-
-def _status_text(reach: Reach | None) -> str:
-    """The state of a run that has not ended, as seen from here."""
-    if reach is None:
-        return "NOT ENDED"
-    return {"ANSWERS": "ALIVE", "GONE": "DEAD"}.get(reach.name, "UNREACHABLE")
 
 
 def print_stored(rows: list[dict[str, Any]]) -> None:

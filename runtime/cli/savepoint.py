@@ -13,7 +13,17 @@ import typer
 from ...operators.durations import format_duration
 from .console import FAILED, make_console
 from .jobs import request
-from .load import File, Parallelism, Settings, load_file, parse_settings
+from .load import (
+    File,
+    OnCluster,
+    Parallelism,
+    Settings,
+    Storage,
+    TokenFile,
+    load_file,
+    parse_settings,
+    where,
+)
 from .stop import JobName, Native, target
 
 T = TypeVar("T")
@@ -42,9 +52,14 @@ def take(
         ),
     ] = "default",
     native: Native = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
 ) -> None:
     """Take a savepoint of a running job; the job goes on."""
-    done = request(job, "savepoint", savepoint=target(directory), native=native)
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "savepoint", place, savepoint=target(directory), native=native)
     typer.echo(
         f"savepoint: {done['savepoint']} ({done['size_bytes']:,} bytes, {done['duration_ms']} ms)"
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .jobs import request
+from .load import OnCluster, Settings, Storage, TokenFile, where
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a running job.")]
 
@@ -41,12 +42,17 @@ def stop(
         ),
     ] = False,
     native: Native = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
 ) -> None:
     """Stop a running job with a final checkpoint; run it again to resume from there."""
+    place = where(storage, cluster, token_file, settings)
     arguments: dict[str, Any] = {"drain": drain, "native": native}
     if savepoint is not None:
         arguments["savepoint"] = target(savepoint)
-    done = request(job, "stop", **arguments)
+    done = request(job, "stop", place, **arguments)
     if done.get("savepoint"):
         typer.echo(f"savepoint: {done['savepoint']}")
     if done.get("checkpoint"):

@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import logging
 import threading
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import ray
@@ -42,6 +43,26 @@ async def connect_to_cluster(address: str, namespace: str, timeout_ms: int) -> N
             f"the Ray cluster did not answer within {format_duration(timeout_ms)} address=`{address}`",
             fix=f"{_FIX}; {CLUSTER_CONNECT_TIMEOUT.key} gives it more time",
         ) from None
+
+
+@contextlib.asynccontextmanager
+async def ray_cluster(address: str, namespace: str, timeout_ms: int) -> AsyncIterator[None]:
+    """Be connected to the cluster at `address` for the time of the block.
+
+    A process that is connected to a Ray already stays so, and that one is taken for the one that is meant.
+
+    Raises:
+        UsageError: the address has no host or no port.
+        JobError: no cluster answered in time, or it refused us.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    await connect_to_cluster(address, namespace, timeout_ms)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 async def _check_listening(address: str) -> None:

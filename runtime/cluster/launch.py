@@ -9,6 +9,7 @@ from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
 from ..admission import ListenerLimits
 from ..control.messages import Event
+from ..control.tokens import make_token
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
 from ..options import Options
@@ -48,9 +49,9 @@ async def launch(
         if on_connected is not None:
             on_connected()
         return await _in_process(spec, on_event, on_listening)
-    if cluster == LOCAL or cluster.startswith("ray://") or ":" in cluster or cluster == "auto":
+    if cluster == LOCAL or is_shared(cluster):
         check_ray(cluster)
-        address = None if cluster == LOCAL else cluster
+        address = cluster if is_shared(cluster) else None
         if address is None:
             prepare_environment()
         from .ray_driver import run_on_ray
@@ -62,7 +63,17 @@ async def launch(
             on_listening=on_listening,
             on_connected=on_connected,
         )
-    raise UsageError(
+    raise unknown_cluster(cluster)
+
+
+def is_shared(cluster: str) -> bool:
+    """True for the address of a Ray cluster that runs already."""
+    return ":" in cluster or cluster == "auto"
+
+
+def unknown_cluster(cluster: str) -> UsageError:
+    """The refusal of a text that is neither a way to run a job nor an address."""
+    return UsageError(
         f"unknown cluster cluster=`{cluster}`",
         fix="use `local`, `in-process`, `auto`, or the address of a Ray cluster (ray://host:port)",
     )
@@ -90,6 +101,7 @@ async def _in_process(
             clock=clock,
             open_store=open_store,
             cluster_name=IN_PROCESS,
+            token=make_token(Options(spec.options)),
             metrics=cluster.metrics,
             on_listening=listening,
         )

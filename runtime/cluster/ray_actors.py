@@ -50,6 +50,7 @@ from .standby import Answer, Standby
 _log = logging.getLogger("headgate.cluster")
 NAMESPACE = "headgate"
 """Of all actors."""
+STANDBY_SUFFIX = ":standby"
 WORKER_CALLS = 8
 """Calls that an actor takes at once: its run, and coordinators that wait for its end or reconnect."""
 WAIT_S = 20.0
@@ -58,6 +59,12 @@ ANSWER_S = 5.0
 """How long one coordinator's process waits for an answer of the other."""
 LEAVE_S = 30.0
 """A worker's process ends so long after its worker, if nobody kills it."""
+
+
+def actor_names(job: str) -> list[str]:
+    """The actors of a job's coordinator: the one that the job begins with, and the one that stands by."""
+    name = f"headgate-{job}"
+    return [name, f"{name}{STANDBY_SUFFIX}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class ProcessSetup:
     metrics_host: str
     cluster_name: str
     limits: ListenerLimits
+    detached: bool
+    """The coordinator outlives the process that started it, and so ends by itself."""
 
     def own_host(self) -> str:
         """The address this process binds to and is reached at."""
@@ -311,14 +320,16 @@ class CoordinatorActor:
     """
 
     def __init__(
-        self, job: bytes, token: str, setup: ProcessSetup, pair: Pair | None = None
+        self, job: bytes, run: str, token: str, setup: ProcessSetup, pair: Pair | None = None
     ) -> None:
         die_of_sigterm()  # whatever is under way, a successor settles as after a crash
         setup.enter()
         configure_logging(setup.log_level)
         self._setup = setup
+        self._run_id = run
         self._token = token
         self._pair = pair
+        self._self = ray.get_runtime_context().current_actor
         self._turn = Turn.LEADS if pair is None else Turn.STANDS_BY
         # Somebody has led before, but for the very first time.
         self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
@@ -344,6 +355,14 @@ class CoordinatorActor:
                 _log.exception("the coordinator broke")
         finally:
             self._turn = over
+            if self._setup.detached:
+                self._leave_later()
+
+    def _leave_later(self) -> None:
+        """End this process, once everybody has had the time to hear how the job ended."""
+        last = threading.Timer(LEAVE_S, ray.kill, (self._self,), {"no_restart": True})
+        last.daemon = True
+        last.start()
 
     async def _run(self, spec: JobSpec) -> None:
         if self._pair is None:
@@ -417,6 +436,10 @@ class CoordinatorActor:
     def ended(self) -> JobOutcome | None:
         """How the job ended under this coordinator; None: it did not, or the coordinator failed."""
         return self._outcome
+
+    def run_id(self) -> str:
+        """The id of the run that this coordinator is for."""
+        return self._run_id
 
     def credentials(self) -> str:
         """The token of the control server: for somebody whom Ray has let in."""

@@ -7,9 +7,9 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,17 +20,18 @@ from ..admission import ListenerLimits
 from ..availability_options import CLUSTER_CONNECT_TIMEOUT, STANDBY_COORDINATORS
 from ..control import registry
 from ..control.client import CoordinatorClient, outcome_of
-from ..control.messages import Event
+from ..control.messages import BEGUN, Event
+from ..control.tokens import make_token
 from ..job_spec import JobSpec
 from ..options import METRICS_HOST, METRICS_PORT, Options
 from ..protocol.job_result import JobOutcome
 from ..shipping import ship
-from .connect import connect_to_cluster
+from .connect import ray_cluster
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
 from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders
-from .ray_actors import NAMESPACE, CoordinatorActor, Pair, ProcessSetup
+from .ray_actors import NAMESPACE, CoordinatorActor, Pair, ProcessSetup, actor_names
 
 FENCED = "fenced"
 """Reason of the end that a coordinator announces which another one has replaced."""
@@ -46,36 +47,99 @@ async def run_on_ray(
     on_connected: Callable[[], None] | None,
 ) -> JobOutcome:
     """Run `spec` on an embedded Ray (`address` None) or on the cluster at `address`."""
-    timeout_ms = Options(spec.options).get(CLUSTER_CONNECT_TIMEOUT)
-    async with _connected(address, timeout_ms) as stem:
+    async with _connected(address, Options(spec.options)) as stem:
         if on_connected is not None:
             on_connected()
-        setup = _setup(spec, address, stem)
-        token = secrets.token_hex(16)
-        actors = await asyncio.to_thread(_make_coordinators, spec, token, setup, address)
-        leaders = Leaders(actors)
-        following = _follow(spec, leaders, token, on_event, on_listening)
+        actors = await _coordinators(spec, _setup(spec, address, stem), address)
+        outcome: JobOutcome | None = None
+        following = _follow(spec, actors.leaders, actors.token, on_event, on_listening)
         try:
             outcome = await (following if address else while_ray_lives(following))
-            await leaders.leave()
+            await actors.leaders.leave()
             return outcome
         finally:
-            for actor in actors:
-                ray.kill(actor, no_restart=True)
+            if actors.made or outcome is not None:
+                actors.kill()
+
+
+async def submit_to_ray(spec: JobSpec, address: str) -> None:
+    """Have the Ray cluster at `address` run `spec`; returns once the job has begun.
+
+    If this very run goes on there already nothing is started.
+
+    Raises:
+        HeadgateError: the job could not begin.
+    """
+    async with _connected(address, Options(spec.options)):
+        actors = await _coordinators(spec, _setup(spec, address, None), address)
+        try:
+            await _begun(actors)
+        except BaseException:
+            if actors.made:
+                actors.kill()
+            raise
+
+
+async def _begun(actors: _Coordinators) -> None:
+    """Wait until the coordinator has begun with the job, or has refused it."""
+    lead = await actors.leaders.find()
+    client = await CoordinatorClient.connect(lead.addresses, actors.token)
+    try:
+        async for event in client.events():
+            if event.kind in BEGUN:
+                return
+            if event.kind == "ended":
+                outcome = outcome_of(event)
+                if outcome.error is not None:
+                    raise outcome.error
+                return
+    finally:
+        await client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Coordinators:
+    """The actors of a job's coordinator; `made` by this process, or found."""
+
+    actors: list[Any]
+    token: str
+    made: bool
+
+    @property
+    def leaders(self) -> Leaders:
+        """To ask which one leads."""
+        return Leaders(self.actors)
+
+    def kill(self) -> None:
+        """End the actors, whatever they do."""
+        for actor in self.actors:
+            ray.kill(actor, no_restart=True)
+
+
+async def _coordinators(spec: JobSpec, setup: ProcessSetup, address: str | None) -> _Coordinators:
+    """Those of this very run, if it goes on; else new ones.
+
+    Raises:
+        JobError: another run of the job goes on.
+    """
+    found = await asyncio.to_thread(_running, spec, setup.cluster_name)
+    if found is not None:
+        return found
+    token = make_token(Options(spec.options))
+    return _Coordinators(
+        await asyncio.to_thread(_make_coordinators, spec, token, setup, address), token, True
+    )
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: str | None, timeout_ms: int) -> AsyncIterator[str | None]:
+async def _connected(address: str | None, options: Options) -> AsyncIterator[str | None]:
     """Connect to a Ray; yields where workers send what they print, if that comes here."""
     if address is None:
         with embedded_ray() as directory, console(directory) as stem:
             yield stem
         return
-    await connect_to_cluster(address, NAMESPACE, timeout_ms)
-    try:
+    async with ray_cluster(address, NAMESPACE, options.get(CLUSTER_CONNECT_TIMEOUT)):
         yield None
-    finally:
-        ray.shutdown()
 
 
 def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup:
@@ -92,6 +156,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         metrics_host=options.get(METRICS_HOST),
         cluster_name="local" if local else str(address),
         limits=ListenerLimits.of(options),
+        detached=not local,
     )
 
 
@@ -99,9 +164,7 @@ def _make_coordinators(
     spec: JobSpec, token: str, setup: ProcessSetup, address: str | None
 ) -> list[Any]:
     """The coordinator's actor, and perhaps one that stands by."""
-    name = f"headgate-{spec.name}"
-    names = [name, f"{name}:standby"]
-    _clear_names(spec.name, names, setup.cluster_name, take_over=spec.take_over)
+    names = actor_names(spec.name)
     # Without a job log nothing would keep two of them apart.
     alone = spec.checkpoint is None or not Options(spec.options).get(STANDBY_COORDINATORS)
     pairs: list[Pair | None] = [None] if alone else [Pair(names[1], True), Pair(names[0], False)]
@@ -110,26 +173,31 @@ def _make_coordinators(
         options["lifetime"] = "detached"
     job = ship(spec)
     return [
-        CoordinatorActor.options(name=own, **options).remote(job, token, setup, pair)  # type: ignore[attr-defined]
+        CoordinatorActor.options(name=own, **options).remote(job, spec.run, token, setup, pair)  # type: ignore[attr-defined]
         for own, pair in zip(names, pairs, strict=False)
     ]
 
 
-def _clear_names(job: str, names: list[str], cluster: str, *, take_over: bool) -> None:
-    """Remove coordinators of a job that has ended, or that is to be taken over.
+def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
+    """The coordinators of this very run; those of one that has ended, or is to be taken over, are removed.
 
     Raises:
-        JobError: the job still runs. `headgate stop` finds it from now on.
+        JobError: another run of the job goes on. `headgate stop` finds it from now on.
     """
+    job = spec.name
     held = False
-    for name in names:
+    same: list[Any] = []
+    for name in actor_names(job):
         try:
             holder = ray.get_actor(name, NAMESPACE)
         except ValueError:
             continue
         # The log has what the next run needs, and its workers are dropped by whoever leads next.
-        if take_over or not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
+        if spec.take_over or not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
             ray.kill(holder, no_restart=True)
+            continue
+        if ray.get(holder.run_id.remote(), timeout=TAKEOVER_TIMEOUT_S) == spec.run:
+            same.append(holder)
             continue
         lead, token = ray.get(
             [holder.lead.remote(), holder.credentials.remote()], timeout=TAKEOVER_TIMEOUT_S
@@ -153,6 +221,10 @@ def _clear_names(job: str, names: list[str], cluster: str, *, take_over: bool) -
             fix=f"stop it first (headgate stop {job}), or end it and go on from its newest checkpoint with "
             "--take-over, in Python take_over=True",
         )
+    if not same:
+        return None
+    token = ray.get(same[0].credentials.remote(), timeout=TAKEOVER_TIMEOUT_S)
+    return _Coordinators(same, token, False)
 
 
 async def _follow(

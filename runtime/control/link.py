@@ -134,6 +134,11 @@ class StreamLink:
         self._writer.close()
 
 
+def is_local(address: str) -> bool:
+    """True for an address that means another place on another machine."""
+    return address.startswith(("unix:", "tcp:127.", "tcp:localhost:", "tcp:::1:", "tcp:[::1]:"))
+
+
 async def connect(address: str) -> StreamLink:
     """Open a link to `unix:<path>` or `tcp:<host>:<port>`.
 

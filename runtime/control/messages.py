@@ -400,6 +400,8 @@ class Reply(Message, frozen=True):
     error: bytes = b""
 
 
+BEGUN: Final = frozenset({"start", "status"})
+"""Kinds of events that a coordinator announces only once the job is its own."""
 WARNINGS: Final = frozenset({"failure", "dropped"})
 """Kinds of events that are logged as warnings."""
 

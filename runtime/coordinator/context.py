@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -396,6 +397,7 @@ class JobContext:
             "max_parallelism": self.plan.max_parallelism,
             "generation": self.generation,
             "run": self.spec.run,
+            "pid": os.getpid(),
             "began_ms": self.began_ms,
             "attempt": self.attempt,
             "restarts": self.restarts,

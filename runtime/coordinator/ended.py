@@ -10,8 +10,9 @@ from ..checkpoint_options import (
 )
 from ..control.messages import CheckpointAcked
 from ..protocol.failures import FailureKind
-from ..protocol.job_result import JobFailure
+from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import JobEnded, JobStatus
+from ..storage.control_tokens import withdraw_token
 from ..storage.sweep import sweep_orphans
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext
@@ -76,6 +77,20 @@ def again(job: JobContext, logged: JobEnded) -> End:
     return End(logged.status, logged.reason, failure)
 
 
+def outcome_of_end(end: JobEnded) -> JobOutcome:
+    """The outcome of a job, from the entry of its end in the log."""
+    return JobOutcome(
+        end.status.shown,
+        end.reason,
+        None if end.failure is None else end.failure.as_error(),
+        end.checkpoint,
+        run=end.run,
+        began_ms=end.history.began_ms,
+        ended_ms=end.ended_ms,
+        restarts=end.history.restarts,
+    )
+
+
 def _logged(failure: Failure | None) -> JobFailure | None:
     if failure is None:
         return None
@@ -101,6 +116,7 @@ async def _clean_up(job: JobContext, status: JobStatus) -> None:
     """
     if job.log is None or job.store is None:
         return
+    await withdraw_token(job.store, job.generation)
     if _drops_checkpoints(job, status) and job.checkpoints.trimmer is not None:
         await job.checkpoints.trimmer.trim(0)
         await discard_source_data(job)

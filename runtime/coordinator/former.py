@@ -24,7 +24,7 @@ from typing import Final
 
 from ...errors import UsageError
 from ...operators.durations import format_duration
-from ..control.link import connect
+from ..control.link import connect, is_local
 from ..protocol.joblog import Leader, LogView
 from ..storage.joblog_store import JobLog
 
@@ -136,7 +136,7 @@ async def _watch(log: JobLog, watch_ms: int) -> bool:
 async def ask_leader(leader: Leader) -> Reach:
     """Look whether the process listens. An address that means another machine's own is left out."""
     here = leader.host == socket.gethostname()
-    addresses = [a for a in leader.addresses if here or not _is_local(a)]
+    addresses = [a for a in leader.addresses if here or not is_local(a)]
     if not addresses:
         return _by_pid(leader) if here else Reach.UNKNOWN
     for address in addresses:
@@ -151,10 +151,6 @@ async def ask_leader(leader: Leader) -> Reach:
         link.close()
         return Reach.ANSWERS
     return Reach.GONE
-
-
-def _is_local(address: str) -> bool:
-    return address.startswith(("unix:", "tcp:127.", "tcp:localhost:", "tcp:::1:", "tcp:[::1]:"))
 
 
 def _by_pid(leader: Leader) -> Reach:

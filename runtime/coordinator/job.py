@@ -32,6 +32,7 @@ from ..control.cluster import Cluster
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules
+from ..listener_options import CONTROL_TOKEN_IN_STORAGE
 from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.metrics import MetricsRegistry
 from ..options import (
@@ -61,6 +62,7 @@ from ..restart_options import (
 )
 from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
+from ..storage.control_tokens import publish_token, withdraw_token
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import open_store_at
 from ..storage.probe import probe_races
@@ -69,7 +71,7 @@ from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
 from .clients import ClientServer
 from .context import Failure, JobContext, JobEvent, Tick
-from .ended import again
+from .ended import again, outcome_of_end
 from .enrichers import FailureEnrichers, load_enrichers
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .job_metrics import register_job
@@ -215,7 +217,7 @@ class JobCoordinator:
                 state = await self._leadership.while_leading(state.run(context))
             outcome = _outcome(context)
         except _OverBefore as over:
-            outcome = _outcome_of(over.end)
+            outcome = outcome_of_end(over.end)
         except (HeadgateError, asyncio.CancelledError) as error:
             if isinstance(error, FencedError):
                 self._leadership.lose(error)
@@ -266,6 +268,10 @@ class JobCoordinator:
             before = await self._take_over(log)
             self._leadership.log = log
             self._pool.lead(log.generation)
+            in_any = self._options.get(CONTROL_TOKEN_IN_STORAGE)
+            token = self.server.token
+            await publish_token(store, log.generation, token, in_any_storage=in_any)
+            await withdraw_token(store, before.generation)
             if self.on_lead is not None:
                 await self.on_lead()
         except BaseException:
@@ -526,20 +532,6 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
         context.publish("start", text)
     else:
         context.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
-
-
-def _outcome_of(end: JobEnded) -> JobOutcome:
-    error = end.failure.as_error() if end.failure is not None else None
-    return JobOutcome(
-        end.status.shown,
-        end.reason,
-        error,
-        end.checkpoint,
-        run=end.run,
-        began_ms=end.history.began_ms,
-        ended_ms=end.ended_ms,
-        restarts=end.history.restarts,
-    )
 
 
 def _outcome(context: JobContext) -> JobOutcome:

@@ -312,6 +312,9 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
     if isinstance(entry, AttemptDeployed):
         deployment = entry.deployment
         return replace(base, deployment=deployment, deployed_run=view.run, deployment_completed=0)
+    # A run whose coordinator died behind its end is ended again by the next one.
+    last = view.last_end
+    again = view.end_sequence if last is not None and last.run == entry.run != "" else 0
     return replace(
         base,
         deployment=None,
@@ -319,7 +322,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
         end_sequence=sequence,
         run=entry.run or view.run,
         last_checkpoint_id=max(view.last_checkpoint_id, entry.last_checkpoint_id),
-        history=entry.history.ended(sequence),
+        history=entry.history.ended(sequence, instead=again),
     )
 
 

@@ -4,6 +4,7 @@ Names are relative to one job's root and `/`-separated:
 
     log/00000000000000000001.json     entry 1 of the job log (protocol/joblog.py)
     log/generation/0000000001.json    the claim of generation 1, and where its log begins now
+    control/0000000001.json           the token of the leader of generation 1, for those who may read it
     probe/<token>.json                written and deleted while a store is opened
     chk/<generation>-<checkpoint>/<operator>-<subtask>-<state>-<hash>.parquet    state files
     sources/<source>-<hash>/...       what a source made to read it
@@ -59,6 +60,12 @@ def generation_record(generation: int) -> str:
     """The record that claims `generation` (1, 2, 3, ...)."""
     check(generation >= 1, "generations are numbered from 1", generation=generation)
     return f"log/generation/{generation:010d}.json"
+
+
+def control_token(generation: int) -> str:
+    """The record with the token of the leader of `generation`."""
+    check(generation >= 1, "generations are numbered from 1", generation=generation)
+    return f"control/{generation:010d}.json"
 
 
 def probe(token: str) -> str:

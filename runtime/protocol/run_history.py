@@ -38,9 +38,10 @@ class RunHistory(Record, frozen=True, kw_only=True):
             self, job=job, began_ms=self.began_ms or now_ms, ends=self._newest(kept)
         )
 
-    def ended(self, sequence: int) -> RunHistory:
-        """The history with the end in the entry `sequence` added."""
-        return msgspec.structs.replace(self, ends=(*self.ends, sequence))
+    def ended(self, sequence: int, instead: int = 0) -> RunHistory:
+        """The history with the end in the entry `sequence` added, in the place of that in `instead`."""
+        ends = tuple(each for each in self.ends if each != instead)
+        return msgspec.structs.replace(self, ends=(*ends, sequence))
 
     def restarted(self, restarts: int) -> RunHistory:
         """The history with restarts of the present coordinator added."""

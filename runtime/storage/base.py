@@ -68,6 +68,13 @@ class CheckpointStore(ABC):
     async def put(self, name: str, data: bytes) -> None:
         """Create or replace a record atomically. Only for hints that may be stale."""
 
+    async def put_private(self, name: str, data: bytes) -> bool:
+        """Create or replace a record that only this user reads.
+
+        False if the storage itself keeps nobody out, as a bucket: then nothing was written.
+        """
+        return False
+
     @abstractmethod
     async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
         """Create a record unless it exists: linearizable, and durable when it returns.

@@ -299,6 +299,8 @@ class JobLog:
             await self._settle()
             if self._view.ended is not None:
                 return max(checkpoint, self._view.ended.checkpoint)
+            last = self._view.last_end
+            again = last is not None and last.run == self._view.run != ""
             newest = self._view.newest
             checkpoint = max(checkpoint, newest.checkpoint_id if newest is not None else 0)
             await self._append(
@@ -307,7 +309,7 @@ class JobLog:
                     writer=self._writer,
                     status=status,
                     reason=reason,
-                    ended_ms=self._clock.now_ms(),
+                    ended_ms=last.ended_ms if last is not None and again else self._clock.now_ms(),
                     last_checkpoint_id=self._view.last_checkpoint_id,
                     run=self._view.run,
                     checkpoint=checkpoint,

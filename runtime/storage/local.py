@@ -57,6 +57,11 @@ class LocalStore(CheckpointStore):
         path = self._path(name)
         await self._run(lambda: self._replace(path, data), "write", path)
 
+    async def put_private(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
+        await self._run(lambda: self._replace(path, data, mode=0o600), "write", path)
+        return True
+
     async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
         path = self._path(name)
         return await self._run(lambda: self._link(path, data), "create", path)
@@ -159,9 +164,13 @@ class LocalStore(CheckpointStore):
             return []
 
     def _replace(
-        self, path: Path, data: FileContent, abandoned: threading.Event | None = None
+        self,
+        path: Path,
+        data: FileContent,
+        abandoned: threading.Event | None = None,
+        mode: int = 0o666,
     ) -> None:
-        temporary = self._write_temporary(path.parent, data, abandoned)
+        temporary = self._write_temporary(path.parent, data, abandoned, mode)
         try:
             os.replace(temporary, path)
         except OSError:
@@ -187,10 +196,14 @@ class LocalStore(CheckpointStore):
         return Created() if existing == data else Existed(existing)
 
     def _write_temporary(
-        self, directory: Path, data: FileContent, abandoned: threading.Event | None = None
+        self,
+        directory: Path,
+        data: FileContent,
+        abandoned: threading.Event | None = None,
+        mode: int = 0o666,
     ) -> Path:
         """A complete, fsynced file beside its future place."""
-        handle, temporary = self._open_temporary(directory)
+        handle, temporary = self._open_temporary(directory, mode)
         try:
             with os.fdopen(handle, "wb", buffering=0) as file:
                 for chunk in _chunks(data):
@@ -206,14 +219,14 @@ class LocalStore(CheckpointStore):
             raise
         return temporary
 
-    def _open_temporary(self, directory: Path) -> tuple[int, Path]:
+    def _open_temporary(self, directory: Path, mode: int) -> tuple[int, Path]:
         for _ in range(DIRECTORY_ATTEMPTS_MAX):
             path = directory / f"{TEMPORARY_PREFIX}{self._rng.getrandbits(64):016x}"
             # Between any two calls `_prune` may remove the empty directory again.
             with contextlib.suppress(FileNotFoundError):
                 _make_directory(directory)
                 with contextlib.suppress(FileExistsError):
-                    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path
+                    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), path
         raise FileNotFoundError(errno.ENOENT, "the directory does not stay", str(directory))
 
     def _delete(self, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import CorruptError, JobNotFound
@@ -12,6 +12,7 @@ from ...operators.clock import Clock
 from ..protocol import joblog, names
 from ..protocol.joblog import JobEnded, Leader, LogView
 from .base import AddressOpener, CheckpointStore
+from .control_tokens import read_token
 from .joblog_store import JobLog
 from .open_store import join_address
 
@@ -31,6 +32,7 @@ class StoredJob:
         view: of its log.
         leader: the process that led it last; None: not known.
         ends: how its runs ended, as far as the history has them, the oldest first.
+        token: the secret of the leader's control port, if it lies in the storage and this user may read it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class StoredJob:
     view: LogView
     leader: Leader | None
     ends: tuple[JobEnded, ...]
+    token: str = field(default="", repr=False)
 
     @property
     def ended(self) -> JobEnded | None:
@@ -117,7 +120,8 @@ async def _read_job(store: CheckpointStore, address: str, clock: Clock) -> Store
     ends = [await _read_end(store, sequence) for sequence in view.history.ends]
     kept = tuple(end for end in ends if end is not None)
     name = view.history.job or address.rstrip("/").rpartition("/")[2]
-    return StoredJob(name, address, view, leader, kept)
+    token = "" if view.ended else await read_token(store, view.generation)
+    return StoredJob(name, address, view, leader, kept, token)
 
 
 async def _read_end(store: CheckpointStore, sequence: int) -> JobEnded | None:

@@ -104,11 +104,21 @@ class Cli:
 
     def start(self, *arguments: str, **environment: str) -> Started:
         """Start a command and go on."""
+        return self._start([*COMMAND, *arguments], environment)
+
+    def start_program(self, file: str, stdin: int | None = None) -> Started:
+        """Start a program of the user's and go on."""
+        return self._start([sys.executable, file], {}, stdin)
+
+    def _start(
+        self, command: list[str], environment: dict[str, str], stdin: int | None = None
+    ) -> Started:
         started = Started(
             subprocess.Popen(
-                [*COMMAND, *arguments],
+                command,
                 cwd=self.directory,
                 env={**self.environment, **environment},
+                stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

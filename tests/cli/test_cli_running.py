@@ -136,7 +136,8 @@ def test_a_dead_record_is_pruned(cli, ticker: str) -> None:
     gone = cli("stop", "ticker")
     assert gone.returncode == 1
     assert gone.stderr == (
-        "error: no such job runs on this machine name=`ticker`\n  no job runs here\n"
+        "error: no such job runs on this machine name=`ticker`\n"
+        "  no job runs here; --storage or --cluster find jobs that run elsewhere\n"
     )
     assert not list(records.glob("job-*.json"))
 

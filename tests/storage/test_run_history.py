@@ -163,6 +163,16 @@ def test_a_takeover_goes_on_with_the_beginning_and_the_restarts_of_its_run(lab: 
     assert lab.read().view.history.restarts == 0
 
 
+def test_a_run_that_is_ended_again_by_its_next_coordinator_is_one_run(lab: Lab) -> None:
+    first = lab.lead("a")
+    lab.checkpoint(first)
+    lab.do(first.end_job(JobStatus.STOPPED, "stopped"))
+    (before,) = lab.read().ends
+    lab.do(lab.lead("a").end_job(JobStatus.STOPPED, "stopped"))
+    (after,) = lab.read().ends
+    assert (after.run, after.ended_ms) == ("a", before.ended_ms)
+
+
 def test_a_job_is_found_by_its_storage_or_its_own_directory(lab: Lab) -> None:
     lab.do(lab.lead("x", job="Clicks of Ada").end_job(JobStatus.FINISHED))
     lab.lead("y", job="orders")

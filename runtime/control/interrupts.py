@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ...errors import HeadgateError
-from ..control.client import CoordinatorClient
-from .console import CANCELLED
+from .client import CoordinatorClient
 
 
 class Interrupts:
@@ -75,7 +74,7 @@ class Interrupts:
             return
         self._count += 1
         if self._count > 2:
-            os._exit(CANCELLED)
+            os._exit(128 + signal.SIGINT)  # as shells report it
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._act)
 

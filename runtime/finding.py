@@ -1,0 +1,181 @@
+"""Finds the coordinator of a job, from any machine with the right to do so.
+
+| by | what is needed | where the token comes from |
+|---|---|---|
+| this machine | the same user | the run directory, which is the user's own |
+| the storage | reading the job's log | `--token-file`, the run directory, or the storage |
+| a Ray cluster | a connection to it | the actor: Ray has let us in |
+
+Addresses come from the job log, which names the leader of each generation, or from Ray. Nothing else says
+where a coordinator is, so there is nothing that could be out of date after a takeover.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import JobError, JobNotFound, UsageError
+from ..operators.clock import SystemClock
+from .availability_options import CLUSTER_CONNECT_TIMEOUT
+from .control import registry
+from .control.client import CoordinatorClient
+from .control.link import is_local
+from .control.tokens import read_token_file
+from .options import Options
+from .storage.open_store import open_store_at
+from .storage.stored_jobs import StoredJob, find_job
+
+if TYPE_CHECKING:
+    from .protocol.joblog import JobEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where to look for a job; with nothing set, on this machine.
+
+    Attributes:
+        storage: the address of its checkpoints.
+        cluster: the address of a Ray cluster.
+        token_file: a file with the token of the job's control port.
+        options: those of the storage, and `headgate.cluster.connect-timeout`.
+    """
+
+    storage: str = ""
+    cluster: str = ""
+    token_file: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = Where()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a coordinator listens, and the secret to show there."""
+
+    addresses: tuple[str, ...]
+    token: str = field(repr=False)
+
+
+async def connect_to_job(name: str, where: Where = HERE) -> CoordinatorClient:
+    """A client of the job's coordinator.
+
+    Raises:
+        JobNotFound: no such job runs there.
+        HeadgateError: it cannot be reached from here, or the token is not known here.
+    """
+    if where.cluster:
+        found = await _on_cluster(name, where)
+    elif where.storage:
+        found = await _by_storage(name, where)
+    else:
+        return await _on_this_machine(name)
+    return await CoordinatorClient.connect(found.addresses, found.token)
+
+
+async def stored_job(name: str, where: Where) -> StoredJob:
+    """What the storage says of the job.
+
+    Raises:
+        JobNotFound: there is no such job.
+        HeadgateError: the storage cannot be read.
+    """
+    return await find_job(open_store_at, where.storage, name, where.options, SystemClock())
+
+
+async def end_of_run(name: str, run: str, where: Where) -> JobEnded | None:
+    """How the run ended, as the storage has it; None: it has not, or its end was forgotten."""
+    if not where.storage:
+        return None
+    job = await stored_job(name, where)
+    return next((end for end in reversed(job.ends) if end.run == run), None)
+
+
+async def _on_this_machine(name: str) -> CoordinatorClient:
+    record = registry.find(name)
+    client = None if record is None else await connect_to_record(record)
+    if client is not None:
+        return client
+    running = []
+    for each in registry.records():
+        if registry.is_alive(each):
+            running.append(each.name)
+    raise JobNotFound(
+        f"no such job runs on this machine name=`{name}`",
+        fix=(f"running jobs: {', '.join(running)}" if running else "no job runs here")
+        + "; --storage or --cluster find jobs that run elsewhere",
+    )
+
+
+async def connect_to_record(record: registry.JobRecord) -> CoordinatorClient | None:
+    """A client of a job of this machine; None if nobody listens any more: then its record is removed.
+
+    Raises:
+        JobError: its process lives, but cannot be reached right now.
+    """
+    try:
+        return await CoordinatorClient.connect(record.addresses, record.token)
+    except JobError:
+        if registry.is_alive(record):
+            raise
+        registry.forget(record)
+        return None
+
+
+async def _by_storage(name: str, where: Where) -> Found:
+    job = await stored_job(name, where)
+    return found_in_storage(job, where)
+
+
+def found_in_storage(job: StoredJob, where: Where) -> Found:
+    """Where the coordinator of a job is, as its storage has it.
+
+    Raises:
+        JobNotFound: the job does not run.
+        HeadgateError: the coordinator cannot be reached from this machine, or its token is not known here.
+    """
+    if job.ended is not None:
+        raise JobNotFound(
+            f"the job does not run name=`{job.name}`: its last run ended as {job.ended.status.shown}",
+            fix=f"`headgate history {job.name} --storage ...` shows its runs",
+        )
+    leader = job.leader
+    if leader is None:
+        raise JobError("the log of the job does not say where its coordinator is")
+    here = leader.host == socket.gethostname()
+    # What is local to another machine may be anybody's here, and must not get the token.
+    addresses = tuple(each for each in leader.addresses if here or not is_local(each))
+    if not addresses:
+        raise JobError(
+            f"the coordinator listens to its own machine only host=`{leader.host}` pid=`{leader.pid}`",
+            fix=f"run the command on {leader.host}",
+        )
+    return Found(addresses, _token(job, addresses, where))
+
+
+def _token(job: StoredJob, addresses: tuple[str, ...], where: Where) -> str:
+    if where.token_file:
+        return read_token_file(Path(where.token_file))
+    record = registry.find(job.name)
+    if record is not None and set(record.addresses) & set(addresses):
+        return record.token
+    if job.token:
+        return job.token
+    raise UsageError(
+        f"the token of the job's coordinator cannot be read here job=`{job.name}`",
+        fix="give --token-file (the option headgate.control.token-file of the job), or the address of its "
+        "Ray cluster with --cluster, or run the command as the user and on the machine of the job; "
+        "headgate.control.token-in-storage=true keeps the token in the storage, for all who read that",
+    )
+
+
+async def _on_cluster(name: str, where: Where) -> Found:
+    from .cluster.named_jobs import find_on_cluster
+
+    timeout_ms = Options(dict(where.options)).get(CLUSTER_CONNECT_TIMEOUT)
+    addresses, token = await find_on_cluster(where.cluster, name, timeout_ms)
+    return Found(addresses, token)
