@@ -1,24 +1,43 @@
-# The command line and the engine, with S3:
+# The command line and the engine; docs/helm.md says how to build it and how to add your own code.
 #   docker build -t headgate .
-#   docker run --rm -v "$PWD:/home/headgate/work" -w /home/headgate/work headgate run job.yaml
-FROM python:3.12-slim AS build
+#   docker run --rm -v "$PWD:/home/headgate" headgate run job.yaml
+ARG BASE=docker.io/library/python:3.12-slim
+
+FROM ${BASE} AS build
+# Extras of headgate that are installed, separated by commas.
+ARG EXTRAS=s3
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE __init__.py errors.py py.typed ./
+RUN python3 -m venv /opt/headgate
+# The dependencies are a layer of their own, which a change of the code leaves as it is.
+COPY pyproject.toml README.md LICENSE ./
+RUN python3 -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    extras = [name for name in os.environ['EXTRAS'].split(',') if name]; \
+    more = [each for name in extras for each in project['optional-dependencies'][name]]; \
+    print(*project['dependencies'], *more, sep='\n')" > /tmp/requirements.txt
+RUN /opt/headgate/bin/pip install --no-cache-dir -r /tmp/requirements.txt
+COPY __init__.py errors.py py.typed ./
 COPY state state
 COPY operators operators
 COPY connectors connectors
 COPY runtime runtime
 COPY spark spark
 COPY testing testing
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+COPY k8s k8s
+RUN /opt/headgate/bin/pip install --no-cache-dir --no-deps . \
+    && find /opt/headgate -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} +
 
-FROM python:3.12-slim
-COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(ls /wheels/headgate-*.whl)[s3]" \
-    && useradd --create-home --uid 1000 headgate
-ENV PYTHONUNBUFFERED=1
+FROM ${BASE}
+LABEL org.opencontainers.image.title="headgate" \
+      org.opencontainers.image.description="A stateful stream processor for Python people, on Ray" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/headgate /opt/headgate
+# A home that belongs to the user, who needs no entry in /etc/passwd: that of OpenShift has another number anyway.
+RUN mkdir -p /home/headgate && chown 10001:0 /home/headgate && chmod 775 /home/headgate
+ENV PATH=/opt/headgate/bin:$PATH \
+    HOME=/home/headgate \
+    PYTHONUNBUFFERED=1
 # By number, so that Kubernetes can tell that it is not root.
-USER 1000
+USER 10001:10001
 WORKDIR /home/headgate
 ENTRYPOINT ["headgate"]
 CMD ["--help"]

@@ -15,10 +15,12 @@ import pytest
 
 from headgate.tests.support.built import NotAvailableError, skip_or_fail
 from headgate.tests.support.kube import cluster as clusters
-from headgate.tests.support.kube.cluster import Cluster
+from headgate.tests.support.kube.cluster import IMAGES, Cluster
 from headgate.tests.support.kube.programs import Programs, find
 
 NODES = ("node-a", "node-b")
+STUB = Path(__file__).with_name("stub")
+"""An operator that does nothing, as the image `stub/headgate`."""
 _numbers = itertools.count(1)
 
 
@@ -52,7 +54,7 @@ def cluster(api_server: Cluster) -> Cluster:
     """The same with two nodes, whose containers are processes of this machine."""
     if os.geteuid() != 0:
         skip_or_fail("containers as processes need root: run `sudo make test-kube`")
-    api_server.start_nodes(*NODES)
+    api_server.start_nodes(*NODES, images=(*IMAGES, f"stub/headgate:*={STUB}"))
     return api_server
 
 

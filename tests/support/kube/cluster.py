@@ -19,8 +19,9 @@ from headgate.tests.support.kube.control_plane import ControlPlane, bound_to_us,
 from headgate.tests.support.kube.programs import Programs
 
 Object = dict[str, Any]
-IMAGES = ("headgate:*", "*/headgate:*")
-"""Patterns of the images that exist; any other cannot be pulled."""
+IMAGES = ("headgate:*", "registry.test/headgate:*")
+"""Patterns of the images that exist; any other cannot be pulled. In the image `PATTERN=DIRECTORY` the
+programs of a directory come before all others."""
 COMMAND_S_MAX = 180
 _numbers = itertools.count(1)
 

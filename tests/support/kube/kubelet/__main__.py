@@ -22,14 +22,19 @@ async def main() -> None:
     parser.add_argument("--ca-file", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--node", action="append", required=True)
-    parser.add_argument("--image", action="append", required=True, help="a pattern")
+    parser.add_argument(
+        "--image", action="append", required=True, help="PATTERN or PATTERN=DIRECTORY"
+    )
     parser.add_argument("--cpu", default=Capacity.cpu)
     parser.add_argument("--memory", default=Capacity.memory)
     options = parser.parse_args()
     context = ssl.create_default_context(cafile=options.ca_file)
     capacity = Capacity(options.cpu, options.memory)
     async with Api(options.server, os.environ["KUBELET_TOKEN"], context) as api:
-        kubelet = Kubelet(api, options.directory, options.node, capacity, options.image)
+        images = {
+            pattern: programs for pattern, _, programs in (i.partition("=") for i in options.image)
+        }
+        kubelet = Kubelet(api, options.directory, options.node, capacity, images)
         kubelet.log_port = await serve(kubelet, options.directory)
         ready = asyncio.Event()
         running = asyncio.create_task(kubelet.run(ready))

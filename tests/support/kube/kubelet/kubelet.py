@@ -38,8 +38,8 @@ class Kubelet:
     directory: Path
     node_names: list[str]
     capacity: nodes.Capacity
-    images: list[str]
-    """Patterns of the images that can be pulled; other pods wait with ErrImagePull."""
+    images: dict[str, str]
+    """Patterns of the images that can be pulled, with a directory of programs each, or an empty text."""
     log_port: int = 0
     pods: dict[str, Pod] = field(default_factory=dict)
     services: Services = field(init=False)
@@ -151,7 +151,7 @@ class Kubelet:
             remove=remove,
             environment=lambda: self._environment(namespace),
             hosts=self.services.hosts_file(namespace),
-            knows_image=lambda image: any(fnmatch(image, known) for known in self.images),
+            image=self._image,
         )
 
     def _environment(self, namespace: str) -> Mapping[str, str]:
@@ -185,6 +185,11 @@ class Kubelet:
                 path.mkdir(parents=True, exist_ok=True)
                 return path
         raise spec.NotReadyError(f"the volume of persistentvolumeclaim {name} is not there")
+
+    def _image(self, image: str) -> str | None:
+        return next(
+            (programs for known, programs in self.images.items() if fnmatch(image, known)), None
+        )
 
     async def _heartbeats(self) -> None:
         while True:

@@ -37,7 +37,8 @@ class Machine:
     environment: Callable[[], Mapping[str, str]]
     """Variables that name the services of the namespace."""
     hosts: Path
-    knows_image: Callable[[str], bool]
+    image: Callable[[str], str | None]
+    """The directory with an image's own programs, maybe an empty text; None: it cannot be pulled."""
 
 
 @dataclass
@@ -233,22 +234,23 @@ class Pod:
         """How the container is started, as soon as it has an image and all that its variables refer to."""
         while True:
             image = container.spec["image"]
-            if not self.machine.knows_image(image):
+            programs = self.machine.image(image)
+            if programs is None:
                 reason = "ErrImagePull" if container.restarts == 0 else "ImagePullBackOff"
                 container.state = waiting(reason, f'failed to pull image "{image}": not found')
             else:
                 try:
-                    return self._described(container)
+                    return self._described(container, programs)
                 except spec.NotReadyError as error:
                     container.state = waiting("CreateContainerConfigError", str(error))
             self._changes.set()
             await asyncio.sleep(MISSING_S)
 
-    def _described(self, container: Container) -> sandbox.Sandbox:
+    def _described(self, container: Container, programs: str) -> sandbox.Sandbox:
         one = container.spec
         metadata = {**self.pod, "status": {**self.pod.get("status", {}), **self._addresses()}}
         base = {
-            **sandbox.base_environment(),
+            **sandbox.base_environment(programs),
             "HOSTNAME": self._hostname(),
             **self.machine.environment(),
         }

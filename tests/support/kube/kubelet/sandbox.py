@@ -122,9 +122,13 @@ async def start(sandbox: Sandbox) -> Running:
     return Running(process, sandbox, int(number.read_text()) if number.exists() else process.pid)
 
 
-def base_environment() -> dict[str, str]:
-    """What an image of headgate sets: the interpreter of the tests comes first on the path."""
-    path = ":".join([f"{sys.prefix}/bin", *PATHS])
+def base_environment(programs: str) -> dict[str, str]:
+    """What an image of headgate sets: the interpreter of the tests comes first on the path.
+
+    Arguments:
+        programs: a directory of programs that come even before it, or an empty text.
+    """
+    path = ":".join([*filter(None, [programs]), f"{sys.prefix}/bin", *PATHS])
     return {"PATH": path, "HOME": HOME, "PYTHONUNBUFFERED": "1", "LANG": "C.UTF-8"}
 
 
