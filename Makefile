@@ -11,7 +11,7 @@ MINUTES ?= 5
 SECONDS ?= 60
 TEST_PROCESSES ?= 2
 
-.PHONY: help demo demo-spark test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -24,6 +24,7 @@ help:
 	@echo "make sim-mutants   plant bugs, and see that the simulation finds each (half an hour)"
 	@echo "make fuzz    random manifests, expressions, records and damaged files (SECONDS=1800, ARGS='--target records')"
 	@echo "make test-kube   run the tests that need Kubernetes, on an API server built from the Go module proxy (as root)"
+	@echo "make test-image   build the image without Docker, and run a job in it (as root; five minutes)"
 	@echo "make kube-up   start such a cluster to try things in, until Ctrl-C (as root)"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
@@ -95,6 +96,9 @@ test-kube: kube-programs
 
 kube-up: kube-programs
 	@$(BIN)/python -m headgate.tests.support.kube
+
+test-image: $(STAMP)
+	@$(BIN)/python -m headgate.tests.support.kube.image
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)

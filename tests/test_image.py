@@ -1,6 +1,6 @@
 """Goal: the Dockerfile has all of the package and none of what an image should not have.
 
-A real build is `make test-k8s-node`, which needs buildah and takes minutes.
+A real build is `make test-image`, which needs buildah and takes minutes.
 """
 
 from __future__ import annotations

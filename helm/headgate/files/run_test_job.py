@@ -10,12 +10,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 IDENTITY = "/var/run/secrets/kubernetes.io/serviceaccount"
 POLL_S = 1
 
 
-def call(method, path, body=None):
+def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     with open(f"{IDENTITY}/token") as file:
         headers = {"Authorization": f"Bearer {file.read()}", "Content-Type": "application/json"}
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
@@ -27,10 +28,11 @@ def call(method, path, body=None):
     )
     context = ssl.create_default_context(cafile=f"{IDENTITY}/ca.crt")
     with urllib.request.urlopen(request, context=context, timeout=30) as answer:
-        return json.load(answer)
+        found: dict[str, Any] = json.load(answer)
+        return found
 
 
-def job(name, rows):
+def job(name: str, rows: int) -> dict[str, Any]:
     spec = {
         "sources": {"numbers": {"generator": {"fields": {"n": "sequence"}, "rows": rows}}},
         "sinks": {"out": {"from": "numbers", "blackhole": {}}},
@@ -40,7 +42,7 @@ def job(name, rows):
     return {**resource, "metadata": {"name": name}, "spec": spec}
 
 
-def wait(path, seconds):
+def wait(path: str, seconds: int) -> bool:
     """Print every change until the job ended; whether it ended well."""
     deadline = time.monotonic() + seconds
     said = None
@@ -51,7 +53,7 @@ def wait(path, seconds):
             print(*now, flush=True)
             said = now
         if now[0] in ("Finished", "Failed"):
-            return now[0] == "Finished"
+            return bool(now[0] == "Finished")
         time.sleep(POLL_S)
     print(
         f"the job did not end within {seconds} s; `kubectl describe` it, and read the operator's log"
@@ -59,7 +61,7 @@ def wait(path, seconds):
     return False
 
 
-def main(namespace, name, rows, seconds):
+def main(namespace: str, name: str, rows: str, seconds: str) -> None:
     jobs = f"/apis/headgate.io/v1alpha1/namespaces/{namespace}/streamjobs"
     try:
         call("DELETE", f"{jobs}/{name}")

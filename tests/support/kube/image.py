@@ -1,0 +1,127 @@
+"""Build the image of the Dockerfile without Docker, and run a job in it: `make test-image`, as root.
+
+It needs Debian's `buildah` and `debootstrap`. The base is not the one of the Dockerfile, which would come
+from a registry, but a minimal Debian with its Python: this tries the Dockerfile, and not Docker Hub.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import headgate
+from headgate.tests.support.built import cache_dir
+
+ROOT = Path(headgate.__file__).resolve().parent
+PACKAGES = "python3,python3-venv,ca-certificates"
+BASE, IMAGE = "localhost/headgate-base", "localhost/headgate:test"
+TRUSTED = ("/etc/ssl/certs", "/etc/pip.conf")
+"""What the build needs to reach the package index, where it is there."""
+JOB = """
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {name: smoke}
+spec:
+  checkpoint: {every: 1s, storage: /tmp/checkpoints}
+  sources:
+    numbers: {generator: {fields: {n: sequence}, rows: 1000}}
+  sinks:
+    out: {from: numbers, blackhole: {}}
+"""
+
+
+class Buildah:
+    """Buildah with a store of its own, and without a daemon or rights beyond those of root."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "registries.conf").touch()
+        self.policy = directory / "policy.json"
+        self.policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+
+    def __call__(self, verb: str, *arguments: str, show: bool = False) -> str:
+        """Run a verb, and return what it wrote."""
+        store = ["--root", f"{self.directory}/store", "--runroot", f"{self.directory}/run"]
+        policy = (
+            ["--signature-policy", str(self.policy)] if verb in ("from", "commit", "bud") else []
+        )
+        isolation = ["--isolation=chroot"] if verb in ("bud", "run") else []
+        done = subprocess.run(
+            ["buildah", *store, "--storage-driver=vfs", verb, *policy, *isolation, *arguments],
+            env={
+                **os.environ,
+                "XDG_RUNTIME_DIR": str(self.directory),
+                "CONTAINERS_REGISTRIES_CONF": f"{self.directory}/registries.conf",
+            },
+            stdout=None if show else subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return (done.stdout or "").strip()
+
+
+def build_base(buildah: Buildah) -> None:
+    """A minimal Debian with Python, unless it was built before."""
+    if BASE in buildah("images", "--format", "{{.Name}}").split():
+        return
+    tree = buildah.directory / "debian"
+    shutil.rmtree(tree, ignore_errors=True)
+    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(tree)]
+    subprocess.run(command, check=True)
+    container = buildah("from", "scratch")
+    buildah("add", "--quiet", container, str(tree), "/")
+    buildah("commit", "--quiet", container, BASE)
+    buildah("rm", container)
+    shutil.rmtree(tree)
+
+
+def build(buildah: Buildah) -> None:
+    """The image of the Dockerfile."""
+    volumes = [f"--volume={path}:{path}:ro" for path in TRUSTED if Path(path).exists()]
+    arguments = ["--format=docker", "--layers", f"--build-arg=BASE={BASE}", "--network=host"]
+    files = ["--tag", IMAGE, "--file", str(ROOT / "Dockerfile"), str(ROOT)]
+    buildah("bud", *arguments, *volumes, *files, show=True)
+
+
+def run(buildah: Buildah) -> None:
+    """A job in the image, as the image's user."""
+    container = buildah("from", IMAGE)
+    try:
+        job = buildah.directory / "smoke.yaml"
+        job.write_text(JOB)
+        mounted = f"--volume={job}:/home/headgate/smoke.yaml:ro"
+        print(buildah("run", container, "--", "headgate", "--version"))
+        print(buildah("run", container, "--", "id", "-u"))
+        command = ["headgate", "run", "--cluster", "in-process", "smoke.yaml"]
+        print(buildah("run", mounted, container, "--", *command))
+    finally:
+        buildah("rm", container)
+
+
+def timed(what: str, step: Callable[[Buildah], None], buildah: Buildah) -> None:
+    began = time.monotonic()
+    step(buildah)
+    print(f"==> {what}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> None:
+    missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        sys.exit(
+            "this needs root, and buildah and debootstrap: apt-get install buildah debootstrap"
+        )
+    buildah = Buildah(cache_dir() / "image")
+    timed("the base", build_base, buildah)
+    timed("the image", build, buildah)
+    timed("a job in it", run, buildah)
+    print(buildah("images", "--format", "{{.Name}}:{{.Tag}} {{.Size}}"))
+
+
+if __name__ == "__main__":
+    main()
