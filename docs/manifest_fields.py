@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from headgate.k8s import ports
 from headgate.k8s.crds import schema_of, stream_jobs, stream_snapshots
 from headgate.runtime.manifest import schema
 
@@ -51,6 +52,11 @@ def print_kubernetes() -> None:
     job, snapshot = schema_of(stream_jobs()), schema_of(stream_snapshots())
     print_tree("kubernetes", job["properties"]["spec"]["properties"]["kubernetes"])
     print_tree("StreamSnapshot: spec", snapshot["properties"]["spec"])
+    print("#### Ports\n\n| port | name | who listens |\n|---|---|---|")
+    for port in ports.ALL:
+        numbers = f"{port.number} to {port.last}" if port.last else port.number
+        print(f"| {numbers} | `{port.name}` | {port.meaning} |")
+    print()
     for title, each in (("StreamJob: status", job), ("StreamSnapshot: status", snapshot)):
         print_table(title, each["properties"]["status"])
 

@@ -282,16 +282,12 @@ def _kind(kind: fields.Kind) -> dict[str, Any]:
 
 
 def _struct(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The structural schema of a status."""
+    """The structural schema of a status. Nothing is required: the status of an older operator is valid."""
     hints = typing.get_type_hints(struct, include_extras=True)
     properties = {
         field.encode_name: _hint(hints[field.name]) for field in msgspec.structs.fields(struct)
     }
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    required = [field.encode_name for field in msgspec.structs.fields(struct) if field.required]
-    if required:
-        schema["required"] = required
-    return schema
+    return {"type": "object", "properties": properties}
 
 
 def _hint(hint: Any) -> dict[str, Any]:
@@ -322,6 +318,7 @@ def _hint(hint: Any) -> dict[str, Any]:
 def _list(item: Any) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "array", "items": _hint(item)}
     if "type" in schema["items"].get("properties", {}):
+        schema["items"]["required"] = ["type"]
         schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return schema
 

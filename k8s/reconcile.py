@@ -122,7 +122,7 @@ def _adopt(context: Context) -> None:
         return
     revision = head["metadata"]["annotations"][REVISION]
     parallelism = context.job.parallelism if context.job is not None else 1
-    context.status.run = Run(number, revision, parallelism, Start(), context.now)
+    context.status.run = Run(number, revision, parallelism, Start("Latest"), context.now)
     context.event("Adopted", f"run {number} was found; the status did not have it")
 
 

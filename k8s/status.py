@@ -47,7 +47,7 @@ class Start(Status):
     kind: Annotated[
         Literal["Latest", "Path", "Nothing"],
         Meta(description="the newest checkpoint in the job log, a path, or no state"),
-    ] = "Latest"
+    ]
     path: Annotated[
         str,
         Meta(

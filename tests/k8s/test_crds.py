@@ -69,6 +69,12 @@ def test_every_field_says_what_it_means() -> None:
             assert not path or path.endswith("[]") or schema.get("description"), path
 
 
+def test_a_status_of_an_older_operator_stays_valid() -> None:
+    for definition in (crds.stream_jobs(), crds.stream_snapshots()):
+        for path, schema in parts(crds.schema_of(definition)["properties"]["status"]):
+            assert schema.get("required", []) == (["type"] if path == ".conditions[]" else []), path
+
+
 def test_scale_and_status_are_subresources() -> None:
     (version,) = crds.stream_jobs()["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]

@@ -14,6 +14,7 @@ from headgate.k8s.snapshot_spec import SNAPSHOT_SPEC, Snapshot, parse_snapshot
 from headgate.k8s.spec import Job, Kubernetes, Ref, SecretKey, parse_job
 from headgate.operators.manifest.fields import Section
 from headgate.operators.manifest.kubernetes_model import KUBERNETES
+from headgate.operators.written_job import definition_of
 from headgate.runtime.manifest import load_job
 
 TEXT = """
@@ -58,7 +59,7 @@ def mistakes(resource: dict[str, Any]) -> list[str]:
 def test_a_local_run_takes_the_file_as_it_is() -> None:
     without = yaml.safe_load(TEXT)
     del without["spec"]["kubernetes"]
-    job, plain = load_job(TEXT), load_job(yaml.safe_dump(without))
+    job, plain = (definition_of(load_job(each)) for each in (TEXT, yaml.safe_dump(without)))
     assert [node.name for node in job.graph.nodes] == [node.name for node in plain.graph.nodes]
     assert job.options == plain.options
 

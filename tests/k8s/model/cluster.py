@@ -190,10 +190,7 @@ class Cluster:
                 self.delete(kind, name)
 
     def _jobs(self) -> None:
-        workers = sum(
-            pod["metadata"]["labels"][ROLE] == "worker" and pod["status"]["phase"] == "Running"
-            for pod in self.pods()
-        )
+        workers = sum(map(_slots, self.pods()))
         for process in (*self.processes.values(), *self.zombies):
             before = process.state
             process.tick(self.now_ms, self.random, workers)
@@ -258,6 +255,13 @@ class Cluster:
             if process is not None:
                 return process
         return None
+
+
+def _slots(pod: dict[str, Any]) -> int:
+    """The slots that a pod gives to its job."""
+    if pod["metadata"]["labels"][ROLE] != "worker" or pod["status"]["phase"] != "Running":
+        return 0
+    return int(pod["spec"]["containers"][0]["command"][-1])
 
 
 def _owner(pod: dict[str, Any]) -> str:

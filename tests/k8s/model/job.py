@@ -97,9 +97,9 @@ class Process:
         self.storage.completed_ms = now_ms
         return True
 
-    def tick(self, now_ms: int, random_: random.Random, workers: int) -> None:
+    def tick(self, now_ms: int, random_: random.Random, slots: int) -> None:
         """Let some time pass."""
-        if self.state == "RESTORING" and now_ms - self.now_ms > 3_000 and workers:
+        if self.state == "RESTORING" and now_ms - self.now_ms > 3_000 and slots:
             self.state = "RUNNING"
         if self.state != "RUNNING":
             return
@@ -112,7 +112,7 @@ class Process:
         for trigger, (verb, arguments, ends_ms) in list(self.wants.items()):
             if now_ms >= ends_ms and self.state == "RUNNING":
                 del self.wants[trigger]
-                self.operations[trigger] = self._do(verb, arguments, now_ms, random_, workers)
+                self.operations[trigger] = self._do(verb, arguments, now_ms, random_, slots)
 
     def call(self, trigger: str, verb: str, arguments: dict[str, Any], ends_ms: int) -> None:
         """A request; the same trigger id again changes nothing."""
@@ -137,12 +137,12 @@ class Process:
         arguments: dict[str, Any],
         now_ms: int,
         random_: random.Random,
-        workers: int,
+        slots: int,
     ) -> Operation:
         if random_.random() < 0.15:
             return Operation("failed", error="the storage did not answer")
         if verb == "rescale":
-            if workers < arguments["parallelism"]:
+            if slots < arguments["parallelism"]:
                 return Operation("failed", error="not enough workers")
             self.parallelism = arguments["parallelism"]
             return Operation("completed")

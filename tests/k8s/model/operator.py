@@ -135,6 +135,8 @@ class Operator:
                 cluster.change(kind, name, version, replicas=replicas)
             case act.Delete(kind, name, uid):
                 self._delete(kind, name, uid)
+            case act.EmitEvent(_, reason, message):
+                cluster.tell(f"event {reason}: {message}"[:200])
             case act.CallJob(run_id, verb, trigger, arguments):
                 self._call(run_id, verb, trigger, dict(arguments))
 

@@ -135,6 +135,11 @@ class Model:
             self.cluster.tell(f"user deletes {key[1]}")
             self.cluster.delete(*key)
 
+    def tear_out(self) -> None:
+        """Remove the StreamJob with its finalizer, while all its objects are still there."""
+        if self.cluster.objects.pop(JOB_KEY, None) is not None:
+            self.cluster.tell("user tears out the StreamJob")
+
     # trouble
 
     def _trouble(self) -> None:
@@ -167,8 +172,8 @@ class Model:
                 self.annotate(self.random.choice(("true", "false")))
             case 8 | 9:
                 self.snapshot()
-            case 10 if self.random.random() < 0.5:
-                self.delete("StreamJob")
+            case 10:
+                self.random.choice((lambda: self.delete("StreamJob"), self.tear_out, self.apply))()
             case 11:
                 self.delete("StreamSnapshot")
             case 12:
@@ -214,6 +219,10 @@ class Model:
         kubernetes.pop("imagge", None)
         kubernetes.pop("savepoints", None)
         kubernetes["deletion"]["timeout"] = "3m"
+        if self.random.random() < 0.6:
+            kubernetes["image"] = self.random.choice(("good-1", "good-2"))
+        if self.random.random() < 0.2:
+            kubernetes["state"] = self.random.choice(("Running", "Suspended"))
         self.change(parallelism=self.job["spec"]["parallelism"], kubernetes=kubernetes)
 
     def unfinished(self) -> str:
