@@ -54,6 +54,14 @@ HISTORY_RUNS = Option[int](
     "How many former runs of a job its storage remembers: how each ended, when and why. The run that ended "
     "last is remembered in any case.",
 )
+SHUTDOWN_GRACE = Option[int](
+    "headgate.shutdown.grace",
+    Duration(at_least_ms=100),
+    25_000,
+    "ms",
+    "How long a process that gets SIGTERM, and leaves its run to the next start of it (`--run-id`), waits "
+    "for a last checkpoint. It should end before the sender of SIGTERM kills: Kubernetes does after 30 s.",
+)
 PROBE_RACES = Option[int](
     "headgate.storage.probe.races",
     Integer(at_least=0, at_most=10_000),

@@ -45,7 +45,10 @@ async def _run(
     spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None
 ) -> JobOutcome | None:
     """How the job ended; None: the user wanted it to end at once."""
-    with Interrupts(_say, checkpoints=spec.checkpoint is not None) as interrupts:
+    interrupts = Interrupts(
+        _say, checkpoints=spec.checkpoint is not None, hands_over=spec.outside_run
+    )
+    with interrupts:
         try:
             outcome = await launch(
                 spec,

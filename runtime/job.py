@@ -79,7 +79,8 @@ class Job(WrittenJob):
                 earlier runs: refuse to start (`error`), write beside it (`append`), or delete it first
                 (`overwrite`). None: what each sink says.
             run_id: names this run, for a supervisor that starts it again: another start with the same id
-                goes on with the run, and is never a second one. None: a new run.
+                goes on with the run, and is never a second one; SIGTERM leaves the run to that, with a
+                checkpoint and status `HANDED_OVER`. None: a new run.
 
         Raises:
             UsageError: the job is wrong as written, it runs already, output of earlier runs is in the way,
@@ -275,9 +276,9 @@ def submit(
     )
     if runnable(job).as_batch:
         raise UsageError("a batch cannot be detached", fix="run it: job.run()")
-    path, outside_run = None if log_file is None else Path(log_file), run_id is not None
+    path = None if log_file is None else Path(log_file)
     with _without_frames():
-        submitted = submit_spec(spec, cluster, log_file=path, outside_run=outside_run)
+        submitted = submit_spec(spec, cluster, log_file=path)
     return handle_of(spec, submitted)
 
 

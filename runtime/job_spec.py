@@ -38,6 +38,8 @@ class JobSpec:
     slots_per_worker: int = 1
     run: str = ""
     """Names this run of the job, so that a coordinator which takes over does not start it anew."""
+    outside_run: bool = False
+    """The name comes from outside, where somebody starts the run again if its process is gone."""
     fresh: bool = False
     """Do not resume from an existing checkpoint."""
     allow_non_restored_state: bool = False

@@ -169,6 +169,7 @@ class RunnableJob(JobDefinition):
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
             run=secrets.token_hex(8) if run_id is None else run_id,
+            outside_run=run_id is not None,
             fresh=fresh,
             allow_non_restored_state=(
                 allow_non_restored_state or options.get(RECOVERY_IGNORE_UNCLAIMED)

@@ -56,27 +56,22 @@ class Submitted:
     log_file: str = ""
 
 
-def submit_spec(
-    spec: JobSpec, cluster: str, *, log_file: Path | None = None, outside_run: bool
-) -> Submitted:
+def submit_spec(spec: JobSpec, cluster: str, *, log_file: Path | None = None) -> Submitted:
     """Start a job that lives by itself; returns once it has begun.
 
     Args:
         spec: the job.
         cluster: `local`, `in-process`, or the address of a Ray cluster.
         log_file: where the process of a job on this machine logs; None: below the user's state directory.
-        outside_run: the run id comes from outside, so that it may have been submitted before.
 
     Raises:
         UsageError: no such cluster, or the job runs already.
         HeadgateError: the job could not begin.
     """
-    return run_blocking(_submit(spec, cluster, log_file, outside_run))
+    return run_blocking(_submit(spec, cluster, log_file))
 
 
-async def _submit(
-    spec: JobSpec, cluster: str, log_file: Path | None, outside_run: bool
-) -> Submitted:
+async def _submit(spec: JobSpec, cluster: str, log_file: Path | None) -> Submitted:
     shared = is_shared(cluster)
     if not shared and cluster not in (IN_PROCESS, LOCAL):
         raise unknown_cluster(cluster)
@@ -85,7 +80,11 @@ async def _submit(
         cluster=cluster if shared else "",
         options=spec.options,
     )
-    if outside_run and not spec.take_over and (before := await _before(spec, where)) is not None:
+    if (
+        spec.outside_run
+        and not spec.take_over
+        and (before := await _before(spec, where)) is not None
+    ):
         return before
     if cluster != IN_PROCESS:
         check_ray(cluster)

@@ -31,8 +31,9 @@ _ENDS = {
     "SUSPENDED": "stopped",
     "CANCELED": "cancelled",
     "FAILED": "failed",
+    "HANDED_OVER": "handed over",
 }
-_EXIT_CODES = {"FINISHED": OK, "SUSPENDED": OK, "CANCELED": CANCELLED}
+_EXIT_CODES = {"FINISHED": OK, "SUSPENDED": OK, "HANDED_OVER": OK, "CANCELED": CANCELLED}
 
 
 class ClaimMode(StrEnum):
@@ -169,14 +170,14 @@ def run(
             raise UsageError("a batch cannot be detached", fix="leave out --detach")
         raise typer.Exit(_run_batch(spec))
     if detach:
-        raise typer.Exit(_detach(spec, cluster, log_file, run_id is not None))
+        raise typer.Exit(_detach(spec, cluster, log_file))
     raise typer.Exit(run_spec(spec, cluster))
 
 
-def _detach(spec: JobSpec, cluster: str, log_file: Path | None, outside_run: bool) -> int:
+def _detach(spec: JobSpec, cluster: str, log_file: Path | None) -> int:
     from ..submission import Begun, submit_spec
 
-    submitted = submit_spec(spec, cluster, log_file=log_file, outside_run=outside_run)
+    submitted = submit_spec(spec, cluster, log_file=log_file)
     if submitted.end is not None:
         end = submitted.end
         say(f"run {spec.run} of job {spec.name} has ended: {end.status.shown}, {end.reason}")
@@ -258,7 +259,10 @@ async def _run(
     outcome: JobOutcome | None = None
     with reporter:
         reporter.note(f"job {spec.name} on {cluster}, parallelism {spec.parallelism}")
-        with Interrupts(reporter.note, checkpoints=spec.checkpoint is not None) as interrupts:
+        interrupts = Interrupts(
+            reporter.note, checkpoints=spec.checkpoint is not None, hands_over=spec.outside_run
+        )
+        with interrupts:
             watch = _Watch(reporter, interrupts, accepted)
             try:
                 outcome = await launch(

@@ -2,7 +2,8 @@
 
 Before the cluster is there the first cancels, since nothing has begun.
 
-A third ends this process, whatever it is doing. SIGTERM counts as one Ctrl-C, and never as the second.
+A third ends this process, whatever it is doing. SIGTERM counts as one Ctrl-C, and never as the second; but
+it does not end a run whose id comes from outside: that takes a checkpoint, and is left to its next start.
 """
 
 from __future__ import annotations
@@ -21,8 +22,18 @@ from .client import CoordinatorClient
 class Interrupts:
     """Turns signals into requests to the coordinator. Used as a context manager in the main thread."""
 
-    def __init__(self, note: Callable[[str], None], *, checkpoints: bool) -> None:
+    def __init__(
+        self, note: Callable[[str], None], *, checkpoints: bool, hands_over: bool = False
+    ) -> None:
+        """
+        Args:
+            note: shows the user a line.
+            checkpoints: the job takes some.
+            hands_over: SIGTERM leaves the run to its next start.
+        """
         self._note = note
+        self._hands_over = hands_over
+        self._leaving = False
         self._checkpoints = checkpoints
         self._count = 0
         self._answered = 0
@@ -73,6 +84,7 @@ class Interrupts:
         if number == signal.SIGTERM and self._count:
             return
         self._count += 1
+        self._leaving = self._hands_over and number == signal.SIGTERM
         if self._count > 2:
             os._exit(128 + signal.SIGINT)  # as shells report it
         assert self._loop is not None
@@ -81,6 +93,8 @@ class Interrupts:
     def _act(self) -> None:
         if self.cancelled:
             self._note("stopping at once")
+        elif self._leaving:
+            self._note("leaving the run to its next start, with a checkpoint")
         else:
             how = "with a final checkpoint " if self._checkpoints else ""
             self._note(f"stopping {how}(press Ctrl-C again to stop at once)")
@@ -90,7 +104,7 @@ class Interrupts:
             self._main.cancel()
 
     def _ask(self) -> None:
-        verb = "cancel" if self.cancelled else "stop"
+        verb = "cancel" if self.cancelled else "hand-over" if self._leaving else "stop"
         task = asyncio.get_running_loop().create_task(self._request(verb), name=f"ask to {verb}")
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)

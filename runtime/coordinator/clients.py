@@ -13,10 +13,11 @@ from ...errors import HeadgateError, InternalError, JobError
 from ..control.link import Link
 from ..control.messages import Event, Heartbeat, Reply, Request
 from .context import ClientWish
+from .states import HAND_OVER
 
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
-VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale"})
+VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_OVER})
 
 
 ENDED = "the job has ended"

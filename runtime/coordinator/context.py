@@ -97,6 +97,13 @@ class FinalAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class GraceOver:
+    """Event: a coordinator that hands its run over leaves now, with a last checkpoint or without."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why an attempt is over."""
 
@@ -143,6 +150,7 @@ JobEvent: TypeAlias = (
     | Prepared
     | RoomMade
     | FinalAgain
+    | GraceOver
     | RegionsReady
     | Suspected
 )
@@ -225,6 +233,8 @@ class JobContext:
     adopted_after_ms: int = -1
     """How long the workers had no coordinator before this one adopted what they run; -1: it did not."""
     end: End | None = None
+    handed_over: bool = False
+    """This coordinator is through, and its run goes on under the next one."""
     began_ms: int = 0
     """When the run began, in ms since the epoch."""
     ended_ms: int = 0

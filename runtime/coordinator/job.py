@@ -74,6 +74,7 @@ from .context import Failure, JobContext, JobEvent, Tick
 from .ended import again, outcome_of_end
 from .enrichers import FailureEnrichers, load_enrichers
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
+from .handing_over import REASON, STATUS
 from .job_metrics import register_job
 from .leadership import Leadership, check_not_followed, patiently
 from .liveness import publish_stuck, watching
@@ -536,6 +537,16 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
 
 def _outcome(context: JobContext) -> JobOutcome:
     end = context.end
+    if context.handed_over and context.log is not None:
+        return JobOutcome(
+            STATUS,
+            REASON,
+            checkpoint=context.checkpoints.last_completed,
+            dropped=context.dropped.totals,
+            run=context.spec.run,
+            began_ms=context.began_ms,
+            restarts=context.log.view.history.restarts,
+        )
     if end is None:
         raise HeadgateError("the job ended without an end")
     logged = None if context.log is None else context.log.view.last_end

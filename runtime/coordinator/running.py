@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from ...errors import FencedError, HeadgateError, JobError, UsageError
+from ..availability_options import SHUTDOWN_GRACE
 from ..control.messages import (
     Cancelled,
     CheckpointAcked,
@@ -41,6 +42,7 @@ from .context import (
     ClientWish,
     Failure,
     FinalAgain,
+    GraceOver,
     JobContext,
     RegionsReady,
     Rescale,
@@ -54,13 +56,23 @@ from .manifests import size_of
 from .placement import workers_needed
 from .recovered import publish_recovered
 from .regional import RegionalRestart, regions_of, suspect
-from .states import End, State, ended, ended_by_wish, ends_at_once, failing, rescaling
+from .states import (
+    End,
+    State,
+    ended,
+    ended_by_wish,
+    ends_at_once,
+    failing,
+    handing_over,
+    rescaling,
+)
 from .wishes import check_keeps_checkpoints, check_rescale, savepoint_target
 from .workers import FromWorker, Worker, WorkerLost
 
 FINAL = "final"
 STOP = "stop"
 RESCALE = "rescale"
+LEAVE = "leave"
 FINAL_RETRY_S = 0.1
 """A final checkpoint that failed without harm is asked for again after this pause."""
 
@@ -84,8 +96,10 @@ class Running(State):
         self._room: asyncio.Task[list[Worker]] | None = None
         """Gets the workers for a higher parallelism, before anything stops."""
         self._rescale_to = 0
-        self._ending: End | Rescale | None = None
+        self._ending: End | Rescale | State | None = None
         """What follows when all subtasks have left in good order."""
+        self._leaving: ClientWish | None = None
+        """This coordinator hands the run over, as soon as a checkpoint is complete."""
         self._alignment = WatermarkAlignment({})
 
     async def run(self, job: JobContext) -> State:
@@ -113,7 +127,8 @@ class Running(State):
             state = self._start_checkpoints(job)
             while state is None:
                 state = self._handle(job, await job.events.get())
-            return state
+            # Whatever failed meanwhile: a process that has to leave does not begin again.
+            return state if self._leaving is None else handing_over(self._leaving)
         finally:
             await self._regional.close(job)
             if self._room is not None:
@@ -164,6 +179,8 @@ class Running(State):
                 return self._settle(job, job.checkpoints.tick())
             case RoomMade(attempt) if attempt == job.attempt:
                 return self._room_made(job)
+            case GraceOver(attempt) if attempt == self._first_attempt and self._leaving is not None:
+                return handing_over(self._leaving)
             case FinalAgain(attempt) if attempt == job.attempt:
                 return self._settle(job, job.checkpoints.request(FINAL, final=True))
             case ClientWish():
@@ -204,6 +221,8 @@ class Running(State):
                 self._unterminated.discard((vertex, index))
                 if not self._unterminated and self._ending is not None:
                     ending, self._ending = self._ending, None
+                    if isinstance(ending, State):
+                        return ending
                     return ended(ending) if isinstance(ending, End) else rescaling()
         return None
 
@@ -294,9 +313,9 @@ class Running(State):
 
     @property
     def _stopping(self) -> bool:
-        return STOP in self._wishes or RESCALE in self._wishes
+        return STOP in self._wishes or RESCALE in self._wishes or self._leaving is not None
 
-    def _terminate(self, job: JobContext, ending: End | Rescale) -> None:
+    def _terminate(self, job: JobContext, ending: End | Rescale | State) -> None:
         """Everything is durable and the commit notices are out: let the subtasks leave."""
         self._ending = ending
         job.tell(Terminate(attempt=job.attempt))
@@ -332,6 +351,8 @@ class Running(State):
             what = f"stopped with {' and '.join(kept)}"
             reason = what if kept else "stopped; the job keeps no checkpoints"
             self._terminate(job, End(JobStatus.STOPPED, reason, wish=wish, savepoint=address))
+        elif done.token == LEAVE and self._leaving is not None:
+            self._terminate(job, handing_over(self._leaving))
         elif done.token == RESCALE and job.rescale is not None:
             self._terminate(job, job.rescale)
         elif wish is not None and manifest is not None:
@@ -350,6 +371,8 @@ class Running(State):
         job.checkpoints.savepoints.pop(
             address, None
         )  # complete, if only what came behind it failed
+        if refused.token == LEAVE:
+            job.events.put_nowait(GraceOver(self._first_attempt))
         if refused.token == RESCALE:
             job.rescale = None
             job.pool.retire(self._workers)
@@ -380,6 +403,8 @@ class Running(State):
                     return ended(End(JobStatus.CANCELED, "cancelled by a client", wish=wish))
                 case "stop":
                     return self._stop(job, wish)
+                case "hand-over":
+                    return self._hand_over(job, wish)
                 case "savepoint":
                     return self._savepoint(job, wish)
                 case "rescale":
@@ -428,6 +453,20 @@ class Running(State):
         self._draining = True
         job.tell(FinishSources(attempt=job.attempt))
         return None
+
+    def _hand_over(self, job: JobContext, wish: ClientWish) -> State | None:
+        """Take a checkpoint behind which the sources are silent, and leave; or leave when time is up."""
+        check_keeps_checkpoints(job)
+        if self._ending is not None or self._stopping:
+            raise UsageError("the job is stopping already")
+        self._leaving = wish
+        job.publish("stopping", "handing the run over with a checkpoint")
+        grace_s = job.options.get(SHUTDOWN_GRACE) / 1000
+        over = GraceOver(self._first_attempt)
+        asyncio.get_running_loop().call_later(grace_s, job.events.put_nowait, over)
+        return self._settle(
+            job, job.checkpoints.request(LEAVE, stop=True, next_parallelism=job.parallelism)
+        )
 
     def _request_stop(self, job: JobContext, wish: ClientWish) -> State | None:
         native = bool(wish.arguments.get("native"))

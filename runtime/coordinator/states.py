@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 
+HAND_OVER = "hand-over"
+"""The verb of a client that wants this coordinator to leave, and the run to go on under the next one."""
+
+
 class State(ABC):
     """What a job is doing."""
 
@@ -99,13 +103,22 @@ def ended(end: End) -> State:
     return Ended(end)
 
 
+def handing_over(wish: ClientWish) -> State:
+    """The run is left to its next coordinator."""
+    from .handing_over import HandingOver
+
+    return HandingOver(wish)
+
+
 def ends_at_once(wish: ClientWish) -> bool:
     """True for a wish that can be granted while no attempt runs."""
     wants_more = "savepoint" in wish.arguments or wish.arguments.get("drain")
-    return wish.verb == "cancel" or (wish.verb == "stop" and not wants_more)
+    return wish.verb in ("cancel", HAND_OVER) or (wish.verb == "stop" and not wants_more)
 
 
 def ended_by_wish(wish: ClientWish) -> State:
     """Stopped or cancelled while no attempt was running: nothing is newer than the last checkpoint."""
+    if wish.verb == HAND_OVER:
+        return handing_over(wish)
     status = JobStatus.CANCELED if wish.verb == "cancel" else JobStatus.STOPPED
     return ended(End(status, f"{wish.verb} by a client", wish=wish))

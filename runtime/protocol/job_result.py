@@ -69,7 +69,8 @@ class JobOutcome:
     """How a job ended.
 
     Attributes:
-        status: `FINISHED`, `SUSPENDED` (it was stopped), `CANCELED` or `FAILED`.
+        status: `FINISHED`, `SUSPENDED` (it was stopped), `CANCELED` or `FAILED`; `HANDED_OVER` if this
+            process was to leave, and the run goes on with its next start.
         reason: why, in words.
         error: set if it failed.
         checkpoint: the newest completed one; 0: there is none.

@@ -195,6 +195,46 @@ if __name__ == "__main__":
     assert "Traceback" not in text
 
 
+def test_sigterm_leaves_a_run_from_outside_to_its_next_start(counting: Any) -> None:
+    run = ("run", "counting.yaml", "--cluster", "in-process", "--run-id", "pod-7")
+    first = counting.start(*run)
+    first.wait_for("checkpoint 2 completed")
+    first.process.send_signal(signal.SIGTERM)
+    first.wait_for("leaving the run to its next start, with a checkpoint")
+    code, text = first.end()
+    assert code == 0
+    assert "job counting handed over after" in text
+    (left,) = json.loads(
+        counting("history", "counting", "--storage", "checkpoints", "--json").stdout
+    )
+    assert (left["run"], left["status"]) == ("pod-7", None)
+    read = rows(counting)
+    assert read == list(range(len(read)))
+    assert f"read {len(read):,} records" in text, "all that was read is committed"
+
+    second = counting.start(*run)
+    second.wait_for(f"restored checkpoint {left['checkpoint']}")
+    second.wait_for("checkpoint")
+    second.interrupt()
+    assert second.end()[0] == 0
+    read = rows(counting)
+    assert read == list(range(len(read)))
+    (stopped,) = json.loads(
+        counting("history", "counting", "--storage", "checkpoints", "--json").stdout
+    )
+    assert (stopped["run"], stopped["status"]) == ("pod-7", "SUSPENDED")
+
+
+def test_sigterm_before_the_job_runs_waits_for_nothing(cli: Any) -> None:
+    cli.write("counting.yaml", COUNTING.replace("ROWS", "100000000"))
+    run = cli.start("run", "counting.yaml", "--cluster", "in-process", "--run-id", "a")
+    run.wait_for("starts fresh")
+    run.process.send_signal(signal.SIGTERM)
+    code, text = run.end()
+    assert code == 0
+    assert "handed over" in text
+
+
 CLUSTER = """\
 import sys
 from headgate.runtime.cluster.embedded import embedded_ray, prepare_environment

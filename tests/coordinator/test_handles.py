@@ -15,6 +15,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list, generator
 from headgate.errors import FencedError, HeadgateError, JobNotFound, UsageError
+from headgate.runtime.storage.joblog_store import JobLog
 
 
 def endless(tmp_path: Path, name: str = "endless") -> hg.Job:
@@ -136,6 +137,27 @@ def test_handles_work_in_an_event_loop(tmp_path: Path) -> None:
 def test_a_failed_run_raises_in_an_event_loop_too(tmp_path: Path) -> None:
     with pytest.raises(HeadgateError, match="ValueError: no"):
         asyncio.run(broken(tmp_path).run_async())
+
+
+def test_a_run_is_handed_over_in_time_though_its_checkpoint_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    job = endless(tmp_path)
+    job.options["headgate.shutdown.grace"] = "100ms"
+    handle = job.start(run_id="a")
+    until_running(handle)
+    with monkeypatch.context() as patched:
+        patched.setattr(JobLog, "complete_checkpoint", hang)
+        assert handle._ask("hand-over")["status"] == "HANDED_OVER"
+    outcome = handle.wait()
+    assert (outcome.status, outcome.checkpoint, outcome.run) == ("HANDED_OVER", 0, "a")
+
+    again = endless(tmp_path).start(run_id="a")
+    until_running(again)
+    assert again.stop().status == "SUSPENDED"
 
 
 @pytest.mark.parametrize(
