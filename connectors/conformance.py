@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 
-from ..operators.base import Counter, OperatorContext
+from ..operators.base import Counter, Histogram, OperatorContext
 from ..operators.clock import Clock, SystemClock
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.sink import Sink, SinkOperator
@@ -28,6 +28,7 @@ from ..operators.source import Source, SourceReader
 from ..state.keygroups import KeyGroupRange
 from ..state.snapshot import CommitPermit, RestoredState
 
+_NO_LABELS: Final[Mapping[str, str]] = {}
 POLLS_MAX = 100_000
 """A reader that has not ended after so many polls is taken to hang."""
 
@@ -36,22 +37,37 @@ class CheckMetrics:
     """Metrics that only remember their counts."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, float] = {}
 
-    def counter(self, name: str) -> Counter:
+    def counter(self, name: str, labels: Mapping[str, str] = _NO_LABELS) -> Counter:
         return _Count(self.counts, name)
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
+    def gauge(
+        self, name: str, read: Callable[[], float | None], labels: Mapping[str, str] = _NO_LABELS
+    ) -> None:
         return None
+
+    def histogram(
+        self,
+        name: str,
+        buckets: Sequence[float] | None = None,
+        labels: Mapping[str, str] = _NO_LABELS,
+    ) -> Histogram:
+        return _Unheard()
 
 
 @dataclass(slots=True)
 class _Count:
-    counts: dict[str, int]
+    counts: dict[str, float]
     name: str
 
-    def inc(self, amount: int = 1) -> None:
+    def inc(self, amount: float = 1) -> None:
         self.counts[self.name] = self.counts.get(self.name, 0) + amount
+
+
+class _Unheard:
+    def observe(self, value: float) -> None:
+        return None
 
 
 class CheckTimers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -54,18 +54,62 @@ class Output(Protocol):
 class Counter(Protocol):
     """A metric that only grows."""
 
-    def inc(self, amount: int = 1) -> None: ...
+    def inc(self, amount: float = 1) -> None: ...
+
+
+class Histogram(Protocol):
+    """A metric that counts values by their size."""
+
+    def observe(self, value: float) -> None: ...
 
 
 class Metrics(Protocol):
-    """Metrics in the scope of one operator subtask."""
+    """Metrics in the scope of one operator subtask.
 
-    def counter(self, name: str) -> Counter:
-        """The counter `name` (Flink's metric name, features.md section 4); created on first use."""
+    Those that are not the engine's appear as `headgate_user_<name>`. Labels are for values of which there
+    are few: `metrics.user-series-max` bounds the series of an operator subtask, and the rest counts in one
+    series whose labels are `other`.
+    """
+
+    def counter(self, name: str, labels: Mapping[str, str] = ...) -> Counter:
+        """The counter `name`, without `_total`; created on first use.
+
+        Raises:
+            UsageError: a label is not a valid name, or is one that the engine sets.
+        """
         ...
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Register a gauge whose value is read when metrics are scraped."""
+    def gauge(
+        self, name: str, read: Callable[[], float | None], labels: Mapping[str, str] = ...
+    ) -> None:
+        """Register a gauge, which is read when metrics are scraped, in another thread.
+
+        Args:
+            name: with its unit at the end, such as `cache_bytes`.
+            read: its value now; None or NaN if there is none.
+            labels: of this series.
+
+        Raises:
+            UsageError: a label is not a valid name, or is one that the engine sets.
+        """
+        ...
+
+    def histogram(
+        self,
+        name: str,
+        buckets: Sequence[float] | None = None,
+        labels: Mapping[str, str] = ...,
+    ) -> Histogram:
+        """The histogram `name`; created on first use.
+
+        Args:
+            name: with its unit at the end, such as `lookup_seconds`.
+            buckets: ascending upper bounds; None: from 1 ms to 30 s.
+            labels: of this series.
+
+        Raises:
+            UsageError: the bounds do not ascend, or a label cannot be used.
+        """
         ...
 
 

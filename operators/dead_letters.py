@@ -23,8 +23,8 @@ from .user_code import TEXT_MAX, text_of
 
 FAILED: Final = "failed"
 """The side output of records whose function raised."""
-FAILED_COUNTER: Final = "numFailedRecords"
-DROPPED_COUNTER: Final = "numFailedRecordsDropped"
+FAILED_COUNTER: Final = "failed_records"
+DROPPED_COUNTER: Final = "failed_records_dropped"
 Action: TypeAlias = Literal["fail", "drop", "side_output"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

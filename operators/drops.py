@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, final
 
-DROPPED_COUNTER: Final = "numDropped"
+DROPPED_COUNTER: Final = "dropped_records"
 
 
 class DropKind(StrEnum):

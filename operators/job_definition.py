@@ -38,6 +38,7 @@ class JobDefinition:
         parallelism: int = 1,
         max_parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         _check_name(name, _NAME, "job", capture_origin())
         self.name = name
@@ -52,6 +53,7 @@ class JobDefinition:
             )
         self.max_parallelism = max_parallelism
         self.options: dict[str, str] = {str(key): str(v) for key, v in (options or {}).items()}
+        self.labels: dict[str, str] = {str(key): str(v) for key, v in (labels or {}).items()}
         self.graph = Graph()
         self.checkpoint_settings: CheckpointSettings | None = None
         self.restart_settings: RestartSettings | None = None

@@ -25,7 +25,7 @@ LATE: Final = "late"
 """The side output of late records, as they came."""
 WITH_CONTEXT: Final = "_with_context"
 """Ends the name of the side output that says why the records of another one are late."""
-LATE_COUNTER: Final = "numLateRecordsDropped"
+LATE_COUNTER: Final = "late_records"
 """Counts all late rows, also where a job reads the side output."""
 _INSTANT: Final = pa.timestamp("ms", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -27,6 +27,7 @@ class WrittenJob:
         parallelism: subtasks of every operator that says nothing else.
         max_parallelism: number of key groups, fixed for the life of the job's state; None: chosen.
         options: option keys and values as listed by `headgate options`.
+        labels: such as {"team": "search"}; the metric `headgate_job_info` shows them.
     """
 
     _definition_class: ClassVar[type[JobDefinition]] = JobDefinition
@@ -38,9 +39,14 @@ class WrittenJob:
         parallelism: int = 1,
         max_parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._definition = self._definition_class(
-            name, parallelism=parallelism, max_parallelism=max_parallelism, options=options
+            name,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            options=options,
+            labels=labels,
         )
 
     @property
@@ -62,6 +68,11 @@ class WrittenJob:
     def options(self) -> dict[str, str]:
         """The job's own options by key; a change of this dictionary is a change of the job."""
         return self._definition.options
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """For those who watch many jobs; the metric `headgate_job_info` shows them."""
+        return self._definition.labels
 
     @named("source", "its position in the input is stored under this name")
     def read(

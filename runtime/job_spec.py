@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..operators.graph import Graph
 from ..operators.settings import CheckpointSettings, RestartSettings
@@ -49,6 +49,8 @@ class JobSpec:
     """Delete that savepoint once the run has a checkpoint of its own."""
     take_over: bool = False
     """End another run of the job that still goes on."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """For those who watch the job; `headgate_job_info` shows them."""
     if_exists: IfExists | None = None
     """What to do with output of earlier runs, at a start without state; None: what each sink says."""
 

@@ -22,6 +22,7 @@ from .checkpoint_options import (
 )
 from .listener_options import LISTENER_OPTIONS
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
+from .metrics_options import METRICS_OPTIONS
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 from .recovery_options import RECOVERY_OPTIONS
 from .restart_options import RESTART_OPTIONS
@@ -196,21 +197,6 @@ BUFFER_SIZE_MIN = Option[int](
     "bytes",
     "What debloating leaves of a buffer at least; `headgate.buffer.max-size` is where it starts from.",
 )
-METRICS_PORT = Option[int | None](
-    "metrics.port",
-    Integer(at_most=65535),
-    None,
-    "",
-    "TCP port of the Prometheus endpoints: the coordinator takes the first free one from here on, each "
-    "worker the first free one above; 0: any free ones; unset: no endpoints.",
-)
-METRICS_HOST = Option[str](
-    "metrics.bind-host",
-    Text(),
-    "127.0.0.1",
-    "",
-    "Address that the Prometheus endpoints bind to. They have no authentication.",
-)
 S3_ENDPOINT = Option[str | None](
     "s3.endpoint", Text(), None, "", "Address of the S3 service; unset: that of the region."
 )
@@ -294,6 +280,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *RECOVERY_OPTIONS,
     *LIVENESS_OPTIONS,
     *LISTENER_OPTIONS,
+    *METRICS_OPTIONS,
     *BATCH_OPTIONS,
     *AVAILABILITY_OPTIONS,
     *(

@@ -25,7 +25,8 @@ from .checkpoint_options import CHECKPOINT_DIR, CHECKPOINT_INTERVAL, RECOVERY_PA
 from .cluster.inprocess import InProcessCluster
 from .coordinator.job import JobCoordinator
 from .job_spec import JobSpec
-from .options import METRICS_PORT, PARALLELISM, current_key
+from .metrics_options import METRICS_PORT
+from .options import PARALLELISM, current_key
 from .storage.open_store import open_store
 
 _NOT_OF_A_PREVIEW: Final = frozenset(

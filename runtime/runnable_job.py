@@ -166,6 +166,7 @@ class RunnableJob(JobDefinition):
             ),
             options=_travelling(options),
             graph=graph,
+            labels=dict(self.labels),
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
             run=secrets.token_hex(8) if run_id is None else run_id,

@@ -269,7 +269,7 @@ class FileReader(SourceReader):
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
-        self._errors = context.metrics.counter("numRecordsInErrors")
+        self._errors = context.metrics.counter("source_record_errors")
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [msgspec.msgpack.decode(split, type=FileSplit) for split in splits]
@@ -461,7 +461,8 @@ def files_source(
         schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
             the files are skipped. Needed for csv and json; for parquet the default is that of the first
             file, which is then read at once.
-        on_bad_record: `fail`, `drop` (counted in `numRecordsInErrors`), or `side_output` (`rejected`).
+        on_bad_record: `fail`, `drop` (counted in `headgate_source_record_errors_total`), or `side_output`
+            (`rejected`).
         batch_rows: rows per batch.
         split_bytes: size of the parts a text file is cut into.
         delimiter: of CSV.

@@ -150,7 +150,7 @@ def spark_source(
         keep_result: do not delete the result when the job has finished, or a new run has made another one:
             for savepoints that were taken while it was read.
         on_bad_record: what happens to a row that does not fit the schema: `fail`, `drop` (counted in
-            `numRecordsInErrors`), or `side_output` (`rejected`).
+            `headgate_source_record_errors_total`), or `side_output` (`rejected`).
         batch_rows: rows per batch.
 
     Raises:

@@ -27,7 +27,8 @@ class Call:
     """One call, and the records it is of: `rows` of `batch` from `row` on."""
 
     __slots__ = (
-        "argument", "batch", "error", "key", "result", "row", "rows", "saved", "segment", "status", "task",
+        "argument", "batch", "began_s", "error", "key", "result", "row", "rows", "saved", "segment",
+        "status", "task",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +62,8 @@ class Call:
         self.error: BaseException | None = None
         self.task: asyncio.Task[Any] | None = None
         self.segment: Any = None
+        self.began_s = 0.0
+        """When it began, on the monotonic clock."""
 
     def records(self) -> Batch:
         """Its records as they came."""

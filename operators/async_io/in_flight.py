@@ -23,8 +23,9 @@ from .queues import Mark, OrderedQueue, Queue, UnorderedQueue
 from .retry import RetryRule
 from .stored import STATE, InFlightState
 
-IN_FLIGHT_GAUGE: Final = "numRecordsInFlight"
-RETRIES_COUNTER: Final = "numCallsRetried"
+IN_FLIGHT_GAUGE: Final = "async_records_in_flight"
+CALL_SECONDS: Final = "async_call_seconds"
+RETRIES_COUNTER: Final = "async_calls_retried"
 WAITING_OPTION: Final = "headgate.async.waiting-records"
 WAITING_ROWS_MAX: Final = 65_536
 """Records that wait for room are taken in front of a barrier until they are so many, if nothing is said."""
@@ -82,6 +83,7 @@ class InFlight(Operator):
         self._waiting_rows_max = int(context.options.get(WAITING_OPTION, WAITING_ROWS_MAX))
         self._note_waiting()
         self._retried = context.metrics.counter(RETRIES_COUNTER)
+        self._took = context.metrics.histogram(CALL_SECONDS)
         context.metrics.gauge(IN_FLIGHT_GAUGE, lambda: self._rows)
 
     def process(self, batch: Batch, input_index: int) -> None:
@@ -146,6 +148,7 @@ class InFlight(Operator):
     def _begin_call(self, call: Call) -> None:
         settings = self._settings
         wanted = partial(self._wants, call)
+        call.began_s = self.context.clock.monotonic()
         made = attempt(settings.function, call.argument, settings.retry, self._retried.inc, wanted)
         call.task = asyncio.get_running_loop().create_task(made, name=self._task_name)
         self._tasks.add(call.task)
@@ -169,6 +172,7 @@ class InFlight(Operator):
                 task.exception()  # it was looked at: the call was over before
             return
         call.take(task)
+        self._took.observe(self.context.clock.monotonic() - call.began_s)
         self._complete(call)
         if not self._woken:
             self._woken = True

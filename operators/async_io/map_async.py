@@ -24,7 +24,7 @@ from .stored import InFlightState, pickled
 
 TIMED_OUT: Final = "timed_out"
 """The side output of records whose call did not end in time."""
-TIMED_OUT_COUNTER: Final = "numRecordsTimedOut"
+TIMED_OUT_COUNTER: Final = "async_records_timed_out"
 OnTimeout: TypeAlias = Literal["fail", "side_output"] | Callable[[Any], Any]
 
 

@@ -33,7 +33,7 @@ from .match import Match
 from .matcher import Matcher, Rules
 from .store import EVENTS, NODES, RUNS, WAITING, Waiting, load_runs
 
-TIMED_OUT_COUNTER: Final = "numPartialMatchesTimedOut"
+TIMED_OUT_COUNTER: Final = "pattern_matches_timed_out"
 PARTIAL_OPTION: Final = "headgate.match.partial-max"
 PARTIAL_MAX: Final = 100_000
 RECORDS_PER_TIMER: Final = 256

@@ -38,7 +38,7 @@ from .stored import restored
 LOG: Final = "feedback"
 ROUND: Final = "round"
 MEMORY_OPTION: Final = "headgate.iteration.memory"
-DROPPED: Final = "numFeedbackRecordsDropped"
+DROPPED: Final = "loop_records_dropped"
 _ROUND, _POSITION, _BATCH = "round", "position", "batch"
 _TABLE: Final = pa.schema(
     [
@@ -80,8 +80,8 @@ class IterationHead(Operator):
             self.settings.name, memory, Spill(context.local_directory)
         )
         self._dropped = context.metrics.counter(DROPPED)
-        context.metrics.gauge("numFeedbackRecordsWaiting", lambda: queue.rows)
-        self._spilled = context.metrics.counter("numFeedbackBytesSpilled")
+        context.metrics.gauge("loop_records_waiting", lambda: queue.rows)
+        self._spilled = context.metrics.counter("loop_spilled_bytes")
 
     # -- records ------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +28,8 @@ AS_OF_HOWS: Final = ("inner", "left")
 LATE_OTHER: Final = "late_other"
 """The side output of late rows of the second stream; those of the first are in `late`."""
 LATE_SIDES: Final = (LATE, LATE_OTHER)
-WAITING_GAUGES: Final = ("numLeftRowsWaiting", "numRightRowsWaiting")
+WAITING_GAUGE: Final = "join_rows_waiting"
+SIDES: Final = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class JoinOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._late_outputs = [LateOutput(context, self.output, tag) for tag in LATE_SIDES]
-        for side, name in enumerate(WAITING_GAUGES):
-            context.metrics.gauge(name, lambda side=side: float(self._waiting(side)))  # type: ignore[misc]
+        for side, name in enumerate(SIDES):
+            read = partial(self._waiting, side)
+            context.metrics.gauge(WAITING_GAUGE, read, labels={"side": name})
 
     def _hasher(self) -> KeyHasher:
         """Of the keys; those of both sides have the same types."""

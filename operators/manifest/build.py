@@ -109,6 +109,8 @@ class Builder:
         job = self.attempt(self._spec.line, lambda: self._toolbox.new_job(name, **arguments))
         if job is None:
             return None
+        labels = self._section(metadata, "labels")
+        job.labels.update({name: str(value) for name, value in labels.values.items()})
         apply_settings(job, self._spec, self)
         self._checkpoints = self._checkpoints or may_be_batch(job)
         for source in self._sources.lines:

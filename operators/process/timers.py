@@ -16,8 +16,8 @@ from ..elements import WATERMARK_MAX
 from .declared import TIMER_TABLES
 
 EVENT, PROCESSING = TIMER_TABLES
-DROPPED_COUNTER: Final = "numTimersDropped"
-FIRED_COUNTER: Final = "numFiredTimers"
+DROPPED_COUNTER: Final = "timers_dropped"
+FIRED_COUNTER: Final = "timers_fired"
 SLEEP_MS_MAX: Final = 3_600_000
 """The machine's clock can be set: it is looked at once an hour at least."""
 

@@ -30,7 +30,7 @@ INTERVAL_DEFAULT_MS: Final = 200
 ROWS_PER_WATERMARK: Final = 65_536
 """Rows of a subtask between two watermarks, at most. For data at rest it is exact: a watermark goes out
 behind so many rows, wherever a batch ends, and at the end of a split, and nowhere else."""
-BEHIND_CLOCK: Final = "numRecordsBehindClock"
+BEHIND_CLOCK: Final = "records_behind_clock"
 
 
 @final
@@ -107,9 +107,9 @@ class EventTimeOperator(Operator):
         make = guarded(self._settings.strategy.make, context.operator_name, self._origin)
         self._lanes = Lanes(make, self._active_at, self._settings.wait_for_queued)
         self._lag_ms = math.nan
-        context.metrics.gauge("currentEmitEventTimeLag", lambda: self._lag_ms)
-        context.metrics.gauge("watermarkLag", self._watermark_lag)
-        context.metrics.gauge("watermarkHeldTime", self._held_ms)
+        context.metrics.gauge("emit_event_time_lag_seconds", lambda: self._lag_ms / 1_000)
+        context.metrics.gauge("watermark_lag_seconds", lambda: self._watermark_lag() / 1_000)
+        context.metrics.gauge("watermark_held_seconds", lambda: self._held_ms() / 1_000)
         self._behind_clock = context.metrics.counter(BEHIND_CLOCK)
         if self._on_error.then != "fail":
             self._letters = DeadLetters(context.operator_name, self._origin, self._on_error)

@@ -139,11 +139,11 @@ class Subtask:
         """What the operators counted, by operator and metric."""
         found: dict[str, int] = {}
         for scope in self._metrics.scopes():
-            for name, read in scope.counters.items():
-                found[f"{scope.labels['operator_name']}.{name}"] = read()
+            for name, count in scope.counts().items():
+                found[f"{scope.labels['operator']}.{name}"] = int(count)
         for chained in self._chain.operators:
-            found[f"{chained.name}.numRecordsIn"] = chained.records_in
-            found[f"{chained.name}.numRecordsOut"] = chained.output.records_out
+            found[f"{chained.name}.records_in"] = chained.records_in
+            found[f"{chained.name}.records_out"] = chained.output.records_out
             for kind, count in chained.output.drops.counts.items():
                 found[f"{chained.name}{DROPPED}{kind.value}"] = count
         return {name: count for name, count in found.items() if count}

@@ -17,9 +17,10 @@ from ..control.client import CoordinatorClient
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
+from ..metrics_options import METRICS_HOST, METRICS_PORT
 from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
-from ..options import METRICS_HOST, METRICS_PORT, Options
+from ..options import Options
 from ..protocol.job_result import JobOutcome
 from ..storage.base import StoreOpener
 

@@ -23,7 +23,8 @@ from ..control.client import CoordinatorClient, outcome_of
 from ..control.messages import BEGUN, Event
 from ..control.tokens import make_token
 from ..job_spec import JobSpec
-from ..options import METRICS_HOST, METRICS_PORT, Options
+from ..metrics_options import METRICS_HOST, METRICS_PORT
+from ..options import Options
 from ..protocol.job_result import JobOutcome
 from ..shipping import ship
 from .connect import ray_cluster

@@ -22,6 +22,7 @@ from ..control.messages import (
     Messages,
     TriggerCheckpoint,
 )
+from ..observe.figures import CheckpointFigures
 from ..plan import PhysicalPlan
 from ..protocol.checkpoint_decisions import (
     CheckpointDecision,
@@ -39,6 +40,7 @@ from ..protocol.checkpoint_decisions import (
 from ..protocol.checkpoint_statistics import (
     CheckpointHistory,
     CheckpointRecord,
+    SubtaskPart,
     explain,
 )
 from ..protocol.checkpoints import CheckpointCoordinator
@@ -51,7 +53,7 @@ from ..savepoint.metadata import savepoint_of
 from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from .checkpoint_report import part_of
-from .manifests import make_manifest, size_of
+from .manifests import make_manifest, size_of, state_bytes_of
 from .trimmer import Trimmer
 
 _log = logging.getLogger("headgate.checkpoint")
@@ -136,6 +138,7 @@ class CheckpointDriver:
         self.completed = 0
         self.failed = 0
         self.history = CheckpointHistory(history)
+        self.figures = CheckpointFigures()
 
     @property
     def publishing(self) -> bool:
@@ -227,7 +230,8 @@ class CheckpointDriver:
         if record is not None:
             task = self.plan.vertices[message.vertex].name
             part = part_of(message, task, self._clock.now_ms() - record.trigger_ms)
-            self.history.acknowledged(message.checkpoint_id, part)
+            if self.history.acknowledged(message.checkpoint_id, part):
+                self._observe(part)
         return self._carry_out(
             self.protocol.acked(
                 CheckpointId(message.checkpoint_id),
@@ -236,6 +240,13 @@ class CheckpointDriver:
                 self._clock.now_ms(),
             )
         )
+
+    def _observe(self, part: SubtaskPart) -> None:
+        parts = self.figures.parts
+        parts["start_delay"].observe(part.start_delay_ms / 1000)
+        parts["alignment"].observe(part.alignment_ms / 1000)
+        parts["sync"].observe(part.sync_ms / 1000)
+        parts["async"].observe(part.async_ms / 1000)
 
     def declined(self, message: CheckpointDeclined) -> Outcome:
         """A subtask could not take part."""
@@ -410,6 +421,8 @@ class CheckpointDriver:
         await self._log.complete_checkpoint(manifest, is_final=is_final, parallelism=parallelism)
         self.last_duration_ms = manifest.duration_ms
         self.last_size_bytes = size_of(manifest)
+        self.figures.duration.observe(manifest.duration_ms / 1000)
+        self.figures.state_bytes = state_bytes_of(manifest)
         self._announce_complete("checkpoint", "COMPLETED", manifest)
 
     async def _write_savepoint(self, manifest: Manifest, options: CheckpointOptions) -> None:

@@ -20,6 +20,7 @@ from ...operators.splits import History
 from ..control.messages import WARNINGS, Event, Warm
 from ..control.statistics import SubtaskStatistics
 from ..job_spec import JobSpec
+from ..observe.figures import JobFigures
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
@@ -222,6 +223,8 @@ class JobContext:
     """What the workers have said of the deployment under way; None: none is."""
     restoring: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """By worker and region: bytes of state read, and to read, while an attempt is deployed."""
+    observed: JobFigures = field(default_factory=JobFigures)
+    """For metrics."""
     figures: RestoreFigures = field(default_factory=RestoreFigures)
     """Of the deployment under way, or the last one."""
     rescale: Rescale | None = None
@@ -366,6 +369,7 @@ class JobContext:
 
     def record(self, failure: Failure, *, merged: bool = False) -> None:
         """Remember a failure and tell the world; `merged`: it belongs to the one before."""
+        self.observed.failures[failure.kind.category.value] += 1
         entry = self.entry(failure)
         if merged:
             self.failures.also(entry)

@@ -216,6 +216,10 @@ def publish_restored(job: JobContext) -> None:
     job.failures.deployed(job.clock.now_ms(), text, job.figures)
     if job.restored is not None:
         job.restored_at_ms = job.clock.now_ms()
+        figures = job.figures
+        job.observed.restored(
+            figures.fetching_ms + figures.opening_ms, figures.local_bytes, figures.storage_bytes
+        )
         size = size_of(job.restored.manifest)
         job.publish(
             "restored",

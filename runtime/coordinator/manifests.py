@@ -45,3 +45,17 @@ def _tells(snapshot: OperatorSnapshot, name: str) -> bool:
 def size_of(manifest: Manifest) -> int:
     """Bytes of state in a checkpoint, those it shares with older ones included."""
     return sum(handle.size_bytes for handle in manifest.handles())
+
+
+def state_bytes_of(manifest: Manifest) -> dict[str, int]:
+    """The same by operator, of those that have state."""
+    found = {
+        operator.name: sum(
+            handle.size_bytes
+            for subtask in operator.subtasks
+            for snapshot in subtask.snapshots
+            for handle in snapshot.handles
+        )
+        for operator in manifest.operators
+    }
+    return {name: size for name, size in found.items() if size}

@@ -1,20 +1,17 @@
-"""How long a restart took, phase by phase: a line in the log, an event, and metrics."""
+"""How long a restart took, phase by phase: a line in the log, an event, and histograms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ...operators.durations import format_duration
-from ..observe.metrics import Scope
 from ..protocol.failure_history import FailureStory
 
 if TYPE_CHECKING:
     from .context import JobContext
 
-NONE_YET: Final = -1
-_METRICS: Final[dict[str, Callable[[FailureStory], int | None]]] = {
+_BODY: Final[dict[str, Callable[[FailureStory], int | None]]] = {
     "lastRestartDuration": lambda story: story.down_ms,
     "lastRestartSilence": lambda story: story.silent_ms,
     "lastRestartCancelDuration": lambda story: story.cancelling_ms,
@@ -32,7 +29,20 @@ def publish_recovered(job: JobContext, story: FailureStory | None) -> None:
     """All subtasks run again; None: they run for the first time."""
     if story is None:
         return
-    body = {name: read(story) for name, read in _METRICS.items()}
+    restore = story.restore
+    job.observed.restarted(
+        story.down_ms or 0,
+        {
+            "silence": story.silent_ms,
+            "cancel": story.cancelling_ms,
+            "delay": story.waiting_ms,
+            "deploy": story.deploying_ms,
+            "workers": restore.workers_ms,
+            "download": restore.fetching_ms,
+            "initialize": restore.opening_ms,
+        },
+    )
+    body = {name: read(story) for name, read in _BODY.items()}
     job.publish("recovered", describe(story), attempt=job.attempt, **body)
 
 
@@ -56,15 +66,3 @@ def describe(story: FailureStory) -> str:
         f"running again after {format_duration(story.down_ms or 0)}: {text} ({of_it}; state: "
         f"{restore.local_bytes:,} bytes from workers' disks, {restore.storage_bytes:,} from storage)"
     )
-
-
-def register_recovery(scope: Scope, job: JobContext) -> None:
-    """The metrics of the last restart."""
-    for name, read in _METRICS.items():
-        scope.gauge(name, partial(_of_the_last, job, read))
-
-
-def _of_the_last(job: JobContext, read: Callable[[FailureStory], int | None]) -> int:
-    story = next((s for s in reversed(job.failures.stories) if s.down_ms is not None), None)
-    value = None if story is None else read(story)
-    return NONE_YET if value is None else value

@@ -519,6 +519,7 @@ class Running(State):
         if rescale is None:
             return
         job.rescaled_ms = int(1000 * (job.clock.monotonic() - rescale.began))
+        job.observed.rescale.observe(job.rescaled_ms / 1000)
         job.publish(
             "rescaled",
             f"rescaled from parallelism {rescale.before} to {job.parallelism}; "

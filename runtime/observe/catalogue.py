@@ -1,386 +1,590 @@
-"""Every metric of the engine: scope, name, type, unit, meaning. A test holds a running job against it.
-
-Names and meanings are Flink's (features.md section 4). `python -m headgate.runtime.observe.catalogue`
-prints docs/metrics.md.
-"""
+"""Every metric of the engine: name, type, labels, meaning. Tests hold a running job against it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-JOB = "jobmanager_job"
-TASK = "taskmanager_job_task"
-OPERATOR = "taskmanager_job_task_operator"
-LABELS = {
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Merge: TypeAlias = Literal["sum", "max", "min"]
+
+JOB: Final = "job"
+TASK: Final = "task"
+OPERATOR: Final = "operator"
+PROCESS: Final = "process"
+LABELS: Final = {
     JOB: ("job_name",),
-    TASK: ("job_name", "worker", "task_name", "subtask_index"),
-    OPERATOR: ("job_name", "worker", "task_name", "operator_name", "subtask_index"),
+    TASK: ("job_name", "task", "subtask"),
+    OPERATOR: ("job_name", "task", "operator", "subtask"),
+    PROCESS: ("job_name",),
 }
-_TITLES = {
-    JOB: "Job: from the coordinator",
-    TASK: "Task: one subtask, from its worker",
-    OPERATOR: "Operator: one operator in one subtask, from its worker",
-}
-COUNTER, GAUGE = "counter", "gauge"
-STATUSES = ("INITIALIZING", "RECONCILING", "RUNNING", "FAILING", "RESTARTING")
-"""Job states that have a gauge each."""
+PREFIX: Final = "headgate_"
+USER_PREFIX: Final = "user_"
+"""Begins the names of metrics that are not in the catalogue: those of users and their connectors."""
+STATUSES: Final = ("INITIALIZING", "RECONCILING", "RUNNING", "FAILING", "RESTARTING")
+"""Job states; each is a value of the label `state`, in lower case."""
+DURATIONS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Upper bounds, in seconds, of histograms of checkpoints, restarts and restores."""
+LATENCIES: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Upper bounds, in seconds, of histograms of single calls and records."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricDoc:
-    """One metric. `name` is without the scope and without the `_total` of a counter."""
+    """One metric.
 
-    scope: str
+    Attributes:
+        name: without `headgate_` and without the `_total` of a counter.
+        scope: JOB, TASK, OPERATOR or PROCESS; it says which labels all its series have.
+        kind: counter, gauge or histogram.
+        meaning: a sentence for users, also the help text of a scrape.
+        labels: what it has beside those of its scope.
+        absent: when there is no sample; empty: there is always one.
+        merge: what one process shows of several subtasks where they have no label of their own.
+        flink: Flink's names for the same figure.
+        buckets: upper bounds of a histogram.
+    """
+
     name: str
-    type: str
-    unit: str
+    scope: str
+    kind: Kind
     meaning: str
+    labels: tuple[str, ...] = ()
+    absent: str = ""
+    merge: Merge = "sum"
+    flink: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = DURATIONS
 
     @property
     def sample(self) -> str:
-        """The name as it is scraped."""
-        total = "_total" if self.type == COUNTER else ""
-        return f"headgate_{self.scope}_{self.name}{total}"
+        """The name as it is scraped; of a histogram the part before `_bucket`."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    @property
+    def help(self) -> str:
+        """The help text of a scrape."""
+        return f"{self.meaning} Absent {self.absent}." if self.absent else self.meaning
 
 
-def _job(name: str, unit: str, meaning: str) -> MetricDoc:
-    return MetricDoc(JOB, name, GAUGE, unit, meaning)
+_NONE_YET: Final = "before the first completed checkpoint"
+_SEEN: Final = "until one has completed under this coordinator"
+_NO_EVENT_TIME: Final = "before the first watermark and after the last"
 
 
-def _task(name: str, unit: str, meaning: str, type: str = GAUGE) -> MetricDoc:
-    return MetricDoc(TASK, name, type, unit, meaning)
+def _job(
+    name: str,
+    kind: Kind,
+    meaning: str,
+    *flink: str,
+    labels: tuple[str, ...] = (),
+    absent: str = "",
+) -> MetricDoc:
+    return MetricDoc(name, JOB, kind, meaning, labels, absent, flink=flink)
 
 
-def _operator(name: str, unit: str, meaning: str, type: str = GAUGE) -> MetricDoc:
-    return MetricDoc(OPERATOR, name, type, unit, meaning)
+def _task(
+    name: str,
+    kind: Kind,
+    meaning: str,
+    *flink: str,
+    labels: tuple[str, ...] = (),
+    absent: str = "",
+    merge: Merge = "sum",
+) -> MetricDoc:
+    return MetricDoc(f"task_{name}", TASK, kind, meaning, labels, absent, merge, flink)
 
 
-CATALOGUE: tuple[MetricDoc, ...] = (
-    _job("lastCheckpointDuration", "ms", "From trigger to log entry; -1: none yet."),
+def _operator(
+    name: str,
+    kind: Kind,
+    meaning: str,
+    *flink: str,
+    labels: tuple[str, ...] = (),
+    absent: str = "",
+    merge: Merge = "sum",
+) -> MetricDoc:
+    return MetricDoc(name, OPERATOR, kind, meaning, labels, absent, merge, flink, LATENCIES)
+
+
+JOB_METRICS: Final = (
     _job(
-        "lastCheckpointSize",
-        "bytes",
-        "What the last completed checkpoint wrote; -1: none yet under this coordinator.",
+        "job_info",
+        "gauge",
+        "Always 1. It carries the labels of the job's manifest as `label_<name>`.",
+        labels=("label_<name>",),
     ),
     _job(
-        "lastCheckpointFullSize",
-        "bytes",
-        "State in the last completed checkpoint, with what it shares with older ones; -1: none yet.",
+        "job_state",
+        "gauge",
+        "1 for the state that the job is in, and 0 for each other one: "
+        + ", ".join(f"`{status.lower()}`" for status in STATUSES)
+        + ".",
+        "initializingState",
+        "runningState",
+        "failingState",
+        "restartingState",
+        labels=("state",),
     ),
     _job(
-        "lastCheckpointProcessedData",
-        "bytes",
-        "Records processed while its barriers were aligned; -1: none yet under this coordinator.",
+        "job_state_seconds",
+        "counter",
+        "Time that the job has spent in each state since this coordinator began.",
+        "initializingTimeTotal",
+        "runningTimeTotal",
+        "failingTimeTotal",
+        "restartingTimeTotal",
+        labels=("state",),
     ),
     _job(
-        "lastCheckpointPersistedData",
-        "bytes",
-        "Records on their way that became part of it; -1: none yet under this coordinator.",
+        "job_state_since_timestamp_seconds",
+        "gauge",
+        "When the job entered the state that it is in.",
+        "initializingTime",
+        "runningTime",
+        "failingTime",
+        "restartingTime",
     ),
-    _job("lastCompletedCheckpointId", "", "-1: none yet."),
-    _job("lastCheckpointCompletedTimestamp", "ms since 1970", "-1: none yet."),
     _job(
+        "job_uptime_seconds",
+        "gauge",
+        "How long the job has been running without a break; 0 while it is not running.",
+        "uptime",
+    ),
+    _job(
+        "job_downtime_seconds",
+        "gauge",
+        "Time since the failure that the job is recovering from; 0 while it is not recovering.",
+        "downtime",
+    ),
+    _job("job_restarts", "counter", "Restarts since this coordinator began.", "numRestarts"),
+    _job(
+        "job_restarted_tasks",
+        "counter",
+        "Tasks that all restarts together have started again since this coordinator began.",
+    ),
+    _job(
+        "job_failures",
+        "counter",
+        "Failures since this coordinator began, by who can do something about them: `user` (whoever wrote "
+        "the job), `data` (whoever sends the records), `resource` (whoever runs the machines, the network "
+        "and the storage) or `system` (a defect of headgate).",
+        labels=("category",),
+    ),
+    _job(
+        "job_stale_messages",
+        "counter",
+        "Messages of workers about attempts that were already over. They had no effect.",
+    ),
+    _job("job_parallelism", "gauge", "The parallelism that the job runs at."),
+    _job("job_workers", "gauge", "Workers that are connected.", "numRegisteredTaskManagers"),
+    _job("job_slots", "gauge", "Slots of the connected workers.", "taskSlotsTotal"),
+    _job(
+        "coordinator_generation",
+        "gauge",
+        "Number of the coordinator that leads the job. It rises with every takeover; 0 without a job log.",
+    ),
+    _job(
+        "coordinator_orphaned_seconds",
+        "gauge",
+        "How long the workers had no coordinator before this one adopted them.",
+        absent="if it has adopted none",
+    ),
+    _job(
+        "restart_duration_seconds",
+        "histogram",
+        "From a failure until all subtasks ran again.",
+    ),
+    _job(
+        "restart_phase_seconds",
+        "histogram",
+        "The phases of restarts: `silence` (nothing was heard of a worker that was lost), `cancel` "
+        "(stopping the failed attempt), `delay` (the pause of the restart strategy), `deploy` (until all "
+        "subtasks were ready), and within `deploy` `workers` (until all workers were there), `download` "
+        "(the slowest subtask read its state) and `initialize` (its operators took it over).",
+        labels=("phase",),
+    ),
+    _job(
+        "restore_bytes",
+        "counter",
+        "State that was read in deployments: `local`, from copies on the workers' machines, or `storage`, "
+        "from the checkpoint's storage.",
+        labels=("location",),
+    ),
+    _job(
+        "restore_duration_seconds",
+        "histogram",
+        "How long the slowest subtask of a deployment needed to read its state and to take it over; "
+        "deployments without state do not count.",
+    ),
+    _job(
+        "restore_timestamp_seconds",
+        "gauge",
+        "When this coordinator last restored a checkpoint.",
         "lastCheckpointRestoreTimestamp",
-        "ms since 1970",
-        "When a checkpoint was last restored by this coordinator; -1: never.",
-    ),
-    _job("numberOfInProgressCheckpoints", "checkpoints", "Triggered, and not yet in the log."),
-    _job("numberOfCompletedCheckpoints", "checkpoints", "Since this coordinator began."),
-    _job(
-        "numberOfFailedCheckpoints",
-        "checkpoints",
-        "Since this coordinator began; those given up because the job failed or ended do not count.",
-    ),
-    _job("numRestarts", "restarts", "Since this coordinator began."),
-    _job(
-        "lastTakeoverOrphanedTime",
-        "ms",
-        "How long workers had no coordinator before this one adopted them; -1: it has adopted none.",
+        absent="until it has restored one",
     ),
     _job(
-        "lastRestartDuration",
-        "ms",
-        "From the last failure until all subtasks ran again; -1: none yet under this coordinator. The same "
-        "holds for the other metrics of the last restart.",
-    ),
-    _job(
-        "lastRestartSilence",
-        "ms",
-        "How long nothing had been heard of the worker that was lost; noticing took at most that. -1: "
-        "no worker was lost.",
-    ),
-    _job("lastRestartCancelDuration", "ms", "Until everything of the failed attempt had stopped."),
-    _job("lastRestartDelay", "ms", "The pause that the restart strategy wanted."),
-    _job(
-        "lastRestartDeployDuration",
-        "ms",
-        "From the end of the pause until all subtasks were ready; it includes the next three.",
-    ),
-    _job("lastRestartWorkersDuration", "ms", "Until all workers were there."),
-    _job(
-        "lastRestartDownloadStateDuration",
-        "ms",
-        "Until the slowest subtask had read its state, from its machine or from storage.",
-    ),
-    _job(
-        "lastRestartInitializeStateDuration",
-        "ms",
-        "What the operators of the slowest subtask needed to take over what was read.",
-    ),
-    _job("lastRestartLocalStateSize", "bytes", "Read from copies on the workers' machines."),
-    _job("lastRestartRemoteStateSize", "bytes", "Read from the checkpoint's storage."),
-    _job(
-        "numRestartedTasks",
-        "tasks",
-        "How many tasks all restarts together have begun again, since this coordinator began.",
-    ),
-    _job(
-        "numLateMessages",
-        "messages",
-        "What workers said about attempts that were over; it had no effect.",
-    ),
-    _job("uptime", "ms", "How long the job has been RUNNING without a break; 0: it is not."),
-    _job("downtime", "ms", "Since the failure that the job recovers from; 0: it does not."),
-    *(
-        _job(f"{status.lower()}State", "", f"1 while the job is {status}, else 0.")
-        for status in STATUSES
-    ),
-    *(
-        _job(f"{status.lower()}Time", "ms", f"How long the job has been {status}; 0: it is not.")
-        for status in STATUSES
-    ),
-    *(
-        _job(
-            f"{status.lower()}TimeTotal",
-            "ms",
-            f"How long the job has been {status} in all, since this coordinator began.",
-        )
-        for status in STATUSES
-    ),
-    _job("numRegisteredTaskManagers", "workers", "Workers that are connected."),
-    _job("taskSlotsTotal", "slots", "Slots of the connected workers."),
-    _task("numRecordsIn", "records", "Taken by the first operator.", COUNTER),
-    _task("numRecordsOut", "records", "Sent to other tasks.", COUNTER),
-    _task("numBytesOut", "bytes", "Sent to other tasks, per receiver.", COUNTER),
-    _task("numBuffersOut", "buffers", "Sent to other tasks, per receiver.", COUNTER),
-    _task("busyTimeMsPerSecond", "ms/s", "Share of the last second spent at work."),
-    _task("idleTimeMsPerSecond", "ms/s", "Share of the last second spent waiting for input."),
-    _task(
-        "backPressuredTimeMsPerSecond",
-        "ms/s",
-        "Share of the last second spent waiting for room downstream.",
-    ),
-    _task(
-        "fullTimeMsPerSecond",
-        "ms/s",
-        "Share of the last second in which it took no records, since it had as many asynchronous calls "
-        "under way as it may. With the three above it adds up to 1000.",
-    ),
-    _task("isBackPressured", "", "1 if it waits for room downstream at this moment, else 0."),
-    _task(
-        "isProcessingBacklog",
-        "",
-        "1 while it reads the history of a hybrid source, else 0; sources only.",
-    ),
-    _task(
-        "currentCallTimeMs",
-        "ms",
-        "How long it has been in one call, of a step or of ours; 0 between calls.",
-    ),
-    _task("inputQueueLength", "buffers", "Buffers that wait in the input gate."),
-    _task("inPoolUsage", "", "The same as a share of all the gate may hold, 0 to 1."),
-    _task(
-        "debloatedBufferSize",
-        "bytes",
-        "What the senders were told to put into one buffer at most. Only with debloating.",
-    ),
-    _task(
-        "estimatedTimeToConsumeBuffersMs",
-        "ms",
-        "How long the buffers in front of it would last if all were full. Only with debloating.",
-    ),
-    _task("outputQueueLength", "buffers", "Buffers that wait for credit from receivers."),
-    _task("currentInputWatermark", "ms since 1970", "The watermark that came in last."),
-    _task(
-        "checkpointStartDelayNanos",
-        "ns",
-        "From the trigger of the last checkpoint to its first barrier here.",
-    ),
-    _task(
-        "checkpointAlignmentTime",
-        "ns",
-        "From the first to the last barrier of the last checkpoint here.",
-    ),
-    _task("mailboxQueueSize", "mails", "Checkpoint notices and timers that wait to run."),
-    _operator("numRecordsIn", "records", "Taken.", COUNTER),
-    _operator("numRecordsOut", "records", "Emitted on the main output.", COUNTER),
-    _operator("currentInputWatermark", "ms since 1970", "The watermark that came in last."),
-    _operator("currentOutputWatermark", "ms since 1970", "The watermark that went out last."),
-    _operator(
-        "numLateRecordsDropped",
-        "records",
-        "Came behind the watermark and the allowed lateness; they go to the side output `late`. "
-        "Of joins also to `late_other`. Windows, joins and patterns only.",
-        COUNTER,
-    ),
-    _operator(
-        "numDropped",
-        "records, timers",
-        "Let go for good: late, unreadable or failed records, and others, that no stream takes; see "
-        "[what is dropped](operations.md#what-is-dropped).",
-        COUNTER,
-    ),
-    _operator(
-        "numPartialMatchesTimedOut",
-        "matches",
-        "Were begun and not complete within the time of their pattern; they go to the side output "
-        "`timed_out`. Patterns only.",
-        COUNTER,
-    ),
-    _operator(
-        "numLeftRowsWaiting",
-        "records",
-        "Of the first stream, kept since others may come that they meet. Joins only.",
-    ),
-    _operator(
-        "numRightRowsWaiting",
-        "records",
-        "Of the second stream, the same; of a temporal join: versions kept. Joins only.",
-    ),
-    _operator(
-        "numFiredTimers",
-        "timers",
-        "Were due, and handled. Process functions, windows of records and patterns only.",
-        COUNTER,
-    ),
-    _operator(
-        "numTimersDropped",
-        "timers",
-        "By the machine's clock, not due when the input ended. As `numFiredTimers`.",
-        COUNTER,
-    ),
-    _operator(
-        "numRecordsInFlight",
-        "records",
-        "Taken, their results not sent yet; they are state. `map_async` and async micro-batches only.",
-    ),
-    _operator(
-        "numRecordsTimedOut",
-        "records",
-        "Their calls did not end in time, and the job went on. `map_async` only.",
-        COUNTER,
-    ),
-    _operator(
-        "numCallsRetried",
-        "calls",
-        "Made again, since the one before failed or had an unwanted result. `map_async` and async "
-        "micro-batches only.",
-        COUNTER,
-    ),
-    _operator(
-        "numFailedRecords",
-        "records",
-        "Their function raised, and the job went on, as `on_error` says; they go to the side output "
-        "`failed`, or are dropped.",
-        COUNTER,
-    ),
-    _operator("numFailedRecordsDropped", "records", "Those of them that were dropped.", COUNTER),
-    _operator(
-        "numFeedbackRecordsWaiting",
-        "records",
-        "Came back in a loop and wait to be sent in again. Loops only.",
-    ),
-    _operator(
-        "numFeedbackBytesSpilled",
-        "bytes",
-        "Of such records, written to local disk since there was no room in memory. Loops only.",
-        COUNTER,
-    ),
-    _operator(
-        "numFeedbackRecordsDropped",
-        "records",
-        "Came back when the loop had ended. Loops only.",
-        COUNTER,
-    ),
-    _operator(
-        "numRecordsInErrors", "records", "Could not be read, and were not. Sources only.", COUNTER
-    ),
-    _operator("numRecordsSend", "records", "Handed to the outside. Sinks only.", COUNTER),
-    _operator(
-        "currentEmitEventTimeLag",
-        "ms",
-        "How far the newest record of the last batch was behind the clock when it was emitted. "
-        "`event_time` only.",
-    ),
-    _operator(
-        "watermarkLag", "ms", "How far the watermark is behind the clock. `event_time` only."
-    ),
-    _operator(
-        "watermarkHeldTime",
-        "ms",
-        "How long ago the watermark rose last: of the subtask with the greatest value ask which split "
-        "holds it back, `headgate list --json` says so. `event_time` only.",
-    ),
-    _operator(
-        "numRecordsBehindClock",
-        "records",
-        "Came behind a watermark that followed the clock, and would have been in time without "
-        "`close_after`. `event_time` only.",
-        COUNTER,
+        "rescale_duration_seconds",
+        "histogram",
+        "How long rescaling kept the job from working.",
     ),
 )
-_MEANINGS = {(metric.scope, metric.name): metric.meaning for metric in CATALOGUE}
-
-
-def documentation(scope: str, name: str) -> str:
-    """The help text of a metric; its name if it is one of the user's."""
-    return _MEANINGS.get((scope, name), name)
-
-
-_HEAD = """\
-# Metrics
-
-<!-- generated: python -m headgate.runtime.observe.catalogue > docs/metrics.md -->
-
-With the option `metrics.port` set, every process of a job serves its metrics in Prometheus' text format
-under `/metrics`. The coordinator takes the first free port from `metrics.port` on, each worker the first
-free one above it; with `metrics.port` 0 all take any free port. A job that runs in one process has one
-endpoint. `headgate list --json` shows all addresses under `metrics`:
-
-```
-$ headgate run ticker.yaml -D metrics.port=9249 &
-$ headgate list --json | jq -r '.[].metrics[].url'
-http://127.0.0.1:9249/metrics
-http://127.0.0.1:9250/metrics
-http://127.0.0.1:9251/metrics
-```
-
-Endpoints listen on loopback; `metrics.bind-host` changes that. They have no authentication: let only your
-Prometheus reach them. A process that finds no free port says so in its log and runs without.
-
-Where Flink has the metric, its name is Flink's with `headgate` in place of `flink`; about a third are
-headgate's own. Labels differ: there is `worker`, and no `tm_id`, `host`, `task_id`, `operator_id` or
-`task_attempt_num`. So a dashboard made for Flink does not work by renaming alone. Counters end in `_total`,
-as Prometheus wants it, and begin at 0 with each attempt, except those of the coordinator. `NaN` means: no
-value yet. Watermarks are -2^63 before the first and 2^63 - 1 after the end. Metrics that a function
-registers through its operator's context appear in the operator's scope under their own names.
-"""
-
-
-def markdown() -> str:
-    """docs/metrics.md."""
-    parts = [_HEAD]
-    for scope, title in _TITLES.items():
-        labels = ", ".join(f"`{label}`" for label in LABELS[scope])
-        parts.append(f"\n## {title}\n\nLabels: {labels}.\n")
-        parts.append("\n| name | type | unit | meaning |\n|---|---|---|---|\n")
-        parts.extend(
-            f"| `{metric.sample}` | {metric.type} | {metric.unit} | {metric.meaning} |\n"
-            for metric in CATALOGUE
-            if metric.scope == scope
-        )
-    return "".join(parts)
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")
+CHECKPOINT_METRICS: Final = (
+    _job(
+        "checkpoints",
+        "counter",
+        "Checkpoints since this coordinator began that `completed` or `failed`. Those that were given up "
+        "because the job failed or ended do not count.",
+        "numberOfCompletedCheckpoints",
+        "numberOfFailedCheckpoints",
+        labels=("outcome",),
+        absent="in jobs without checkpoints, as all metrics of checkpoints",
+    ),
+    _job(
+        "checkpoints_in_progress",
+        "gauge",
+        "Checkpoints that were triggered and are not in the job log yet.",
+        "numberOfInProgressCheckpoints",
+    ),
+    _job(
+        "checkpoint_duration_seconds",
+        "histogram",
+        "From the trigger of a checkpoint to its entry in the job log; completed checkpoints only.",
+        "lastCheckpointDuration",
+    ),
+    _job(
+        "checkpoint_part_seconds",
+        "histogram",
+        "The parts of a checkpoint, once for each subtask: `start_delay` (from the trigger to its first "
+        "barrier), `alignment` (from its first barrier to its last), `sync` (it processed nothing) and "
+        "`async` (it wrote its state beside its work).",
+        "checkpointStartDelayNanos",
+        "checkpointAlignmentTime",
+        labels=("part",),
+    ),
+    _job(
+        "checkpoint_last_id",
+        "gauge",
+        "Number of the last completed checkpoint.",
+        "lastCompletedCheckpointId",
+        absent=_NONE_YET,
+    ),
+    _job(
+        "checkpoint_last_completed_timestamp_seconds",
+        "gauge",
+        "When the last completed checkpoint completed.",
+        "lastCheckpointCompletedTimestamp",
+        absent=_NONE_YET,
+    ),
+    _job(
+        "checkpoint_size_bytes",
+        "gauge",
+        "Size of the last completed checkpoint: `full`, with what it shares with older ones, or `written`, "
+        "what is new in it.",
+        "lastCheckpointFullSize",
+        "lastCheckpointSize",
+        labels=("kind",),
+        absent=_NONE_YET,
+    ),
+    _job(
+        "checkpoint_processed_bytes",
+        "gauge",
+        "Records processed while the barriers of the last completed checkpoint were aligned.",
+        "lastCheckpointProcessedData",
+        absent=_SEEN,
+    ),
+    _job(
+        "checkpoint_in_flight_bytes",
+        "gauge",
+        "Records on their way that became part of the last completed checkpoint.",
+        "lastCheckpointPersistedData",
+        absent=_SEEN,
+    ),
+    _job(
+        "checkpoint_interval_seconds",
+        "gauge",
+        "The time from one checkpoint to the next that the job asks for.",
+    ),
+    _job(
+        "checkpoint_timeout_seconds",
+        "gauge",
+        "The time after which a checkpoint that is not complete is given up.",
+    ),
+    _job(
+        "state_size_bytes",
+        "gauge",
+        "State of each operator in the last completed checkpoint.",
+        labels=("operator",),
+        absent=_SEEN,
+    ),
+)
+TASK_METRICS: Final = (
+    _task("records_in", "counter", "Records that the first operator took.", "numRecordsIn"),
+    _task("records_out", "counter", "Records sent to other tasks.", "numRecordsOut"),
+    _task("bytes_out", "counter", "Bytes sent to other tasks.", "numBytesOut"),
+    _task("buffers_out", "counter", "Buffers sent to other tasks.", "numBuffersOut"),
+    _task(
+        "time_seconds",
+        "counter",
+        "Where the time of the subtask goes: `busy`, `idle` (no input), `backpressured` (no room "
+        "downstream) or `full` (as many asynchronous calls under way as allowed). The four add up to the "
+        "time that has passed.",
+        "busyTimeMsPerSecond",
+        "idleTimeMsPerSecond",
+        "backPressuredTimeMsPerSecond",
+        labels=("state",),
+    ),
+    _task(
+        "backpressured",
+        "gauge",
+        "1 while the subtask waits for room downstream, else 0.",
+        "isBackPressured",
+    ),
+    _task(
+        "reading_backlog",
+        "gauge",
+        "1 while the subtask reads the history of a hybrid source, else 0.",
+        "isProcessingBacklog",
+        absent="in tasks without a source",
+    ),
+    _task(
+        "call_seconds",
+        "gauge",
+        "How long the subtask has been in one call of a function; 0 between calls.",
+        merge="max",
+    ),
+    _task(
+        "input_queue_buffers",
+        "gauge",
+        "Buffers that wait in the input gate.",
+        "inputQueueLength",
+        absent="in tasks with a source, as the other metrics of input",
+    ),
+    _task(
+        "input_queue_ratio",
+        "gauge",
+        "The same as a share of what the gate may hold, from 0 to 1.",
+        "inPoolUsage",
+        absent="in tasks with a source",
+        merge="max",
+    ),
+    _task(
+        "output_queue_buffers",
+        "gauge",
+        "Buffers that wait for credit from receivers.",
+        "outputQueueLength",
+    ),
+    _task(
+        "debloated_buffer_bytes",
+        "gauge",
+        "The largest buffer that the senders may make now.",
+        "debloatedBufferSize",
+        absent="without debloating",
+        merge="min",
+    ),
+    _task(
+        "debloat_time_to_consume_seconds",
+        "gauge",
+        "How long the buffers in front of the subtask would last if all were full.",
+        "estimatedTimeToConsumeBuffersMs",
+        absent="without debloating",
+        merge="max",
+    ),
+    _task(
+        "watermark_timestamp_seconds",
+        "gauge",
+        "The watermark that came in last.",
+        "currentInputWatermark",
+        absent=_NO_EVENT_TIME,
+        merge="min",
+    ),
+    _task(
+        "checkpoint_start_delay_seconds",
+        "gauge",
+        "From the trigger of the last checkpoint to its first barrier at this subtask.",
+        "checkpointStartDelayNanos",
+        merge="max",
+    ),
+    _task(
+        "checkpoint_alignment_seconds",
+        "gauge",
+        "From the first to the last barrier of the last checkpoint at this subtask.",
+        "checkpointAlignmentTime",
+        merge="max",
+    ),
+    _task(
+        "mailbox_mails",
+        "gauge",
+        "Checkpoint notices and timers that wait for the subtask.",
+        "mailboxQueueSize",
+    ),
+)
+OPERATOR_METRICS: Final = (
+    _operator("records_in", "counter", "Records that the operator took.", "numRecordsIn"),
+    _operator("records_out", "counter", "Records sent on the main output.", "numRecordsOut"),
+    _operator(
+        "input_watermark_timestamp_seconds",
+        "gauge",
+        "The watermark that came in last.",
+        "currentInputWatermark",
+        absent=_NO_EVENT_TIME,
+        merge="min",
+    ),
+    _operator(
+        "output_watermark_timestamp_seconds",
+        "gauge",
+        "The watermark that went out last.",
+        "currentOutputWatermark",
+        absent=_NO_EVENT_TIME,
+        merge="min",
+    ),
+    _operator(
+        "dropped_records",
+        "counter",
+        "Records and timers that the operator dropped for good: late, unreadable or failed records, and "
+        "others, that no stream takes; see [what is dropped](operations.md#what-is-dropped).",
+    ),
+    _operator(
+        "late_records",
+        "counter",
+        "Records that came behind the watermark and the allowed lateness, also those that the side output "
+        "`late` takes. Windows, joins and patterns only.",
+        "numLateRecordsDropped",
+    ),
+    _operator(
+        "failed_records",
+        "counter",
+        "Records whose function raised, where the job went on, as `on_error` says. They go to the side "
+        "output `failed`, or are dropped.",
+    ),
+    _operator("failed_records_dropped", "counter", "Those of them that were dropped."),
+    _operator(
+        "pattern_matches_timed_out",
+        "counter",
+        "Partial matches that were not complete within the time of their pattern. Patterns only.",
+    ),
+    _operator(
+        "join_rows_waiting",
+        "gauge",
+        "Rows of the `left` or `right` input that are kept because others may come that they meet. Joins "
+        "only.",
+        labels=("side",),
+    ),
+    _operator(
+        "timers_fired",
+        "counter",
+        "Timers that were due, and handled. Process functions, windows of records and patterns only.",
+    ),
+    _operator(
+        "timers_dropped",
+        "counter",
+        "Timers by the machine's clock that were not due when the input ended.",
+    ),
+    _operator(
+        "async_records_in_flight",
+        "gauge",
+        "Records that were taken and whose results have not been sent. They are part of the state. "
+        "`map_async` and asynchronous micro-batches only.",
+    ),
+    _operator(
+        "async_call_seconds",
+        "histogram",
+        "How long calls took that ended in time, all their attempts included. `map_async` and asynchronous "
+        "micro-batches only.",
+    ),
+    _operator(
+        "async_records_timed_out",
+        "counter",
+        "Records whose calls did not end in time, where the job went on. `map_async` only.",
+    ),
+    _operator(
+        "async_calls_retried",
+        "counter",
+        "Calls that were made again because the one before failed or had an unwanted result.",
+    ),
+    _operator(
+        "loop_records_waiting",
+        "gauge",
+        "Records that came back in a loop and wait to be sent in again. Loops only.",
+    ),
+    _operator(
+        "loop_spilled_bytes",
+        "counter",
+        "Records of a loop that were written to local disk because memory had no room.",
+    ),
+    _operator("loop_records_dropped", "counter", "Records that came back when the loop had ended."),
+    _operator(
+        "emit_event_time_lag_seconds",
+        "gauge",
+        "How far the newest record of the last batch was behind the clock when it was emitted. "
+        "`event_time` only.",
+        "currentEmitEventTimeLag",
+        absent="before the first record",
+        merge="max",
+    ),
+    _operator(
+        "watermark_lag_seconds",
+        "gauge",
+        "How far the watermark is behind the clock. `event_time` only.",
+        "watermarkLag",
+        absent=_NO_EVENT_TIME,
+        merge="max",
+    ),
+    _operator(
+        "watermark_held_seconds",
+        "gauge",
+        "How long ago the watermark last rose. `headgate list --json` says which split holds it back. "
+        "`event_time` only.",
+        merge="max",
+    ),
+    _operator(
+        "records_behind_clock",
+        "counter",
+        "Records that came behind a watermark that followed the clock, and that would have been in time "
+        "without `close_after`. `event_time` only.",
+    ),
+    _operator(
+        "source_records",
+        "counter",
+        "Records that the source has read. Sources only.",
+        "numRecordsIn (of a source)",
+    ),
+    _operator(
+        "source_record_errors",
+        "counter",
+        "Records that could not be read. Sources only.",
+        "numRecordsInErrors",
+        absent="in sources that cannot have any",
+    ),
+    _operator(
+        "sink_records",
+        "counter",
+        "Records handed to the outside. Sinks only.",
+        "numRecordsSend",
+    ),
+)
+PROCESS_METRICS: Final = (
+    MetricDoc("process_cpu_seconds", PROCESS, "counter", "Processor time of this process."),
+    MetricDoc("process_resident_memory_bytes", PROCESS, "gauge", "Memory of this process in RAM."),
+    MetricDoc("process_virtual_memory_bytes", PROCESS, "gauge", "Virtual memory of this process."),
+    MetricDoc(
+        "process_start_time_seconds", PROCESS, "gauge", "When this process began, since 1970."
+    ),
+    MetricDoc("process_open_fds", PROCESS, "gauge", "Open file descriptors of this process."),
+    MetricDoc("process_max_fds", PROCESS, "gauge", "How many it may open."),
+    MetricDoc(
+        "process_memory_limit_bytes",
+        PROCESS,
+        "gauge",
+        "The memory limit of the container that this process runs in.",
+        absent="without such a limit",
+    ),
+)
+CATALOGUE: Final = (
+    *JOB_METRICS,
+    *CHECKPOINT_METRICS,
+    *TASK_METRICS,
+    *OPERATOR_METRICS,
+    *PROCESS_METRICS,
+)
+BY_NAME: Final = {metric.name: metric for metric in CATALOGUE}

@@ -18,6 +18,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from ...operators.clock import Clock, SystemClock
 from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from .metrics import MetricsRegistry
+from .process_metrics import ProcessMetrics
 
 PORTS_TRIED_MAX = 100
 """How many ports are tried before a process runs without an endpoint."""
@@ -126,6 +127,7 @@ def open_endpoint(
         return None
     registry = CollectorRegistry()
     registry.register(metrics)
+    registry.register(ProcessMetrics(metrics))
     app = make_wsgi_app(registry)
     tried = [0] if port == 0 else range(port, min(port + PORTS_TRIED_MAX, 65536))
     problem: OSError | None = None

@@ -194,13 +194,15 @@ class CheckpointHistory:
         """A checkpoint was triggered."""
         self._records[record.checkpoint_id] = record
 
-    def acknowledged(self, checkpoint_id: int, part: SubtaskPart) -> None:
-        """A subtask's part is durable. Late ones and repeated ones change nothing."""
+    def acknowledged(self, checkpoint_id: int, part: SubtaskPart) -> bool:
+        """A subtask's part is durable. Late ones and repeated ones change nothing: False."""
         record = self._records.get(checkpoint_id)
         if record is None or record.status != "IN_PROGRESS":
-            return
-        if (part.task, part.index) in record.missing:
-            record.parts.append(part)
+            return False
+        if (part.task, part.index) not in record.missing:
+            return False
+        record.parts.append(part)
+        return True
 
     def completed(self, checkpoint_id: int, now_ms: int, path: str = "") -> None:
         """It is published."""

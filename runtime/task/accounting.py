@@ -66,6 +66,13 @@ class TimeAccounting:
         """What time counts as now."""
         return self._activity
 
+    def seconds_in(self, activity: Activity) -> float:
+        """Seconds so far in an activity, a spell that still lasts included; for other threads."""
+        spent, since = self.seconds[activity], self._since
+        if self._activity is activity:
+            spent += max(0.0, self._monotonic() - since)
+        return spent
+
     def backpressured_s(self) -> float:
         """Seconds so far under backpressure, without a spell that still lasts."""
         return self.seconds[Activity.BACKPRESSURED]

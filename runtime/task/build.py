@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import check
@@ -13,6 +14,7 @@ from ...operators.elements import Batch
 from ...operators.graph import Node
 from ...operators.sink import SinkOperator
 from ...state.keygroups import key_group_range
+from ..observe.metrics import UserMetrics
 from .chain import ChainedOperator, ChainOutput, OperatorChain, Partition, call_and_wait
 from .environment import TaskEnvironment
 
@@ -79,7 +81,8 @@ async def open_chain(
         context = make_context(chained, env, timers, held_s)
         await call_and_wait(chained, chained.operator.open, context)
         if chained.operator.function_life is not None:
-            await call_and_wait(chained, chained.operator.function_life.open, context)
+            own = replace(context, metrics=UserMetrics(context.metrics))
+            await call_and_wait(chained, chained.operator.function_life.open, own)
 
 
 def make_context(

@@ -31,6 +31,7 @@ from ..control.messages import (
 from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.key_group_sampler import KeyGroupSampler
+from ..metrics_options import SUBTASK_LABELS_MAX, USER_SERIES_MAX
 from ..observe.metrics import MetricsRegistry
 from ..options import ALLOW_PICKLE, Options
 from ..plan import PhysicalPlan
@@ -113,7 +114,10 @@ class Deployment:
         self._transfers = transfers
         self._io_threads = io_threads
         self._copies = copies
-        self._metrics = metrics.group(job_name=self._plan.job_name, worker=worker_id)
+        self._subtask_labels_max = self._options.get(SUBTASK_LABELS_MAX)
+        self._metrics = metrics.group(
+            job_name=self._plan.job_name, user_series_max=self._options.get(USER_SERIES_MAX)
+        )
         self._worker_id = worker_id
         self._send = send
         self._subtasks: list[Subtask] = []
@@ -156,7 +160,7 @@ class Deployment:
                 subtask = IterationSubtask(env, outputs, gate, ports)
             else:
                 subtask = InputSubtask(env, outputs, gate)
-            register_task(self._metrics, subtask)
+            register_task(self._metrics, subtask, self._subtask_labels_max)
             self._subtasks.append(subtask)
         self._samplers = channels.samplers
         if self._message.state_root:
@@ -187,7 +191,9 @@ class Deployment:
             transfers=self._transfers,
             directory=self._directories.subtask(self.attempt, vertex.id, assignment.index),
             reports=reports,
-            metrics_of=self._metrics.operator,
+            metrics_of=partial(
+                self._metrics.operator, labelled=vertex.parallelism <= self._subtask_labels_max
+            ),
             splits=splits,
             overtaking=vertex.id in self._overtaken,
             copies=self._copies,

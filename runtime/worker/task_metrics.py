@@ -3,67 +3,93 @@
 from __future__ import annotations
 
 from ...operators.drops import DROPPED_COUNTER
+from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from ...operators.splits import History
-from ..observe.catalogue import TASK
-from ..observe.metrics import MetricsGroup
+from ..observe.metrics import MetricsGroup, Scope
 from ..task.accounting import Activity
 from ..task.chain import ChainedOperator
 from ..task.input_subtask import InputSubtask
 from ..task.subtask import Subtask
 
-_NS_PER_MS = 1_000_000
 
+def register_task(group: MetricsGroup, subtask: Subtask, labels_max: int) -> None:
+    """Register the metrics of a subtask and its operators; none of them costs it anything.
 
-def register_task(group: MetricsGroup, subtask: Subtask) -> None:
-    """Register the metrics of a subtask and its operators; none of them costs it anything."""
-    env, time, snapshots = subtask.env, subtask.time, subtask.snapshots
+    Args:
+        group: where they go.
+        subtask: whose.
+        labels_max: tasks with more subtasks than this have no label `subtask`.
+    """
+    env, snapshots = subtask.env, subtask.snapshots
     partitions = list(subtask.chain.partitions)
     head = subtask.chain.head
     leaving = [chained.output for chained in subtask.chain.operators if chained.output.partitions]
-    scope = group.add(TASK, task_name=env.vertex.name, subtask_index=str(env.index))
-    scope.count("numRecordsIn", lambda: head.records_in)
-    scope.count("numRecordsOut", lambda: sum(output.records_out for output in leaving))
-    scope.count("numBytesOut", lambda: sum(p.stats().bytes_out for p in partitions))
-    scope.count("numBuffersOut", lambda: sum(p.stats().buffers_out for p in partitions))
-    scope.gauge("busyTimeMsPerSecond", lambda: time.last_rates.busy)
-    scope.gauge("idleTimeMsPerSecond", lambda: time.last_rates.idle)
-    scope.gauge("backPressuredTimeMsPerSecond", lambda: time.last_rates.backpressured)
-    scope.gauge("fullTimeMsPerSecond", lambda: time.last_rates.full)
-    scope.gauge("isBackPressured", lambda: time.activity is Activity.BACKPRESSURED)
-    scope.gauge("currentCallTimeMs", lambda: _call_ms(subtask))
-    scope.gauge("outputQueueLength", lambda: sum(p.stats().queued_buffers for p in partitions))
-    scope.gauge("checkpointStartDelayNanos", lambda: snapshots.start_delay_ms * _NS_PER_MS)
-    scope.gauge("checkpointAlignmentTime", lambda: snapshots.alignment_ms * _NS_PER_MS)
-    scope.gauge("mailboxQueueSize", lambda: subtask.queued_mails)
+    labelled = env.vertex.parallelism <= labels_max
+    scope = group.task(env.vertex.name, env.index, labelled=labelled)
+    scope.count("task_records_in", lambda: head.records_in)
+    scope.count("task_records_out", lambda: sum(output.records_out for output in leaving))
+    scope.count("task_bytes_out", lambda: sum(p.stats().bytes_out for p in partitions))
+    scope.count("task_buffers_out", lambda: sum(p.stats().buffers_out for p in partitions))
+    scope.gauge(
+        "task_output_queue_buffers", lambda: sum(p.stats().queued_buffers for p in partitions)
+    )
+    scope.gauge("task_checkpoint_start_delay_seconds", lambda: snapshots.start_delay_ms / 1000)
+    scope.gauge("task_checkpoint_alignment_seconds", lambda: snapshots.alignment_ms / 1000)
+    scope.gauge("task_mailbox_mails", lambda: subtask.queued_mails)
+    _register_time(scope, subtask)
     if isinstance(subtask, InputSubtask):
-        gate = subtask.gate
-        scope.gauge("inputQueueLength", lambda: gate.queued_buffers)
-        scope.gauge("inPoolUsage", lambda: gate.queued_buffers / gate.buffers_total)
-        scope.gauge("currentInputWatermark", lambda: head.current_watermark)
-        if (debloater := subtask.debloater) is not None:
-            sizes = debloater.sizes
-            scope.gauge("debloatedBufferSize", lambda: sizes.announced)
-            scope.gauge("estimatedTimeToConsumeBuffersMs", lambda: sizes.time_to_consume_ms)
+        _register_input(scope, subtask)
     if env.vertex.head.source is not None:
-        scope.gauge("isProcessingBacklog", lambda: env.splits.history is History.BEING_READ)
-    sinks = {node.id for node in env.vertex.nodes if node.sink is not None}
+        scope.gauge("task_reading_backlog", lambda: env.splits.history is History.BEING_READ)
     for chained in subtask.chain.operators:
-        _register_operator(group, subtask, chained, chained.node_id in sinks)
+        _register_operator(group, subtask, chained, labelled)
 
 
-def _call_ms(subtask: Subtask) -> int:
+def _register_time(scope: Scope, subtask: Subtask) -> None:
+    time = subtask.time
+    for activity in Activity:
+        scope.count(
+            "task_time_seconds",
+            lambda activity=activity: time.seconds_in(activity),  # type: ignore[misc]
+            {"state": activity.name.lower()},
+        )
+    scope.gauge("task_backpressured", lambda: time.activity is Activity.BACKPRESSURED)
+    scope.gauge("task_call_seconds", lambda: _call_seconds(subtask))
+
+
+def _call_seconds(subtask: Subtask) -> float:
     since = subtask.time.in_call_since
-    return 0 if since is None else int(1000 * (subtask.env.clock.monotonic() - since))
+    return 0.0 if since is None else max(0.0, subtask.env.clock.monotonic() - since)
+
+
+def _register_input(scope: Scope, subtask: InputSubtask) -> None:
+    gate, head = subtask.gate, subtask.chain.head
+    scope.gauge("task_input_queue_buffers", lambda: gate.queued_buffers)
+    scope.gauge("task_input_queue_ratio", lambda: gate.queued_buffers / gate.buffers_total)
+    scope.gauge("task_watermark_timestamp_seconds", lambda: _time(head.current_watermark))
+    if (debloater := subtask.debloater) is not None:
+        sizes = debloater.sizes
+        scope.gauge("task_debloated_buffer_bytes", lambda: sizes.announced)
+        scope.gauge("task_debloat_time_to_consume_seconds", lambda: sizes.time_to_consume_ms / 1000)
+
+
+def _time(watermark: int) -> float | None:
+    """Before the first watermark, and after the end, event time is nowhere."""
+    return None if watermark in (WATERMARK_MIN, WATERMARK_MAX) else watermark / 1000
 
 
 def _register_operator(
-    group: MetricsGroup, subtask: Subtask, chained: ChainedOperator, is_sink: bool
+    group: MetricsGroup, subtask: Subtask, chained: ChainedOperator, labelled: bool
 ) -> None:
-    scope = group.operator(subtask.env.vertex.name, chained.name, subtask.env.index)
-    scope.count("numRecordsIn", lambda: chained.records_in)
-    scope.count("numRecordsOut", lambda: chained.output.records_out)
+    env = subtask.env
+    scope = group.operator(env.vertex.name, chained.name, env.index, labelled=labelled)
+    scope.count("records_in", lambda: chained.records_in)
+    scope.count("records_out", lambda: chained.output.records_out)
     scope.count(DROPPED_COUNTER, lambda: chained.output.drops.total)
-    scope.gauge("currentInputWatermark", lambda: chained.current_watermark)
-    scope.gauge("currentOutputWatermark", lambda: chained.output.watermark)
-    if is_sink:
-        scope.count("numRecordsSend", lambda: chained.records_in)
+    scope.gauge("input_watermark_timestamp_seconds", lambda: _time(chained.current_watermark))
+    scope.gauge("output_watermark_timestamp_seconds", lambda: _time(chained.output.watermark))
+    node = next(node for node in env.vertex.nodes if node.id == chained.node_id)
+    if node.source is not None:
+        scope.count("source_records", lambda: chained.output.records_out)
+    if node.sink is not None:
+        scope.count("sink_records", lambda: chained.records_in)

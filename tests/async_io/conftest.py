@@ -65,6 +65,7 @@ class Bench:
         self.clock = VirtualClock(self.loop)
         self.counts: dict[str, int] = {}
         self.gauges: dict[str, Callable[[], float]] = {}
+        self.observed: dict[str, list[float]] = {}
         self._handles: list[asyncio.TimerHandle] = []
         self._start(parallelism)
 
@@ -81,7 +82,9 @@ class Bench:
             "test", self.node.name, index, self.parallelism, MAX_PARALLELISM, 1,
             key_group_range(index, self.parallelism, MAX_PARALLELISM), self.clock,
             SimpleNamespace(call_later=self._call_later),
-            SimpleNamespace(counter=self._counter, gauge=self.gauges.__setitem__),
+            SimpleNamespace(
+                counter=self._counter, gauge=self.gauges.__setitem__, histogram=self._histogram
+            ),
             logging.getLogger("test"), self._no_threads, self.options,
         )  # fmt: skip
 
@@ -95,6 +98,9 @@ class Bench:
             self.counts[name] = self.counts.get(name, 0) + amount
 
         return SimpleNamespace(inc=inc)
+
+    def _histogram(self, name: str) -> Any:
+        return SimpleNamespace(observe=self.observed.setdefault(name, []).append)
 
     def _no_threads(self, function: Callable[[], Any]) -> Any:
         raise AssertionError("nothing here blocks")

@@ -77,7 +77,7 @@ def test_no_more_records_are_taken_than_there_is_room_for(
     assert not operator.full()
     assert operator.settled()
     assert service.most == 3
-    assert step.gauges["numRecordsInFlight"]() == 0
+    assert step.gauges["async_records_in_flight"]() == 0
 
 
 def test_results_that_are_ready_at_once_are_one_batch(bench: Any, world: Any) -> None:
@@ -111,7 +111,7 @@ def test_records_whose_time_is_up_are_a_stream(bench: Any, world: Any) -> None:
     assert service.cancelled == [30]
     step.advance(5)
     assert step.take_timed("timed_out") == [(40, 4)]
-    assert step.counts["numRecordsTimedOut"] == 2
+    assert step.counts["async_records_timed_out"] == 2
 
 
 def test_a_function_gives_the_result_when_time_is_up(bench: Any, world: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_function_gives_the_result_when_time_is_up(bench: Any, world: Any) -> 
     )
     step = bench(stream).push([10, 30, 15], [1, 2, 3]).advance(20)
     assert step.take_timed() == [(100, 1), (-30, 2), (150, 3)]
-    assert step.counts["numRecordsTimedOut"] == 1
+    assert step.counts["async_records_timed_out"] == 1
 
 
 def test_the_first_to_come_wins(bench: Any, world: Any) -> None:
@@ -220,7 +220,7 @@ def test_delays_between_attempts(bench: Any, world: Any, retry: Any, expected: l
     step = bench(world.source().map_async(flaky, retry=retry, name="ask")).push([7]).advance(2_000)
     assert step.take() == [7]
     assert flaky.calls[7] == expected
-    assert step.counts["numCallsRetried"] == 3
+    assert step.counts["async_calls_retried"] == 3
 
 
 def test_the_last_attempt_counts(bench: Any, world: Any) -> None:

@@ -141,7 +141,7 @@ def test_to_look_at_the_clock_is_no_reason_and_count_triggers_are_none(run_batch
     keyed.process(LooksAtTheClock(), name="looks").write(blackhole(guarantee="none"), name="o")
     counted = triggered(hg.triggers.Purging(hg.triggers.Count(2)))(keyed)
     counted.write(blackhole(guarantee="none"), name="o2")
-    assert run_batch_here(made)["looks.numRecordsIn"] == 1
+    assert run_batch_here(made)["looks.records_in"] == 1
 
 
 def test_automatic_is_batch_if_all_sources_end() -> None:

@@ -233,14 +233,14 @@ def test_bad_records_are_told_apart_exactly(
     )
     found, rejected, counts = read_bad(source)
     assert found == good
-    assert counts == {"numRecordsInErrors": len(bad)}
+    assert counts == {"source_record_errors": len(bad)}
     assert [(r["file"], r["offset"], r["record"]) for r in rejected] == [
         (str(path), offset, text) for offset, _, text in bad
     ]
     for record, (_, reason, text) in zip(rejected, bad, strict=True):
         assert any(part in record["reason"] for part in reason.split("|")), (text, record["reason"])
     dropping = files_source(str(path), format=format, schema=SCHEMA, on_bad_record="drop")
-    assert read_bad(dropping) == (good, [], {"numRecordsInErrors": len(bad)})
+    assert read_bad(dropping) == (good, [], {"source_record_errors": len(bad)})
 
 
 @pytest.mark.parametrize("case", [bad_csv, bad_json])

@@ -75,7 +75,7 @@ def test_dropped_records_are_counted() -> None:
     around = run(invert, OnError("drop"), [1, 0, 2, 0])
     assert around.main == [1, 0.5]
     assert around.failed == []
-    assert around.counts == {"numFailedRecords": 2, "numFailedRecordsDropped": 2}
+    assert around.counts == {"failed_records": 2, "failed_records_dropped": 2}
 
 
 def test_records_kept_apart_are_counted_but_not_as_dropped() -> None:
@@ -85,7 +85,7 @@ def test_records_kept_apart_are_counted_but_not_as_dropped() -> None:
         "1970-01-01 00:00:00.001000+00:00", "1970-01-01 00:00:00.003000+00:00",
     ]  # fmt: skip
     assert around.failed[0].origin == "job.py:5"
-    assert around.counts == {"numFailedRecords": 2}
+    assert around.counts == {"failed_records": 2}
 
 
 @pytest.mark.parametrize("retries", [0, 2])

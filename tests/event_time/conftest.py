@@ -110,7 +110,7 @@ class Step:
 
         return SimpleNamespace(inc=inc)
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
+    def gauge(self, name: str, read: Callable[[], float], labels: Any = None) -> None:
         pass
 
     # output

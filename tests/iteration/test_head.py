@@ -40,7 +40,7 @@ class Seen:
 
         return Counter()
 
-    def gauge(self, name: str, read: Any) -> None:
+    def gauge(self, name: str, read: Any, labels: Any = None) -> None:
         return None
 
 

@@ -49,8 +49,9 @@ class Recorder:
 
         return Counter()
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
-        self.gauges[name] = read
+    def gauge(self, name: str, read: Callable[[], float], labels: dict[str, str]) -> None:
+        assert name == "join_rows_waiting"
+        self.gauges[labels["side"]] = read
 
     def take(self, kind: str = "rows") -> list[tuple[Any, ...]]:
         """Rows that went out since the last call, as tuples, each with its time at the end."""
@@ -201,8 +202,9 @@ class Fleet:
     def counter(self, name: str) -> int:
         return sum(recorder.counters.get(name, 0) for recorder in self.recorders)
 
-    def gauge(self, name: str) -> float:
-        return sum(recorder.gauges[name]() for recorder in self.recorders)
+    def gauge(self, side: str) -> float:
+        """How many rows of a side wait."""
+        return sum(recorder.gauges[side]() for recorder in self.recorders)
 
 
 @dataclass
@@ -264,7 +266,7 @@ def replay(running: Fleet, model: Any, history: list[Any], batch: Any, most: int
 
 def _collect(found: Replayed) -> None:
     found.out += found.fleet.take()
-    found.dropped += found.fleet.counter("numLateRecordsDropped")
+    found.dropped += found.fleet.counter("late_records")
     for side, tag in enumerate(("late", "late_other")):
         found.late[side].extend(found.fleet.take(tag))
 

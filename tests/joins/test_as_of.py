@@ -111,10 +111,10 @@ def test_any_history(fleet, replay, bounds, how, history, parallelism, valid_for
     assert found.dropped == len(model.late[0]) + len(model.late[1])
     assert sorted(row[2] for row in found.late[0]) == sorted(row[2] for row in model.late[0])
     assert sorted(row[0] for row in found.late[1]) == sorted(f"v{row[2]}" for row in model.late[1])
-    assert found.fleet.gauge("numLeftRowsWaiting") == 0
+    assert found.fleet.gauge("left") == 0
     keys = [key for key, versions in model.versions.items() if versions]
     waiting = len(keys) if valid_for is None else 0
-    assert found.fleet.gauge("numRightRowsWaiting") == waiting
+    assert found.fleet.gauge("right") == waiting
 
 
 def test_of_each_key_one_version_is_kept_behind_the_watermark(fleet):
@@ -126,8 +126,8 @@ def test_of_each_key_one_version_is_kept_behind_the_watermark(fleet):
         joined.process(1, batch(1, rows))
         joined.process(0, batch(0, rows[::100]))
         joined.watermark(int(times[-1]))
-        assert joined.gauge("numRightRowsWaiting") == 7
-        assert joined.gauge("numLeftRowsWaiting") == 0
+        assert joined.gauge("right") == 7
+        assert joined.gauge("left") == 0
         sizes.append(sum(side.nbytes for side in joined.operators[0]._sides))
     assert max(sizes[50:]) <= 1.1 * max(sizes[:50])
     out = joined.take()
@@ -152,7 +152,7 @@ def test_versions_behind_the_watermark(fleet, size):
     for low in range(0, len(versions), size):
         joined.process(1, batch(1, versions[low : low + size]))
     assert [row[0] for row in joined.take("late_other")] == ["v3", "v5", "v8"]
-    assert joined.gauge("numRightRowsWaiting") == 2
+    assert joined.gauge("right") == 2
     joined.process(0, batch(0, [(1, 11, 1), (2, 12, 2), (3, 11, 3), (1, 10, 4)]))
     joined.watermark(WATERMARK_MAX)
     assert [(row[2], row[3]) for row in joined.take()] == [(1, "v6"), (3, None), (2, "v7")]
@@ -183,7 +183,7 @@ def test_keys_that_never_come_back_are_forgotten(fleet):
         joined.process(0, batch(0, [(time - 4_000, time, -time) for time in times[::100]]))
         joined.watermark(times[-1])
         # as long as they are valid, and the eighth of that between two sweeps
-        assert joined.gauge("numRightRowsWaiting") <= 4_500
+        assert joined.gauge("right") <= 4_500
         (only,) = joined.operators
         sizes.append(only._keys.nbytes + sum(side.nbytes for side in only._sides))
     assert max(sizes[60:]) <= 1.1 * max(sizes[:60])
@@ -202,7 +202,7 @@ def test_what_is_valid_no_more_does_not_come_back(fleet):
     joined.watermark(12)
     chains = joined.complete(joined.cut())
     again = fleet(partial(operator, "left", 1_000), KEYS, 1, chains)
-    assert again.gauge("numRightRowsWaiting") == 1
+    assert again.gauge("right") == 1
     again.process(1, batch(1, [(1, 3, 3), (1, 4, 4)]))
     assert [row[0] for row in again.take("late_other")] == ["v3"]
     again.process(0, batch(0, [(1, 20, 1), (2, 20, 2)]))

@@ -152,8 +152,8 @@ def test_any_history(fleet, replay, bounds, how, history, bounds_, key_type, par
     assert sorted(row[1] for row in found.late[0]) == sorted(row[2] for row in model.late[0])
     numbers = sorted(float(row[2]) for row in model.late[1])
     assert sorted(row[0] for row in found.late[1]) == numbers
-    for name in ("numLeftRowsWaiting", "numRightRowsWaiting"):
-        assert found.fleet.gauge(name) == 0
+    for side in ("left", "right"):
+        assert found.fleet.gauge(side) == 0
 
 
 # --- what histories do not show -----------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_rows_that_can_meet_nothing_more_free_their_memory(fleet):
         joined.watermark(int(times[-1]) - 100)
         (only,) = joined.operators
         sizes.append(only._keys.nbytes + sum(side.nbytes for side in only._sides))
-        assert joined.gauge("numLeftRowsWaiting") <= 111
+        assert joined.gauge("left") <= 111
     assert max(sizes[90:]) <= 1.1 * max(sizes[:90])
     joined.watermark(WATERMARK_MAX)
     assert len(joined.take()) == 2 * 160_000

@@ -151,8 +151,8 @@ histories = st.lists(event, max_size=14)
 
 def check_end(found, model):
     assert found.dropped == len(found.late[0]) + len(found.late[1]) == model.late
-    for name in ("numLeftRowsWaiting", "numRightRowsWaiting"):
-        assert found.fleet.gauge(name) == 0
+    for side in ("left", "right"):
+        assert found.fleet.gauge(side) == 0
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -164,6 +164,7 @@ def by_name(nodes: list[Any]) -> list[Any]:
 @pytest.mark.usefixtures("user_code")
 def test_everything_a_manifest_can_say_equals_its_python_twin(shape: Shape) -> None:
     job, twin = load_job(WIDE), wide_twin()
+    assert job.labels == {"team": "ads"}
     assert by_name(shape(job)) == by_name(shape(twin))
     assert definition_of(job).checkpoint_settings == definition_of(twin).checkpoint_settings
     assert definition_of(job).restart_settings == definition_of(twin).restart_settings

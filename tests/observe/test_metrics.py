@@ -18,11 +18,17 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import Crash, Pause, blackhole, from_list, json_source
+from headgate.errors import UsageError
 from headgate.runtime.observe import endpoint
-from headgate.runtime.observe.catalogue import CATALOGUE, JOB, LABELS, OPERATOR, TASK, markdown
+from headgate.runtime.observe.catalogue import CATALOGUE, LABELS
 from headgate.runtime.observe.endpoint import open_endpoint
-from headgate.runtime.observe.metrics import MetricsRegistry
+from headgate.runtime.observe.metrics import MetricsRegistry, UserMetrics
+from headgate.runtime.observe.metrics_page import markdown
+from headgate.runtime.observe.process_metrics import memory_limit_bytes
+from headgate.runtime.task.accounting import Activity, TimeAccounting
 from headgate.tests.support.held import PacedByCompletion
+from headgate.tests.support.prometheus import promtool
+from headgate.tests.support.versitygw import NotAvailableError
 
 DOCS = Path(hg.__file__).resolve().parent / "docs" / "metrics.md"
 TIMES = [1_000, 200_000, 300_000, 500]
@@ -36,6 +42,7 @@ def make_job(path: Path, **options: str) -> hg.Job:
     job = hg.Job(
         "measured",
         parallelism=2,
+        labels={"team": "search"},
         options={
             "metrics.port": "0",
             "pipeline.auto-watermark-interval": "0s",
@@ -91,20 +98,40 @@ class Timed(hg.KeyedProcess[int, Any, Any]):
 
 def test_every_metric_is_in_the_catalogue_and_there(watch: Any, tmp_path: Path) -> None:
     async def script(job: Any) -> None:
-        scraped = await job.scrape()
-        assert {family.name: family.type for family in scraped.families} == {
-            metric.sample.removesuffix("_total"): metric.type for metric in CATALOGUE
-        }
-        assert scraped.names() == {metric.sample for metric in CATALOGUE}
+        scraped = await job.until(lambda s: s.values("checkpoint_last_id"))
+        documented = {metric.sample.removesuffix("_total"): metric for metric in CATALOGUE}
+        shown = {family.name: family.type for family in scraped.families}
+        assert {name: documented[name].kind for name in shown} == shown
+        absent = {name for name, metric in documented.items() if name not in shown}
+        assert {name for name in absent if not documented[name].absent} == set()
         assert {(f.name, f.documentation) for f in scraped.families} == {
-            (metric.sample.removesuffix("_total"), metric.meaning) for metric in CATALOGUE
+            (name, documented[name].help) for name in shown
         }
-        scopes = {metric.sample: metric.scope for metric in CATALOGUE}
-        for sample in scraped.samples:
-            assert set(sample.labels) == set(LABELS[scopes[sample.name]])
+        for family in scraped.families:
+            metric = documented[family.name]
+            own = set(metric.labels) | ({"le"} if metric.kind == "histogram" else set())
+            if metric.name == "job_info":
+                own = {"label_team"}
+            for sample in family.samples:
+                labels = {*LABELS[metric.scope], *own}
+                assert set(sample.labels) in (labels, labels - {"le"}), sample
         series = Counter((s.name, *sorted(s.labels.items())) for s in scraped.samples)
         assert max(series.values()) == 1
+        assert not [s for s in scraped.samples if s.value in (-1, -(2.0**63), 2.0**63)]
+        assert not [s for s in scraped.samples if math.isnan(s.value)]
         assert scraped.text.count("# TYPE") == len(scraped.families)
+
+    watch(make_job(tmp_path), script)
+
+
+def test_promtool_finds_nothing_wrong_with_a_scrape(watch: Any, tmp_path: Path) -> None:
+    async def script(job: Any) -> None:
+        scraped = await job.until(lambda s: s.values("checkpoint_last_id"))
+        try:
+            checked = await asyncio.to_thread(promtool, "check", "metrics", text=scraped.text)
+        except NotAvailableError as error:
+            pytest.skip(str(error))
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
     watch(make_job(tmp_path), script)
 
@@ -112,53 +139,45 @@ def test_every_metric_is_in_the_catalogue_and_there(watch: Any, tmp_path: Path) 
 def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
     async def script(job: Any) -> None:
         def done(scraped: Any) -> bool:
-            late = scraped.value(f"{OPERATOR}_numLateRecordsDropped_total", operator_name="windows")
-            lines = scraped.value(f"{OPERATOR}_numRecordsIn_total", operator_name="lines out")
+            late = scraped.value("late_records_total", operator="windows")
+            lines = scraped.value("records_in_total", operator="lines out")
             timers = [
-                sum(scraped.values(f"{OPERATOR}_{counted}_total", operator_name="timed"))
-                for counted in ("numFiredTimers", "numTimersDropped")
+                sum(scraped.values(f"timers_{counted}_total", operator="timed"))
+                for counted in ("fired", "dropped")
             ]
             times = [
-                *scraped.values(f"{TASK}_currentInputWatermark", task_name="windows -> out"),
-                *scraped.values(f"{OPERATOR}_currentOutputWatermark", operator_name="windows"),
+                *scraped.values("task_watermark_timestamp_seconds", task="windows -> out"),
+                *scraped.values("output_watermark_timestamp_seconds", operator="windows"),
             ]
-            through = times == [299_999] * 4  # both subtasks of the window have heard of it
+            through = times == [299.999] * 4  # both subtasks of the window have heard of it
             return through and late == 1 and lines == 2 and timers == [2, 2]
 
         scraped = await job.until(done)
 
         def operator(name: str, operator: str) -> float:
-            return scraped.value(f"{OPERATOR}_{name}", operator_name=operator)
+            return scraped.value(name, operator=operator)
 
-        assert operator("numRecordsOut_total", "events") == len(TIMES)
-        assert operator("numRecordsIn_total", "windows") == len(TIMES)
-        assert operator("numRecordsSend_total", "out") == operator("numRecordsOut_total", "windows")
-        assert operator("numRecordsInErrors_total", "lines") == 1
-        assert scraped.values(f"{OPERATOR}_numRecordsSend_total", operator_name="windows") == []
-        for counted in ("numFiredTimers", "numTimersDropped"):
-            found = scraped.values(f"{OPERATOR}_{counted}_total", operator_name="timed")
-            assert sum(found) == 2
-        windows = {"task_name": "windows -> out"}
-        assert scraped.value(f"{TASK}_numRecordsIn_total", **windows) == len(TIMES)
-        assert scraped.value(f"{TASK}_numRecordsOut_total", **windows) == 0
+        assert operator("records_out_total", "events") == len(TIMES)
+        assert operator("source_records_total", "events") == len(TIMES)
+        assert operator("records_in_total", "windows") == len(TIMES)
+        assert operator("sink_records_total", "out") == operator("records_out_total", "windows")
+        assert operator("source_record_errors_total", "lines") == 1
+        assert scraped.values("sink_records_total", operator="windows") == []
+        windows = {"task": "windows -> out"}
+        assert scraped.value("task_records_in_total", **windows) == len(TIMES)
+        assert scraped.value("task_records_out_total", **windows) == 0
         (task,) = {
-            sample.labels["task_name"]
+            sample.labels["task"]
             for sample in scraped.samples
-            if sample.labels.get("operator_name") == "events"
+            if sample.labels.get("operator") == "events" and "task" in sample.labels
         }
-        assert scraped.value(f"{TASK}_numRecordsOut_total", task_name=task) == len(TIMES)
-        assert scraped.value(f"{TASK}_numBuffersOut_total", task_name=task) == len(TIMES)
-        assert scraped.value(f"{TASK}_numBytesOut_total", task_name=task) >= 8 * len(TIMES)
-        # Event time: the newest was 300,000; both subtasks of the window heard of it.
-        inputs = scraped.values(f"{TASK}_currentInputWatermark", **windows)
-        assert inputs == [299_999] * 2
-        assert scraped.values(f"{TASK}_currentInputWatermark", task_name=task) == []
-        outputs = scraped.values(f"{OPERATOR}_currentOutputWatermark", operator_name="windows")
-        assert outputs == [299_999] * 2
-        status = await job.status()
-        workers = {worker["worker"] for worker in status["workers"]}
-        assert {s.labels["worker"] for s in scraped.samples if "worker" in s.labels} == workers
-        assert {s.labels.get("subtask_index") for s in scraped.samples} == {None, "0", "1"}
+        assert scraped.value("task_records_out_total", task=task) == len(TIMES)
+        assert scraped.value("task_buffers_out_total", task=task) == len(TIMES)
+        assert scraped.value("task_bytes_out_total", task=task) >= 8 * len(TIMES)
+        # Event time: the newest was 300,000 ms; both subtasks of the window heard of it.
+        assert scraped.values("task_watermark_timestamp_seconds", **windows) == [299.999] * 2
+        assert scraped.values("task_watermark_timestamp_seconds", task=task) == []
+        assert {s.labels.get("subtask") for s in scraped.samples} == {None, "0", "1"}
         assert {s.labels["job_name"] for s in scraped.samples} == {"measured"}
 
     watch(make_job(tmp_path), script)
@@ -166,41 +185,68 @@ def test_what_tasks_and_operators_count(watch: Any, tmp_path: Path) -> None:
 
 def test_lags_and_time(watch: Any, tmp_path: Path) -> None:
     async def script(job: Any) -> None:
-        name, events = f"{OPERATOR}_watermarkLag", {"operator_name": "event_time"}
-        scraped = await job.until(lambda s: any(v == v for v in s.values(name, **events)))
+        name, events = "watermark_lag_seconds", {"operator": "event_time"}
+        scraped = await job.until(lambda s: s.values(name, **events))
         # One subtask has the events of 1970; the other has none, and so no watermark.
-        seen, unseen = sorted(scraped.values(name, **events), key=math.isnan)
-        assert seen > 50 * 365 * 86_400_000
-        assert math.isnan(unseen)
-        lags = scraped.values(f"{OPERATOR}_currentEmitEventTimeLag", **events)
-        lag, _ = sorted(lags, key=math.isnan)
-        assert lag > 50 * 365 * 86_400_000
-        names = ("busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond")
-        shares = [scraped.values(f"{TASK}_{name}") for name in names]
-        sums = [sum(parts) for parts in zip(*shares, strict=True)]
-        assert sums == pytest.approx([1000] * len(sums), abs=2)
-        assert set(scraped.values(f"{TASK}_isBackPressured")) == {0}
+        (seen,) = scraped.values(name, **events)
+        assert seen > 50 * 365 * 86_400
+        (lag,) = scraped.values("emit_event_time_lag_seconds", **events)
+        assert lag > 50 * 365 * 86_400
+        assert set(scraped.values("task_backpressured")) == {0}
 
     watch(make_job(tmp_path), script)
+
+
+def test_time_of_a_task_adds_up_to_the_time_that_has_passed() -> None:
+    now = [100.0]
+    time = TimeAccounting(lambda: now[0])
+    time.switch(Activity.BUSY)
+    now[0] += 3
+    time.switch(Activity.BACKPRESSURED)
+    now[0] += 2
+    seconds = {activity: time.seconds_in(activity) for activity in Activity}
+    assert seconds[Activity.BUSY] == 3
+    assert seconds[Activity.BACKPRESSURED] == 2, "also while it lasts"
+    assert sum(seconds.values()) == 5
 
 
 def test_checkpoints(watch: Any, tmp_path: Path) -> None:
     async def script(job: Any) -> None:
-        scraped = await job.until(lambda s: s.value(f"{JOB}_numberOfCompletedCheckpoints") >= 2)
+        done = {"outcome": "completed"}
+        scraped = await job.until(lambda s: s.value("checkpoints_total", **done) >= 2)
         status = await job.status()
-        assert 2 <= scraped.value(f"{JOB}_lastCompletedCheckpointId") <= status["last_checkpoint"]
-        assert scraped.value(f"{JOB}_lastCheckpointSize") > 0
-        assert scraped.value(f"{JOB}_lastCheckpointDuration") >= 0
-        assert scraped.value(f"{JOB}_lastCheckpointCompletedTimestamp") > 1_600_000_000_000
-        assert scraped.value(f"{JOB}_lastCheckpointRestoreTimestamp") == -1
-        assert scraped.value(f"{JOB}_runningState") == 1
-        assert scraped.value(f"{JOB}_failingState") == 0
-        # read one after the other: a millisecond may lie between them
-        assert 0 < scraped.value(f"{JOB}_uptime") <= scraped.value(f"{JOB}_runningTime")
-        assert scraped.value(f"{JOB}_numRegisteredTaskManagers") == 2
-        assert scraped.value(f"{JOB}_taskSlotsTotal") == 2
+        assert 2 <= scraped.value("checkpoint_last_id") <= status["last_checkpoint"]
+        assert scraped.value("checkpoint_size_bytes", kind="full") > 0
+        assert scraped.value("checkpoint_size_bytes", kind="written") > 0
+        assert scraped.value("checkpoint_duration_seconds_count") >= 2
+        assert scraped.value("checkpoint_duration_seconds_sum") > 0
+        aligned = scraped.value("checkpoint_part_seconds_count", part="alignment")
+        subtasks = sum(vertex["parallelism"] for vertex in status["vertices"])
+        assert aligned >= 2 * subtasks
+        assert scraped.value("checkpoint_last_completed_timestamp_seconds") > 1_600_000_000
+        assert scraped.value("checkpoint_interval_seconds") == 0.05
+        assert scraped.value("checkpoint_timeout_seconds") == 600
+        assert scraped.value("state_size_bytes", operator="windows") > 0
+        assert scraped.values("state_size_bytes", operator="out") == []
+        assert scraped.values("restore_timestamp_seconds") == []
+        assert scraped.value("job_state", state="running") == 1
+        assert scraped.value("job_state", state="failing") == 0
+        assert scraped.value("job_uptime_seconds") > 0
+        assert scraped.value("job_workers") == 2
+        assert scraped.value("job_slots") == 2
 
     watch(make_job(tmp_path), script)
+
+
+def test_subtasks_beyond_the_bound_share_a_series(watch: Any, tmp_path: Path) -> None:
+    async def script(job: Any) -> None:
+        scraped = await job.until(
+            lambda s: sum(s.values("records_in_total", operator="windows")) == len(TIMES)
+        )
+        assert not [s for s in scraped.samples if "subtask" in s.labels]
+        assert len(scraped.values("records_in_total", operator="windows")) == 1
+
+    watch(make_job(tmp_path, **{"metrics.subtask-labels-max": "1"}), script)
 
 
 def test_a_restart_begins_anew(watch: Any, tmp_path: Path) -> None:
@@ -213,13 +259,21 @@ def test_a_restart_begins_anew(watch: Any, tmp_path: Path) -> None:
 
     async def script(job: Any) -> None:
         def restarted(scraped: Any) -> bool:
-            known = scraped.value(f"{JOB}_numRestarts") and scraped.value(f"{JOB}_runningState")
-            return bool(known and sum(scraped.values(f"{TASK}_numRecordsIn_total")))
+            known = scraped.value("job_restarts_total") and scraped.value(
+                "job_state", state="running"
+            )
+            return bool(known and sum(scraped.values("task_records_in_total")))
 
         scraped = await job.until(restarted)
-        assert scraped.values(f"{TASK}_numRecordsIn_total") == [1]
-        assert scraped.value(f"{JOB}_numRestarts") == 1
-        assert scraped.value(f"{JOB}_lastCheckpointRestoreTimestamp") > 1_600_000_000_000
+        assert scraped.values("task_records_in_total") == [1]
+        assert scraped.value("job_restarts_total") == 1
+        assert scraped.value("job_failures_total", category="user") == 1
+        assert scraped.value("job_failures_total", category="system") == 0
+        assert scraped.value("restore_timestamp_seconds") > 1_600_000_000
+        assert scraped.value("restore_duration_seconds_count") == 1
+        assert scraped.value("restart_duration_seconds_count") == 1
+        assert scraped.value("restart_phase_seconds_count", phase="deploy") == 1
+        assert scraped.value("restart_phase_seconds_count", phase="silence") == 0
 
     watch(job, script)
 
@@ -265,8 +319,11 @@ def test_every_process_has_a_port(watch: Any, tmp_path: Path) -> None:
             assert len(set(ports)) == 3
             assert all(port < p < port + 20 for p in ports)
             coordinator, first = await job.scrape(0), await job.scrape(1)
-            assert all(s.name.startswith(f"headgate_{JOB}_") for s in coordinator.samples)
-            assert {s.labels["worker"] for s in first.samples} == {endpoints[1]["process"]}
+            assert not [s for s in coordinator.samples if "task" in s.labels]
+            assert len(first.values("process_resident_memory_bytes", job_name="measured")) == 1
+            own = [s for s in first.samples if not s.name.startswith("headgate_process_")]
+            assert own
+            assert all("task" in s.labels for s in own)
 
         watch(make_job(tmp_path, **{"metrics.port": str(port)}), script, "local")
 
@@ -282,32 +339,153 @@ def collected(metrics: MetricsRegistry) -> dict[tuple[str, str], float]:
     }
 
 
-def test_a_gauge_that_fails_is_no_number_and_harms_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_gauge_that_fails_is_absent_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     metrics = MetricsRegistry()
-    scope = metrics.group(job_name="j").add("test")
+    scope = metrics.group(job_name="j").add()
     scope.gauge("bad", lambda: 1 // 0)
+    scope.gauge("unknown", lambda: None)
+    scope.gauge("no number", lambda: math.nan)
     scope.gauge("good", lambda: 3)
-    found = {name: value for (name, _), value in collected(metrics).items()}
-    assert math.isnan(found["headgate_test_bad"])
-    assert found["headgate_test_good"] == 3
-    assert "headgate_test_bad" in caplog.text
+    for _ in range(2):
+        found = {name: value for (name, _), value in collected(metrics).items()}
+        assert found == {"headgate_user_good": 3}
+    assert caplog.text.count("headgate_user_bad") == 1, "not at every scrape"
 
 
 def test_groups_share_families_and_go_alone() -> None:
     metrics = MetricsRegistry()
-    groups = [metrics.group(worker=worker) for worker in "ab"]
+    groups = [metrics.group(job_name=job) for job in "ab"]
     for group in groups:
-        group.operator("t", "o", 0).counter("user's count").inc(2)
-        group.operator("t", "o", 0).counter("user's count").inc(3)
+        group.operator("t", "o", 0).counter("clicks' count").inc(2)
+        group.operator("t", "o", 0).counter("clicks' count").inc(3)
     assert len(list(metrics.collect())) == 1
     assert list(collected(metrics).values()) == [5, 5]
     groups[0].close()
     groups[0].close()
     ((name, labels),) = collected(metrics)
-    assert name == f"headgate_{OPERATOR}_user_s_count_total"
-    assert json.loads(labels)["worker"] == "b"
+    assert name == "headgate_user_clicks__count_total"
+    assert json.loads(labels) == {"job_name": "b", "task": "t", "operator": "o", "subtask": "0"}
+
+
+def test_subtasks_without_a_label_are_merged_as_the_catalogue_says() -> None:
+    metrics = MetricsRegistry()
+    group = metrics.group(job_name="j")
+    for subtask, value in enumerate((3.0, 1.0, 2.0)):
+        scope = group.task("t", subtask, labelled=False)
+        scope.count("task_records_in", lambda value=value: value)  # type: ignore[misc]
+        scope.gauge("task_watermark_timestamp_seconds", lambda value=value: value)  # type: ignore[misc]
+        scope.gauge("task_call_seconds", lambda value=value: value)  # type: ignore[misc]
+        scope.histogram("user_seconds", [1, 2]).observe(value)
+    shown = json.dumps({"job_name": "j", "task": "t"})
+    found = collected(metrics)
+    assert found["headgate_task_records_in_total", shown] == 6
+    assert found["headgate_task_watermark_timestamp_seconds", shown] == 1
+    assert found["headgate_task_call_seconds", shown] == 3
+    assert found["headgate_user_seconds_count", shown] == 3
+    assert found["headgate_user_seconds_sum", shown] == 6
+
+
+def test_a_histogram_counts_up_to_its_bounds() -> None:
+    metrics = MetricsRegistry()
+    took = metrics.group(job_name="j").add().histogram("took_seconds", [0.1, 1])
+    for value in (0.05, 0.1, 0.5, 7):
+        took.observe(value)
+    counts = {
+        json.loads(labels).get("le"): value for (_, labels), value in collected(metrics).items()
+    }
+    assert counts["0.1"] == 2, "a bound belongs to its bucket"
+    assert counts["1.0"] == 3
+    assert counts["+Inf"] == 4
+
+
+def test_the_metrics_of_a_user_have_labels_in_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = MetricsRegistry()
+    scope = metrics.group(job_name="j", user_series_max=2).operator("t", "o", 0)
+    mine = UserMetrics(scope)
+    for number in range(5):
+        mine.counter("seen_total", labels={"shop": f"s{number}"}).inc()
+        mine.counter("seen_total", labels={"shop": f"s{number}"}).inc()
+    scope.counter("late_records").inc(7)
+    mine.counter("late_records", labels={"shop": "s0"}).inc()
+    found = {
+        (name, json.loads(labels).get("shop")): value
+        for (name, labels), value in collected(metrics).items()
+    }
+    assert found == {
+        ("headgate_user_seen_total", "s0"): 2,
+        ("headgate_user_seen_total", "s1"): 2,
+        ("headgate_user_seen_total", "other"): 6,
+        ("headgate_late_records_total", None): 7,
+        ("headgate_user_late_records_total", "other"): 1,
+    }
+    assert caplog.text.count("metrics.user-series-max") == 1
+
+
+@pytest.mark.parametrize("label", ["subtask", "le", "a b", "", "1a"])
+def test_labels_that_cannot_be_are_refused(label: str) -> None:
+    scope = MetricsRegistry().group(job_name="j").add()
+    with pytest.raises(UsageError, match="cannot have this label"):
+        UserMetrics(scope).counter("seen", labels={label: "x"})
+
+
+def test_buckets_ascend() -> None:
+    scope = MetricsRegistry().group(job_name="j").add()
+    with pytest.raises(UsageError, match="ascend"):
+        scope.histogram("took", [2, 1])
+
+
+def test_one_name_is_one_kind_of_metric(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = MetricsRegistry()
+    group = metrics.group(job_name="j")
+    group.operator("t", "a", 0).gauge("x", lambda: 1)
+    group.operator("t", "b", 0).counter("x").inc()
+    assert len(collected(metrics)) == 1
+    assert "a gauge here and a counter there" in caplog.text
+
+
+class Counting:
+    """A function with metrics of its own."""
+
+    def open(self, ctx: Any) -> None:
+        self.seen = ctx.metrics.counter("rows_seen", labels={"shop": "a"})
+        self.sizes = ctx.metrics.histogram("row_bytes", [10, 100])
+        ctx.metrics.gauge("last_id", lambda: 7)
+        ctx.metrics.counter("late_records").inc()
+
+    def __call__(self, row: Any) -> Any:
+        self.seen.inc()
+        self.sizes.observe(50)
+        return row
+
+
+def test_functions_have_metrics(watch: Any, tmp_path: Path) -> None:
+    job = hg.Job("own", options={"metrics.port": "0"})
+    job.read(from_list([1, 2, Pause("1h")]), name="items").map(Counting(), name="mine").write(
+        blackhole(), name="out"
+    )
+
+    async def script(job: Any) -> None:
+        scraped = await job.until(lambda s: sum(s.values("user_rows_seen_total")) == 2)
+        (sample,) = [s for s in scraped.samples if s.name == "headgate_user_rows_seen_total"]
+        assert sample.labels["operator"] == "mine"
+        assert sample.labels["shop"] == "a"
+        assert scraped.value("user_row_bytes_bucket", le="100.0") == 2
+        assert scraped.value("user_last_id") == 7
+        assert scraped.value("user_late_records_total") == 1
+        assert scraped.values("late_records_total", operator="mine") == []
+
+    watch(job, script)
+
+
+def test_the_memory_limit_of_a_container(tmp_path: Path) -> None:
+    second, first = tmp_path / "memory.max", tmp_path / "limit_in_bytes"
+    assert memory_limit_bytes([second, first]) is None
+    first.write_text("9223372036854771712\n")
+    assert memory_limit_bytes([second, first]) is None
+    second.write_text("max\n")
+    assert memory_limit_bytes([second, first]) is None
+    second.write_text("1048576\n")
+    assert memory_limit_bytes([second, first]) == 1048576
 
 
 def test_the_first_free_port(
@@ -338,4 +516,4 @@ def test_an_endpoint_for_all_shows_the_name_of_the_host() -> None:
 
 
 def test_the_documentation_is_current() -> None:
-    assert DOCS.read_text() == markdown(), "python -m headgate.runtime.observe.catalogue"
+    assert DOCS.read_text() == markdown(), "python -m headgate.runtime.observe.metrics_page"

@@ -67,7 +67,7 @@ class FakeMetrics:
 
         return One()
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
+    def gauge(self, name: str, read: Callable[[], float], labels: Any = None) -> None:
         pass
 
 

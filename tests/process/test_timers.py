@@ -327,7 +327,7 @@ def test_the_end_of_the_input_fires_event_timers_and_drops_the_others(world: Any
     )
     step.end()
     assert [record[3] for record, _ in step.take()] == ["event"]
-    assert step.metrics.counts == {"numFiredTimers": 1, "numTimersDropped": 2}
+    assert step.metrics.counts == {"timers_fired": 1, "timers_dropped": 2}
     assert step.clock.waiting == {}
     step.restart()
     step.clock.advance(10**16)
@@ -561,7 +561,7 @@ def test_the_end_of_the_input_waits_for_all_slices(world: Any) -> None:
     records = mains(step)
     assert sorted(records) == [now, now + 1, now + 2, now + 3, 10**14 + 3, 10**14 + 4]
     assert step.clock.waiting == {}
-    assert step.metrics.counts == {"numFiredTimers": 9}
+    assert step.metrics.counts == {"timers_fired": 9}
 
 
 def test_what_is_asked_to_finish_does_not_leave_timers_behind(world: Any) -> None:

@@ -53,7 +53,7 @@ class NoMetrics:
     def counter(self, name: str) -> Any:
         return SimpleNamespace(inc=lambda amount=1: None)
 
-    def gauge(self, name: str, read: Any) -> None:
+    def gauge(self, name: str, read: Any, labels: Any = None) -> None:
         return None
 
 

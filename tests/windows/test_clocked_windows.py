@@ -224,7 +224,7 @@ def test_no_record_is_lost_behind_a_clock_that_goes_back(of: int) -> None:
     behind.set(T0 + 60)
     found = [(user, n, total) for s in again for user, _, _, n, total in s.results()]
     assert sorted(found) == sorted([("a", 2, 3), (other, 1, 7)])
-    assert all("numLateRecordsDropped" not in s.output.counters for s in again)
+    assert all("late_records" not in s.output.counters for s in again)
 
 
 def test_windows_open_at_the_end_do_not_fire_and_are_counted() -> None:
@@ -233,7 +233,7 @@ def test_windows_open_at_the_end_do_not_fire_and_are_counted() -> None:
     subtask.push([("a", 1), ("b", 1)])
     subtask.operator.finish()
     assert not subtask.results()
-    assert subtask.output.counters["numTimersDropped"] == 4
+    assert subtask.output.counters["timers_dropped"] == 4
     assert not machine.due
 
 

@@ -1,0 +1,42 @@
+"""The options of metrics; `options.py` has the others."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .option_types import Integer, Option, Text
+
+METRICS_PORT = Option[int | None](
+    "metrics.port",
+    Integer(at_most=65535),
+    None,
+    "",
+    "TCP port of the Prometheus endpoints: the coordinator takes the first free one from here on, each "
+    "worker the first free one above; 0: any free ones; unset: no endpoints.",
+)
+METRICS_HOST = Option[str](
+    "metrics.bind-host",
+    Text(),
+    "127.0.0.1",
+    "",
+    "Address that the Prometheus endpoints bind to. They have no authentication.",
+)
+SUBTASK_LABELS_MAX = Option[int](
+    "metrics.subtask-labels-max",
+    Integer(at_most=1_000_000),
+    64,
+    "subtasks",
+    "Metrics of a task with more subtasks than this have no label `subtask`: each process shows one series "
+    "for all its subtasks. 0: never a label `subtask`.",
+)
+USER_SERIES_MAX = Option[int](
+    "metrics.user-series-max",
+    Integer(at_most=1_000_000),
+    1000,
+    "series",
+    "How many series of metrics the functions of one operator subtask may make. All further ones count as "
+    "one, whose labels are `other`.",
+)
+METRICS_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Option)
+)
