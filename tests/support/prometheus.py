@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -16,65 +15,45 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .versitygw import NotAvailableError, cache_dir
+from .built import NotAvailableError, made_once, run_command, skip_or_fail
 
 DOWNLOAD_S_MAX = 300
 START_S_MAX = 60
-HOW = "apt-get download prometheus, unpacked with dpkg-deb"
+PROGRAMS = ("promtool", "prometheus")
 
 
-def _unpacked() -> Path:
-    """The directory of the unpacked package.
-
-    Raises:
-        NotAvailableError: there is no apt, or it cannot download.
-    """
-    directory = cache_dir() / "prometheus-debian"
-    if (directory / "usr/bin/prometheus").exists():
-        return directory
-    tools = [shutil.which(tool) for tool in ("apt-get", "dpkg-deb")]
-    if None in tools:
-        raise NotAvailableError(
-            f"put `promtool` and `prometheus` into {directory}/usr/bin; with Debian's tools: {HOW}"
-        )
-    building = cache_dir() / f"prometheus-{os.getpid()}"
-    building.mkdir(parents=True, exist_ok=True)
+def program(name: str) -> Path:
+    """The path of one of the programs; the test is skipped where it cannot be had, and fails in CI."""
     try:
-        _run(["apt-get", "download", "prometheus"], building)
-        (package,) = building.glob("prometheus_*.deb")
-        _run(["dpkg-deb", "-x", str(package), str(building / "files")], building)
-        with contextlib.suppress(OSError):  # another process was faster
-            os.replace(building / "files", directory)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return directory
+        return made_once("prometheus-debian", PROGRAMS, _unpack) / name
+    except NotAvailableError as error:
+        skip_or_fail(f"{error}; install Prometheus yourself (apt-get install prometheus)")
 
 
-def _run(command: list[str], directory: Path) -> None:
+def _unpack(directory: Path) -> None:
+    installed = [shutil.which(name) for name in PROGRAMS]
+    if all(installed):
+        for name, path in zip(PROGRAMS, installed, strict=True):
+            (directory / name).symlink_to(str(path))
+        return
+    download = ("apt-get", "download", "prometheus")
     try:
-        subprocess.run(
-            command,
-            cwd=directory,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=DOWNLOAD_S_MAX,
-        )
-    except subprocess.CalledProcessError as error:
-        raise NotAvailableError(
-            f"`{' '.join(command)}` failed; try `apt-get update`: {error.stderr[-1000:]}"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise NotAvailableError(f"`{' '.join(command)}` took too long") from error
+        run_command(*download, seconds_max=DOWNLOAD_S_MAX, cwd=directory)
+    except NotAvailableError:
+        # A fresh container has no lists of packages.
+        run_command("apt-get", "update", seconds_max=DOWNLOAD_S_MAX)
+        run_command(*download, seconds_max=DOWNLOAD_S_MAX, cwd=directory)
+    package = next(directory.glob("prometheus_*.deb"))
+    run_command("dpkg-deb", "-x", str(package), str(directory / "unpacked"), seconds_max=120)
+    for name in PROGRAMS:
+        (directory / "unpacked/usr/bin" / name).rename(directory / name)
+    shutil.rmtree(directory / "unpacked")
+    package.unlink()
 
 
 def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run promtool, with `text` as its input.
-
-    Raises:
-        NotAvailableError: it cannot be had here.
-    """
-    tool = _unpacked() / "usr/bin/promtool"
+    """Run promtool, with `text` as its input."""
+    tool = program("promtool")
     return subprocess.run(
         [str(tool), *arguments],
         input=text,
@@ -108,11 +87,8 @@ def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Ite
     """A server on loopback that scrapes `targets`, as host:port, for the time of the block.
 
     All series get the label `namespace`, which Prometheus would set on Kubernetes.
-
-    Raises:
-        NotAvailableError: it cannot be had here.
     """
-    server = _unpacked() / "usr/bin/prometheus"
+    server = program("prometheus")
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "scrape_configs": [
