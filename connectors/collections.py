@@ -158,6 +158,10 @@ class _ListReader(SourceReader):
     def snapshot(self) -> list[bytes]:
         return [msgspec.msgpack.encode(split) for split in self._splits]
 
+    def lag_records(self) -> dict[str, int]:
+        """Markers count as records."""
+        return {s.name: max(0, self._size(s) - s.position) for s in list(self._splits)}
+
     def _item(self, split: _Split, position: int) -> Any:
         return self._source.items[split.index + position * split.of]
 

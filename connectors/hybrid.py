@@ -223,6 +223,16 @@ class HybridReader(SourceReader):
     def finished(self) -> bool:
         return not self._waiting and self._reader.finished
 
+    def lag_records(self) -> Mapping[str, int] | None:
+        """Of the source that is being read."""
+        return self._reader.lag_records()
+
+    def lag_bytes(self) -> int | None:
+        return self._reader.lag_bytes()
+
+    def lag_s(self) -> float | None:
+        return self._reader.lag_s()
+
     def pause_splits(self, splits: frozenset[str]) -> None:
         self._reader.pause_splits(splits)
 

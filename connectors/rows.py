@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 
 import msgspec
@@ -43,6 +43,11 @@ class _Split(msgspec.Struct):
     @property
     def left_in_block(self) -> int:
         return self.block - self.position % self.block
+
+    def below(self, row: int) -> int:
+        """How many rows of the split have a number below `row`."""
+        rounds, rest = divmod(row, self.block * self.of)
+        return rounds * self.block + min(max(rest - self.index * self.block, 0), self.block)
 
 
 def check_count(name: str, value: object, least: int) -> None:
@@ -163,6 +168,22 @@ class RowReader(SourceReader):
 
     def snapshot(self) -> list[bytes]:
         return [msgspec.msgpack.encode(split) for split in self._splits]
+
+    def lag_records(self) -> Mapping[str, int] | None:
+        """With a rate, the rows that are due; else what is left."""
+        end = self._end
+        if self._rate is not None and self._started_s is not None:
+            due = int((self.context.clock.monotonic() - self._started_s) * self._rate) + 1
+            end = due if end is None else min(end, due)
+        if end is None:
+            return None
+        return {s.name: max(0, s.below(end) - s.position) for s in list(self._splits)}
+
+    def lag_s(self) -> float | None:
+        if self._rate is None:
+            return None
+        due_in_s = (self._due_in_s(split.next_row) for split in list(self._splits))
+        return max(0.0, -min(due_in_s, default=0.0))
 
     def pause_splits(self, splits: frozenset[str]) -> None:
         self._paused = splits

@@ -9,6 +9,7 @@ a restore everything in the restored snapshot is committed first. So commits mus
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -305,6 +306,8 @@ class SinkOperator(Operator):
         self._kind = kinds[max(kinds.index(Sink) - 1, 0)].__qualname__
         self._ledger = _Ledger(self._kind)
         self._writer: SinkWriter | None = None
+        self._uncommitted_since: deque[tuple[int, float]] = deque()
+        """Of checkpoints with anything to commit, the time of their barrier on the monotonic clock."""
 
     @property
     def writer(self) -> SinkWriter:
@@ -317,6 +320,8 @@ class SinkOperator(Operator):
         super().open(context)
         self._writer = self._sink.writer()
         self._writer.open(context)
+        self._commits = context.metrics.counter("sink_commits")
+        context.metrics.gauge("sink_uncommitted_seconds", self._uncommitted_s)
         return context.run_in_thread(self._writer.prepare)
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
@@ -352,6 +357,7 @@ class SinkOperator(Operator):
         precommit = self.writer.roll(checkpoint_id)
         if precommit is not None:
             self._ledger.rolled(checkpoint_id, precommit)
+            self._uncommitted_since.append((checkpoint_id, self.context.clock.monotonic()))
         ledger = self._ledger
 
         def make_items() -> list[bytes]:
@@ -369,13 +375,26 @@ class SinkOperator(Operator):
         ledger, writer = self._ledger, self.writer
         due = ledger.due(permit.checkpoint_id)
         if not due:
+            self._forget_until(permit.checkpoint_id)
             return None
 
         def commit() -> None:
             writer.commit(due, permit)
             ledger.committed(permit.checkpoint_id)
+            self._commits.inc()
+            self._forget_until(permit.checkpoint_id)
 
         return self.context.run_in_thread(commit)
+
+    def _forget_until(self, checkpoint_id: int) -> None:
+        waiting = self._uncommitted_since
+        while waiting and waiting[0][0] <= checkpoint_id:
+            waiting.popleft()
+
+    def _uncommitted_s(self) -> float:
+        """For how long the oldest roll has waited for its commit; asked by another thread."""
+        waiting = list(self._uncommitted_since)
+        return max(0.0, self.context.clock.monotonic() - waiting[0][1]) if waiting else 0.0
 
     def finish(self) -> Awaitable[None] | None:
         rest = self.writer.finish()

@@ -88,6 +88,22 @@ class SourceReader:
         """One byte string per unfinished split: the split with the position of the next record."""
         raise NotImplementedError
 
+    def lag_records(self) -> Mapping[str, int] | None:
+        """By split: how many records are there and have not been returned by `poll`; None: not known.
+
+        Asked for metrics, as the two below: by another thread, at any time between `open` and `close`. So
+        it must not block, nor change anything. What it raises is logged once.
+        """
+        return None
+
+    def lag_bytes(self) -> int | None:
+        """How many bytes are there and have not been read; None: not known, or records are not in bytes."""
+        return None
+
+    def lag_s(self) -> float | None:
+        """For how many seconds the next record has been there to be read; 0: none is; None: not known."""
+        return None
+
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
         """A checkpoint with the positions of this reader is durable: such as a place to acknowledge them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .option_types import Integer, Option, Text
+from .option_types import Duration, Integer, Option, Text
 
 METRICS_PORT = Option[int | None](
     "metrics.port",
@@ -36,6 +36,21 @@ USER_SERIES_MAX = Option[int](
     "series",
     "How many series of metrics the functions of one operator subtask may make. All further ones count as "
     "one, whose labels are `other`.",
+)
+SPLIT_SERIES_MAX = Option[int](
+    "metrics.split-series-max",
+    Integer(at_most=100_000),
+    32,
+    "splits",
+    "A source subtask with more open splits than this shows its lag as one figure only, not by split.",
+)
+LATENCY_INTERVAL = Option[int](
+    "metrics.latency.interval",
+    Duration(),
+    0,
+    "ms",
+    "How often each source subtask sends a latency marker, which travels with the records, past all "
+    "functions, and whose time to the sinks is the metric `headgate_latency_seconds`; 0: none are sent.",
 )
 METRICS_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)

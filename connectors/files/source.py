@@ -318,6 +318,21 @@ class FileReader(SourceReader):
     def finished(self) -> bool:
         return not self._splits
 
+    def lag_records(self) -> dict[str, int] | None:
+        """Rows of Parquet files by file; of text nobody knows how many records it has."""
+        if self._source.format != "parquet":
+            return None
+        left: dict[str, int] = {}
+        for split in list(self._splits):
+            left[split.path] = left.get(split.path, 0) + (split.end or 0) - split.position
+        return left
+
+    def lag_bytes(self) -> int | None:
+        """Of text; compressed files count as they lie there, until they are read to the end."""
+        if self._source.format == "parquet":
+            return None
+        return sum(_bytes_left(split) for split in list(self._splits))
+
     def snapshot(self) -> list[bytes]:
         return [msgspec.msgpack.encode(split) for split in self._splits]
 
@@ -394,6 +409,12 @@ class FileReader(SourceReader):
                 for values, field in zip(columns, REJECTED_SCHEMA, strict=True)
             ]
             self.reject(ColumnBatch(pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)))
+
+
+def _bytes_left(split: FileSplit) -> int:
+    if is_compressed(split.path):
+        return split.size_bytes
+    return max(0, (split.size_bytes if split.end is None else split.end) - split.position)
 
 
 def _name(split: FileSplit) -> str:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.clock import Clock
-from ...operators.elements import Batch, CheckpointBarrier, Control, ObjectBatch
+from ...operators.elements import (
+    Batch,
+    CheckpointBarrier,
+    Control,
+    LatencyMarker,
+    ObjectBatch,
+)
 from ...state.snapshot import ChannelAddress
 from .channel import OutputChannel
 from .outlet import BarrierOutlet
@@ -69,6 +75,7 @@ class ResultPartition:
         for all: records are taken to be spread evenly."""
         self.emitted_bytes = 0
         """What was emitted per receiving channel, as far as it had to be measured: all while debloated."""
+        self._markers = 0
         self._error: HeadgateError | None = None
         self._wake: Callable[[], None] = lambda: None
         self._addresses = addresses
@@ -107,12 +114,17 @@ class ResultPartition:
     def broadcast(self, element: Control) -> None:
         """Send a control element on all channels, behind everything emitted so far.
 
+        A latency marker takes one channel, another one each time: it is a sample.
+
         Raises:
             ExchangeError: a channel broke.
         """
         self.flush()
         if isinstance(element, CheckpointBarrier):
             self._send_barrier(element)
+        elif isinstance(element, LatencyMarker):
+            self._markers += 1
+            self._channels[self._markers % len(self._channels)].send_control(element)
         else:
             for channel in self._channels:
                 channel.send_control(element)

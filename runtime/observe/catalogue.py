@@ -557,6 +557,66 @@ OPERATOR_METRICS: Final = (
         absent="in sources that cannot have any",
     ),
     _operator(
+        "source_lag_records",
+        "gauge",
+        "Records that are there and have not been read. Of generated rows with a rate, those that are due. "
+        "Sources only.",
+        "pendingRecords",
+        absent="in sources that do not know",
+    ),
+    _operator(
+        "source_split_lag_records",
+        "gauge",
+        "The same by split, if the subtask has no more than `metrics.split-series-max` (32) of them.",
+        "records-lag of a Kafka consumer",
+        labels=("split",),
+        absent="in sources that do not know",
+    ),
+    _operator(
+        "source_lag_bytes",
+        "gauge",
+        "Bytes of text files that have not been read. Sources only.",
+        "pendingBytes",
+        absent="in sources that do not know",
+    ),
+    _operator(
+        "source_lag_seconds",
+        "gauge",
+        "For how long the next record has been there to be read; 0 if none is. Sources only.",
+        "currentFetchEventTimeLag",
+        absent="in sources that do not know",
+        merge="max",
+    ),
+    _operator(
+        "source_idle_seconds",
+        "gauge",
+        "How long ago the source last gave a record. Sources only.",
+        "sourceIdleTime",
+        merge="max",
+    ),
+    _operator(
+        "sink_commits",
+        "counter",
+        "Commits of completed checkpoints that had anything to commit. One that fails is not counted: it "
+        "fails the job. Sinks only.",
+    ),
+    _operator(
+        "sink_uncommitted_seconds",
+        "gauge",
+        "For how long the oldest data of the sink that has not been committed has waited; 0 if nothing "
+        "waits. Sinks only.",
+        merge="max",
+    ),
+    _operator(
+        "latency_seconds",
+        "histogram",
+        "From the moment at which a source sent a latency marker until it came to this sink, by source: "
+        "the time that records spend in queues. Sinks only.",
+        "latency",
+        labels=("source",),
+        absent="unless `metrics.latency.interval` is set",
+    ),
+    _operator(
         "sink_records",
         "counter",
         "Records handed to the outside. Sinks only.",

@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -45,6 +45,7 @@ _MERGE: Final[Mapping[Merge, Callable[[float, float], float]]] = {
     "max": max,
     "min": min,
 }
+T = TypeVar("T")
 _log = logging.getLogger("headgate.metrics")
 NO_LABELS: Final[Mapping[str, str]] = {}
 
@@ -87,6 +88,8 @@ class Series:
     labels: dict[str, str]
     read: Callable[[], float | None] | None
     histogram: PlainHistogram | None = None
+    split: Callable[[], Mapping[str, float] | None] | None = None
+    """Of several lines that differ in the label `split`: their values."""
 
 
 @dataclass(slots=True)
@@ -126,6 +129,11 @@ class Scope:
     ) -> None:
         """Register a gauge, read when metrics are scraped; None and NaN: there is no value now."""
         self._add(self._key(name, labels), "gauge", read)
+
+    def splits(self, name: str, read: Callable[[], Mapping[str, float] | None]) -> None:
+        """Register a gauge with a value for each split of a source, by their names."""
+        key = self._key(name, NO_LABELS)
+        self._series[key] = Series(key[0], "gauge", self._labels(key), None, split=read)
 
     def histogram(
         self,
@@ -329,24 +337,24 @@ class MetricsRegistry(Collector):
                     )
                 elif series.histogram is not None:
                     family.observe(series.labels, series.histogram)
+                elif series.split is not None:
+                    for split, value in (self._read(series.name, series.split) or {}).items():
+                        family.add({**series.labels, "split": split}, value)
                 else:
-                    family.add(series.labels, self._value(series))
+                    assert series.read is not None
+                    family.add(series.labels, self._read(series.name, series.read))
         return [family.metric() for family in families.values() if family.values]
 
     def describe(self) -> Iterable[Metric]:
         """For prometheus_client: nothing is known before it is there."""
         return ()
 
-    def _value(self, series: Series) -> float | None:
+    def _read(self, name: str, read: Callable[[], T | None]) -> T | None:
         """A gauge may call user code: one that fails must not take all others with it."""
-        assert series.read is not None
         try:
-            value = series.read()
-            return None if value is None or math.isnan(value) else float(value)
+            return read()
         except Exception as error:
-            self._complain(
-                series.name, f"a metric could not be read: {type(error).__name__}: {error}"
-            )
+            self._complain(name, f"a metric could not be read: {type(error).__name__}: {error}")
             return None
 
     def _complain(self, name: str, text: str) -> None:
@@ -368,7 +376,7 @@ class _Family:
         self.values: dict[tuple[tuple[str, str], ...], float | PlainHistogram] = {}
 
     def add(self, labels: dict[str, str], value: float | None) -> None:
-        if value is None:
+        if value is None or math.isnan(value):
             return
         key = tuple(labels.items())
         before = self.values.get(key)

@@ -84,6 +84,8 @@ class TaskSettings:
     """Files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
     exactly_once: bool = True
     """Barriers are aligned, or overtake; False: nothing waits (`execution.checkpointing.mode`)."""
+    latency_interval_ms: int = 0
+    """Between latency markers of a source; 0: there are none (`metrics.latency.interval`)."""
     debloat: DebloatSettings | None = None
     """How buffer sizes follow throughput (`taskmanager.network.memory.buffer-debloat.*`); None: not."""
 

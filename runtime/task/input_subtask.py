@@ -165,7 +165,7 @@ class InputSubtask(Subtask):
             case EndOfPartition():
                 self._obey(self._barriers_in.on_end_of_partition(channel, now_ms))
             case LatencyMarker():
-                self.chain.broadcast(element)
+                self.mark_latency(element)
             case LoopProbe():
                 self._probes.on_probe(position, element)
                 self._pass_probes()

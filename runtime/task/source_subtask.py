@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 
 from ...errors import UserCodeError, check
-from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions
+from ...operators.elements import (
+    Batch,
+    CheckpointBarrier,
+    CheckpointOptions,
+    LatencyMarker,
+)
 from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
 from ...operators.user_code import describe_record
@@ -47,6 +52,7 @@ class SourceSubtask(Subtask):
         self._splits.may_go_live = not source.has_history  # else the coordinator says when
         self._history = None if source.has_history else History.NONE
         """What the coordinator was told of; None: nothing yet."""
+        self._last_batch_s = env.clock.monotonic()
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
         self._hurries = False
@@ -70,6 +76,28 @@ class SourceSubtask(Subtask):
             splits = (states or {}).get(head.name, RestoredState()).items.get(SPLITS, [])
         with_context(head, self._reader.add_splits, splits)
 
+    def start(self) -> None:
+        super().start()
+        if self.env.settings.latency_interval_ms:
+            self.timers.call_later(self.env.settings.latency_interval_ms, self._send_marker)
+
+    def _send_marker(self) -> None:
+        if self.finished or self._stopping:
+            return
+        now_ms = self.env.clock.now_ms()
+        self.mark_latency(LatencyMarker(now_ms, self.chain.head.name, self.env.index))
+        self.timers.call_later(self.env.settings.latency_interval_ms, self._send_marker)
+
+    @property
+    def reader(self) -> SourceReader:
+        """What reads; also for other threads, which may only ask for its lag."""
+        return self._reader
+
+    @property
+    def idle_s(self) -> float:
+        """How long ago the reader last gave a record; also for other threads."""
+        return max(0.0, self.env.clock.monotonic() - self._last_batch_s)
+
     def _reject(self, batch: Batch) -> None:
         self.chain.head.output.emit_side(REJECTED, batch)
 
@@ -83,6 +111,7 @@ class SourceSubtask(Subtask):
             self._reader.rows_wanted = self.debloater.rows_at_once()
         batch = with_context(self.chain.head, self._reader.poll)
         if batch is not None:
+            self._last_batch_s = self.env.clock.monotonic()
             try:
                 await self.process(batch, 0)
             except UserCodeError as error:

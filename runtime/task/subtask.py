@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...errors import HeadgateError
 from ...operators.base import AsyncOperator
@@ -22,7 +22,9 @@ from ...operators.elements import (
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
+    LatencyMarker,
 )
+from ...operators.sink import SinkOperator
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from ..exchange.outlet import BarrierOutlet
 from ..protocol.snapshot_guard import SnapshotVerdict
@@ -39,6 +41,7 @@ from .threads import to_the_end
 from .timers import MailboxTimers
 
 Mail = Callable[[], Awaitable[Any] | None]
+LATENCY: Final = "latency_seconds"
 LONG_SLICE_S = 0.01
 TURNS_AFTER_LONG = 8
 """Turns of the event loop behind a slice longer than that. What a thread has done takes three to get to
@@ -300,6 +303,16 @@ class Subtask:
             raise
         except BaseException as error:
             raise wrap_error(head.name, error) from error
+
+    def mark_latency(self, marker: LatencyMarker) -> None:
+        """Pass a latency marker on, past all operators; sinks note how long it has travelled."""
+        seconds = max(0, self.env.clock.now_ms() - marker.marked_ms) / 1000
+        for chained in self.chain.operators:
+            if isinstance(chained.operator, SinkOperator):
+                metrics = chained.operator.context.metrics
+                labels = {"source": marker.source_id}
+                metrics.histogram(LATENCY, labels=labels).observe(seconds)
+        self.chain.broadcast(marker)
 
     # -- checkpoints --------------------------------------------------------------------------------
 

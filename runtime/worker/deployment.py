@@ -31,7 +31,7 @@ from ..control.messages import (
 from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.key_group_sampler import KeyGroupSampler
-from ..metrics_options import SUBTASK_LABELS_MAX, USER_SERIES_MAX
+from ..metrics_options import SPLIT_SERIES_MAX, SUBTASK_LABELS_MAX, USER_SERIES_MAX
 from ..observe.metrics import MetricsRegistry
 from ..options import ALLOW_PICKLE, Options
 from ..plan import PhysicalPlan
@@ -160,7 +160,12 @@ class Deployment:
                 subtask = IterationSubtask(env, outputs, gate, ports)
             else:
                 subtask = InputSubtask(env, outputs, gate)
-            register_task(self._metrics, subtask, self._subtask_labels_max)
+            register_task(
+                self._metrics,
+                subtask,
+                self._subtask_labels_max,
+                self._options.get(SPLIT_SERIES_MAX),
+            )
             self._subtasks.append(subtask)
         self._samplers = channels.samplers
         if self._message.state_root:

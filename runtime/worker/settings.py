@@ -12,6 +12,7 @@ from ..checkpoint_options import (
     LOCAL_DIRS,
 )
 from ..exchange.settings import ExchangeSettings
+from ..metrics_options import LATENCY_INTERVAL
 from ..options import (
     BUFFER_ROWS,
     BUFFER_SIZE,
@@ -50,6 +51,7 @@ def task_settings(options: Options) -> TaskSettings:
         inline_bytes_max=options.get(CHECKPOINT_INLINE),
         delta_chain_max=options.get(DELTA_CHAIN_MAX),
         exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
+        latency_interval_ms=options.get(LATENCY_INTERVAL),
         debloat=_debloat_settings(options) if options.get(DEBLOAT) else None,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...operators.drops import DROPPED_COUNTER
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from ...operators.splits import History
@@ -9,16 +11,18 @@ from ..observe.metrics import MetricsGroup, Scope
 from ..task.accounting import Activity
 from ..task.chain import ChainedOperator
 from ..task.input_subtask import InputSubtask
+from ..task.source_subtask import SourceSubtask
 from ..task.subtask import Subtask
 
 
-def register_task(group: MetricsGroup, subtask: Subtask, labels_max: int) -> None:
+def register_task(group: MetricsGroup, subtask: Subtask, labels_max: int, splits_max: int) -> None:
     """Register the metrics of a subtask and its operators; none of them costs it anything.
 
     Args:
         group: where they go.
         subtask: whose.
         labels_max: tasks with more subtasks than this have no label `subtask`.
+        splits_max: a source with more splits than this does not show its lag by split.
     """
     env, snapshots = subtask.env, subtask.snapshots
     partitions = list(subtask.chain.partitions)
@@ -42,7 +46,7 @@ def register_task(group: MetricsGroup, subtask: Subtask, labels_max: int) -> Non
     if env.vertex.head.source is not None:
         scope.gauge("task_reading_backlog", lambda: env.splits.history is History.BEING_READ)
     for chained in subtask.chain.operators:
-        _register_operator(group, subtask, chained, labelled)
+        _register_operator(group, subtask, chained, labelled, splits_max)
 
 
 def _register_time(scope: Scope, subtask: Subtask) -> None:
@@ -73,13 +77,35 @@ def _register_input(scope: Scope, subtask: InputSubtask) -> None:
         scope.gauge("task_debloat_time_to_consume_seconds", lambda: sizes.time_to_consume_ms / 1000)
 
 
+def _register_source(scope: Scope, subtask: SourceSubtask, splits_max: int) -> None:
+    reader = subtask.reader
+
+    def by_split() -> Mapping[str, int] | None:
+        lags = reader.lag_records()
+        return lags if lags is not None and len(lags) <= splits_max else None
+
+    def in_all() -> int | None:
+        lags = reader.lag_records()
+        return None if lags is None else sum(lags.values())
+
+    scope.gauge("source_lag_records", in_all)
+    scope.splits("source_split_lag_records", by_split)
+    scope.gauge("source_lag_bytes", reader.lag_bytes)
+    scope.gauge("source_lag_seconds", reader.lag_s)
+    scope.gauge("source_idle_seconds", lambda: subtask.idle_s)
+
+
 def _time(watermark: int) -> float | None:
     """Before the first watermark, and after the end, event time is nowhere."""
     return None if watermark in (WATERMARK_MIN, WATERMARK_MAX) else watermark / 1000
 
 
 def _register_operator(
-    group: MetricsGroup, subtask: Subtask, chained: ChainedOperator, labelled: bool
+    group: MetricsGroup,
+    subtask: Subtask,
+    chained: ChainedOperator,
+    labelled: bool,
+    splits_max: int,
 ) -> None:
     env = subtask.env
     scope = group.operator(env.vertex.name, chained.name, env.index, labelled=labelled)
@@ -89,7 +115,8 @@ def _register_operator(
     scope.gauge("input_watermark_timestamp_seconds", lambda: _time(chained.current_watermark))
     scope.gauge("output_watermark_timestamp_seconds", lambda: _time(chained.output.watermark))
     node = next(node for node in env.vertex.nodes if node.id == chained.node_id)
-    if node.source is not None:
+    if isinstance(subtask, SourceSubtask) and node.source is not None:
         scope.count("source_records", lambda: chained.output.records_out)
+        _register_source(scope, subtask, splits_max)
     if node.sink is not None:
         scope.count("sink_records", lambda: chained.records_in)
