@@ -1,0 +1,1 @@
+"""Grafana dashboards and Prometheus alert rules, made by code; `python -m headgate.k8s.monitoring`."""

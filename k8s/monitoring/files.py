@@ -1,0 +1,26 @@
+"""The generated files, as they lie in the chart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from .alerts import rules
+from .boards import BOARDS
+
+CHART: Final = Path("helm") / "headgate"
+_HEAD: Final = "# generated: python -m headgate.k8s.monitoring write\n"
+
+
+def generated() -> dict[Path, str]:
+    """The content of each file, by its path from the top of the repository."""
+    files = {
+        CHART / "dashboards" / f"{board.uid}.json": json.dumps(board.as_json(), indent=2) + "\n"
+        for board in BOARDS
+    }
+    text = yaml.safe_dump(rules(), sort_keys=False, width=100)
+    files[CHART / "rules" / "headgate.yaml"] = _HEAD + text
+    return files

@@ -1,0 +1,195 @@
+"""Each alert fires when it should and is silent when it should, by `promtool test rules`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from headgate.k8s.monitoring.alerts import ALERTS, rules
+from headgate.tests.support.prometheus import promtool
+
+J: Final = 'namespace="n",job_name="j"'
+S: Final = J + ',task="t",subtask="0"'
+S1: Final = J + ',task="t",subtask="1"'
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series, a value a minute, that make an alert fire after an hour, and such that do not."""
+
+    firing: dict[str, str]
+    silent: dict[str, str]
+
+
+CASES: Final = {
+    "HeadgateJobNotRunning": Case(
+        {f'headgate_job_state{{{J},state="running"}}': "1x30 0x30"},
+        {f'headgate_job_state{{{J},state="running"}}': "0x50 1x10"},
+    ),
+    "HeadgateJobFailed": Case(
+        {f'headgate_job_phase{{{J},phase="Failed"}}': "1x60"},
+        {f'headgate_job_phase{{{J},phase="Failed"}}': "0x60"},
+    ),
+    "HeadgateJobRestartLoop": Case(
+        {f"headgate_job_restarts_total{{{J}}}": "0+1x60"},
+        {f"headgate_job_restarts_total{{{J}}}": "0x30 1x30"},
+    ),
+    "HeadgateCoordinatorRestartLoop": Case(
+        {
+            f'headgate_coordinator_generation{{{J},instance="a"}}': "1x50 2x2 _x8",
+            f'headgate_coordinator_generation{{{J},instance="b"}}': "_x53 3x2 4x2 5x3",
+        },
+        {f'headgate_coordinator_generation{{{J},instance="a"}}': "1x50 2x10"},
+    ),
+    "HeadgateNoData": Case(
+        {
+            f"headgate_source_records_total{{{S}}}": "0+60x20 1200x40",
+            f"headgate_source_lag_records{{{S}}}": "5x60",
+        },
+        {
+            f"headgate_source_records_total{{{S}}}": "0+60x20 1200x40",
+            f"headgate_source_lag_records{{{S}}}": "0x60",
+        },
+    ),
+    "HeadgateCheckpointStale": Case(
+        {
+            f"headgate_checkpoint_last_completed_timestamp_seconds{{{J}}}": "60+60x30 1860x30",
+            f"headgate_checkpoint_interval_seconds{{{J}}}": "10x60",
+        },
+        {
+            f"headgate_checkpoint_last_completed_timestamp_seconds{{{J}}}": "0+60x60",
+            f"headgate_checkpoint_interval_seconds{{{J}}}": "10x60",
+        },
+    ),
+    "HeadgateCheckpointsFailing": Case(
+        {
+            f'headgate_checkpoints_total{{{J},outcome="failed"}}': "0+1x60",
+            f'headgate_checkpoints_total{{{J},outcome="completed"}}': "0+1x60",
+        },
+        {
+            f'headgate_checkpoints_total{{{J},outcome="failed"}}': "0x50 1x10",
+            f'headgate_checkpoints_total{{{J},outcome="completed"}}': "0+6x60",
+        },
+    ),
+    "HeadgateCheckpointSlow": Case(
+        {
+            f'headgate_checkpoint_duration_seconds_bucket{{{J},le="100.0"}}': "0x60",
+            f'headgate_checkpoint_duration_seconds_bucket{{{J},le="300.0"}}': "0+1x60",
+            f'headgate_checkpoint_duration_seconds_bucket{{{J},le="+Inf"}}': "0+1x60",
+            f"headgate_checkpoint_timeout_seconds{{{J}}}": "500x60",
+        },
+        {
+            f'headgate_checkpoint_duration_seconds_bucket{{{J},le="100.0"}}': "0+1x60",
+            f'headgate_checkpoint_duration_seconds_bucket{{{J},le="300.0"}}': "0+1x60",
+            f'headgate_checkpoint_duration_seconds_bucket{{{J},le="+Inf"}}': "0+1x60",
+            f"headgate_checkpoint_timeout_seconds{{{J}}}": "500x60",
+        },
+    ),
+    "HeadgateLagGrowing": Case(
+        {f'headgate_source_lag_records{{{J},operator="o"}}': "0+1000x60"},
+        {f'headgate_source_lag_records{{{J},operator="o"}}': "90000-1000x60"},
+    ),
+    "HeadgateWatermarkStalled": Case(
+        {
+            f"headgate_task_watermark_timestamp_seconds{{{S}}}": "500x60",
+            f"headgate_task_records_in_total{{{S}}}": "0+60x60",
+        },
+        {
+            f"headgate_task_watermark_timestamp_seconds{{{S}}}": "500x60",
+            f"headgate_task_records_in_total{{{S}}}": "60x60",
+        },
+    ),
+    "HeadgateBackpressure": Case(
+        {f'headgate_task_time_seconds_total{{{S},state="backpressured"}}': "0+55x60"},
+        {f'headgate_task_time_seconds_total{{{S},state="backpressured"}}': "0+30x60"},
+    ),
+    "HeadgateSkew": Case(
+        {
+            f"headgate_task_records_in_total{{{S}}}": "0+60000x60",
+            **{
+                f'headgate_task_records_in_total{{{J},task="t",subtask="{n}"}}': "0+60x60"
+                for n in range(1, 8)
+            },
+        },
+        {
+            f"headgate_task_records_in_total{{{S}}}": "0+60000x60",
+            f"headgate_task_records_in_total{{{S1}}}": "0+30000x60",
+        },
+    ),
+    "HeadgateCallStuck": Case(
+        {f"headgate_task_call_seconds{{{S}}}": "0+60x60"},
+        {f"headgate_task_call_seconds{{{S}}}": "0.1x60"},
+    ),
+    "HeadgateSinkNotCommitting": Case(
+        {
+            f'headgate_sink_uncommitted_seconds{{{J},operator="o"}}': "0+60x60",
+            f"headgate_checkpoint_interval_seconds{{{J}}}": "10x60",
+        },
+        {
+            f'headgate_sink_uncommitted_seconds{{{J},operator="o"}}': "200x60",
+            f"headgate_checkpoint_interval_seconds{{{J}}}": "10x60",
+        },
+    ),
+    "HeadgateRecordsDropped": Case(
+        {f'headgate_dropped_records_total{{{J},operator="o"}}': "0x55 3x5"},
+        {f'headgate_dropped_records_total{{{J},operator="o"}}': "3x60"},
+    ),
+    "HeadgateMemoryHigh": Case(
+        {
+            f"headgate_process_resident_memory_bytes{{{J}}}": "95x60",
+            f"headgate_process_memory_limit_bytes{{{J}}}": "100x60",
+        },
+        {
+            f"headgate_process_resident_memory_bytes{{{J}}}": "80x60",
+            f"headgate_process_memory_limit_bytes{{{J}}}": "100x60",
+        },
+    ),
+    "HeadgateOperatorNoLeader": Case(
+        {'headgate_operator_leader{pod="a"}': "0x60"},
+        {'headgate_operator_leader{pod="a"}': "1x60", 'headgate_operator_leader{pod="b"}': "0x60"},
+    ),
+    "HeadgateOperatorReconcileErrors": Case(
+        {
+            'headgate_operator_reconciles_total{kind="StreamJob",outcome="error"}': "0+10x60",
+            'headgate_operator_reconciles_total{kind="StreamJob",outcome="done"}': "0+10x60",
+        },
+        {
+            'headgate_operator_reconciles_total{kind="StreamJob",outcome="error"}': "0x60",
+            'headgate_operator_reconciles_total{kind="StreamJob",outcome="done"}': "0+10x60",
+        },
+    ),
+    "HeadgateOperatorWatchStale": Case(
+        {'headgate_operator_watch_last_event_timestamp_seconds{resource="streamjobs"}': "0x60"},
+        {'headgate_operator_watch_last_event_timestamp_seconds{resource="streamjobs"}': "0+60x60"},
+    ),
+}
+
+
+def test_each_alert_has_a_case() -> None:
+    assert set(CASES) == {alert.name for alert in ALERTS}
+
+
+def written(series: dict[str, str]) -> dict[str, Any]:
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+    }
+
+
+def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
+    """Which alerts fire is asked by `ALERTS{...}`: so labels and texts need not be repeated here."""
+    tests = []
+    for name, case in CASES.items():
+        asked = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
+        fires = [{"expr": asked, "eval_time": "60m", "exp_samples": [{"value": 1}]}]
+        silent = [{"expr": asked, "eval_time": "60m", "exp_samples": []}]
+        tests.append({**written(case.firing), "name": f"{name} fires", "promql_expr_test": fires})
+        tests.append({**written(case.silent), "name": f"{name} silent", "promql_expr_test": silent})
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
+    whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(whole))
+    ran = promtool("test", "rules", str(tmp_path / "test.yaml"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
