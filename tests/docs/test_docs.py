@@ -25,7 +25,7 @@ from headgate.runtime.manifest import load_job
 from headgate.runtime.protocol.failures import CheckpointFailure, FailureKind
 
 ROOT = Path(headgate.__file__).parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = "<!-- not run -->"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")

@@ -42,7 +42,10 @@ def test_arguments_have_names() -> None:
 def test_only_what_is_for_users_is_listed() -> None:
     assert dir(connectors) == sorted(connectors.__all__)
     assert dir(hg) == sorted(hg.__all__)
-    public = "checkpoint explain labels max_parallelism name options parallelism read restart run validate"
+    public = (
+        "checkpoint explain labels max_parallelism name options parallelism read restart run run_async "
+        "start validate"
+    )
     assert [name for name in dir(hg.Job("x")) if not name.startswith("_")] == public.split()
 
 
