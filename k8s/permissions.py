@@ -1,13 +1,13 @@
-"""What the operator may do in the API server: exactly what its actions and its views need.
+"""What the operator needs to do in the API server: its actions and its views, and nothing else.
 
-The chart's Role or ClusterRole is made of this table. There is no `*`, and Secrets can neither be listed
-nor watched nor changed: the operator asks for one by its name, and makes it if it is not there.
+The chart grants at least this. There is no `*`, and Secrets can neither be listed nor watched: the operator
+asks for one by its name, and makes it if it is not there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 VIEW: Final = ("get", "list", "watch")
 
@@ -20,19 +20,11 @@ class Permission:
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
 
-    def rule(self) -> dict[str, Any]:
-        """As a rule of a Role."""
-        return {
-            "apiGroups": [self.group],
-            "resources": list(self.resources),
-            "verbs": list(self.verbs),
-        }
-
 
 PERMISSIONS: Final = (
     Permission("headgate.io", ("streamjobs",), (*VIEW, "patch")),
     Permission("headgate.io", ("streamsnapshots",), (*VIEW, "create", "patch", "delete")),
-    Permission("headgate.io", ("streamjobs/status", "streamsnapshots/status"), ("get", "patch", "update")),
+    Permission("headgate.io", ("streamjobs/status", "streamsnapshots/status"), ("get", "patch")),
     # Owners that block their deletion need it where the API server checks owner references.
     Permission("headgate.io", ("streamjobs/finalizers", "streamsnapshots/finalizers"), ("update",)),
     Permission("apps", ("statefulsets", "deployments"), (*VIEW, "create", "patch", "delete")),

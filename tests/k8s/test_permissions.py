@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 from headgate.k8s import actions as act
 from headgate.k8s.permissions import PERMISSIONS
 from headgate.tests.k8s.model.run import Model
+from headgate.tests.sim.mutant import PACKAGE
 
 PLURALS = {
     "StreamJob": "streamjobs",
@@ -81,6 +84,28 @@ def test_what_the_model_does_is_allowed_and_what_is_allowed_is_done(monkeypatch:
         "networkpolicies",
         "poddisruptionbudgets",
     }
+
+
+def test_the_chart_grants_what_is_needed() -> None:
+    """The rules stand in one template, with conditions around some of them."""
+    text = (PACKAGE / "helm" / "headgate" / "templates" / "_rbac.tpl").read_text()
+    _, _, rules = text.partition('{{- define "headgate.operatorRules" -}}')
+    lines = [line for line in rules.splitlines() if "{{" not in line]
+    granted = {
+        (group, resource, verb)
+        for rule in yaml.safe_load("\n".join(lines))
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    needed = {
+        (each.group, resource, verb)
+        for each in PERMISSIONS
+        for resource in each.resources
+        for verb in each.verbs
+        if resource != "leases"  # in the operator's own namespace only
+    }
+    assert needed - granted == set()
 
 
 def test_nothing_is_open() -> None:
