@@ -38,6 +38,22 @@ _TYPES: Final = re.compile(
 _LISTS: Final = "for many values write `x IN (...)`, or join with a table by lookup_join"
 
 
+_DECIMALS: Final = ("DECIMAL", "NUMERIC", "DEC")
+_DIGITS_MAX: Final = 38
+
+
+def _check_decimal(name: str, numbers: list[int]) -> None:
+    """Polars takes any numbers, and fails with an error of its own when the type is used."""
+    digits, behind_point = (*numbers, 0)[:2]
+    if len(numbers) > 2 or not 1 <= digits <= _DIGITS_MAX or behind_point > digits:
+        shown = ", ".join(map(str, numbers))
+        raise SqlError(
+            f"there is no type `{name}({shown})`",
+            f"a decimal has 1 to {_DIGITS_MAX} digits, as many as all of them behind the point, as in "
+            "DECIMAL(10, 2)",
+        )
+
+
 def read_sql(text: str) -> Reading:
     """Read an expression, perhaps with `AS name` behind it.
 
@@ -415,6 +431,8 @@ class _Parser:
             while self._sign(","):
                 numbers.append(self._digits())
             self._need(")")
+            if name in _DECIMALS:
+                _check_decimal(name, [int(number) for number in numbers])
             name += f"({', '.join(numbers)})"
         while self._sign("["):
             self._need("]")

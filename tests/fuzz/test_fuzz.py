@@ -15,6 +15,7 @@ FORMER_FINDINGS = [
     ("records", 922),
     ("expressions", 5860),
     ("expressions", 3330),
+    ("expressions", 24285),
     ("manifests", 4809),
     ("manifests", 907),
 ]

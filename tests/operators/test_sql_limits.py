@@ -144,3 +144,15 @@ def test_messages_and_explain_show_the_beginning_of_a_long_text():
     with pytest.raises(PlanError) as caught:
         check_filter(f"nn IN ({', '.join(['1'] * 5_000)})", SCHEMA)
     assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("kind", ["0, 2", "0", "39", "39, 2", "2, 3", "10, 2, 1"])
+@pytest.mark.parametrize("name", ["DECIMAL", "numeric"])
+def test_a_decimal_that_cannot_be_is_refused(name: str, kind: str) -> None:
+    with pytest.raises(PlanError, match="1 to 38 digits"):
+        check_select([f"TRY_CAST(n AS {name}({kind})) AS x"], SCHEMA)
+
+
+@pytest.mark.parametrize("kind", ["1", "38", "38, 38", "10, 0"])
+def test_a_decimal_may_have_up_to_38_digits(kind: str) -> None:
+    check_select([f"CAST(n AS DECIMAL({kind})) AS x"], SCHEMA)
