@@ -8,6 +8,7 @@ from typing import Final
 from ..errors import PlanError
 
 _PACKAGES: Final = {
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "rocksdb": ("rocksdict",),
     "s3": ("aiobotocore", "boto3"),
     "spark": ("pyspark",),
@@ -23,7 +24,7 @@ def missing_extra(extra: str, who: str, where: str = "") -> PlanError | None:
         who: what needs it, as the subject of a sentence.
         where: the user's line.
     """
-    missing = [name for name in _PACKAGES[extra] if find_spec(name) is None]
+    missing = [name for name in _PACKAGES[extra] if not _is_there(name)]
     if not missing:
         return None
     packages = f"package {missing[0]}" if len(missing) == 1 else f"packages {' and '.join(missing)}"
@@ -32,6 +33,13 @@ def missing_extra(extra: str, who: str, where: str = "") -> PlanError | None:
         where=where,
         fix=f"run: pip install 'headgate[{extra}]', on all machines of the cluster",
     )
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
 
 
 def check_extra(extra: str, who: str) -> None:

@@ -1,4 +1,4 @@
-"""The options of metrics; `options.py` has the others."""
+"""The options of metrics and traces; `options.py` has the others."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ LATENCY_INTERVAL = Option[int](
     "ms",
     "How often each source subtask sends a latency marker, which travels with the records, past all "
     "functions, and whose time to the sinks is the metric `headgate_latency_seconds`; 0: none are sent.",
+)
+TRACES_ENDPOINT = Option[str | None](
+    "traces.otlp.endpoint",
+    Text(),
+    None,
+    "",
+    "Address of an OpenTelemetry collector that takes spans of checkpoints, restores and starts by OTLP "
+    "over HTTP, such as `http://collector:4318/v1/traces`; unset: there are none. Needs headgate[otel].",
 )
 METRICS_OPTIONS: Final[tuple[Option[Any], ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Option)

@@ -8,6 +8,7 @@ from ..errors import PlanError
 from ..operators.extras import missing_extra
 from ..operators.graph import Graph
 from .checkpoint_options import CHECKPOINT_DIR, SAVEPOINT_DIR
+from .metrics_options import TRACES_ENDPOINT
 from .options import Options
 
 
@@ -37,6 +38,8 @@ def missing_packages(
             wanted.append(("s3", f"{what} storage on S3 {option.key}=`{address}`", ""))
     if as_batch:
         wanted.append(("spark", "batch execution", ""))
+    if options.get(TRACES_ENDPOINT) is not None:
+        wanted.append(("otel", f"the option {TRACES_ENDPOINT.key}", ""))
     for extra, who, where in wanted:
         error = missing_extra(extra, who, where)
         if error is not None:

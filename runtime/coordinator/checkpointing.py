@@ -111,6 +111,8 @@ class CheckpointDriver:
         self._wake_at = wake_at
         self.announce: Callable[..., None] = _no_announcement
         """Called with kind, text and details of what clients should know."""
+        self.on_ended: Callable[[CheckpointRecord], None] = _nobody_asks
+        """Called with what is known of a checkpoint or savepoint that completed or failed."""
         self.on_completed: Callable[[], None] | None = None
         """Called when a checkpoint has completed."""
         self._attempt = 0
@@ -284,7 +286,9 @@ class CheckpointDriver:
         if result.error is not None:
             _log.error("checkpoint %s not published: %s", checkpoint_id, result.error)
             return self._carry_out(self.protocol.publish_failed(checkpoint_id, now))
-        self.history.completed(checkpoint_id, now, result.savepoint)
+        ended = self.history.completed(checkpoint_id, now, result.savepoint)
+        if ended is not None:
+            self.on_ended(ended)
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
         if result.savepoint:
             self._savepoint_published(checkpoint_id, result.savepoint)
@@ -372,7 +376,9 @@ class CheckpointDriver:
         self._savepoint_ids.discard(checkpoint_id)
         declined = self._declined.pop(checkpoint_id, "")
         text = f"{reason.sentence}{declined and f': {declined}'}"
-        self.history.failed(checkpoint_id, self._clock.now_ms(), text)
+        ended = self.history.failed(checkpoint_id, self._clock.now_ms(), text)
+        if ended is not None:
+            self.on_ended(ended)
         if reason.counts:
             self.last_declined = declined
             self.failed += kind == "checkpoint"
@@ -482,6 +488,10 @@ class CheckpointDriver:
         elif self._store is not None:
             written = files_written_by(snapshots, self._generation, discard.checkpoint_id)
             await self._store.delete_files(written)
+
+
+def _nobody_asks(record: CheckpointRecord) -> None:
+    """No spans are wanted."""
 
 
 def _no_announcement(kind: str, text: str, **details: Any) -> None:

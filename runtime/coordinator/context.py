@@ -21,6 +21,7 @@ from ..control.messages import WARNINGS, Event, Warm
 from ..control.statistics import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..observe.figures import JobFigures
+from ..observe.spans import NoSpans, Spans
 from ..options import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
@@ -40,6 +41,7 @@ from .backpressure import describe_backpressure
 from .checkpointing import CheckpointDriver, PublishResult
 from .enrichers import FailureEnrichers
 from .event_time import describe_event_time
+from .job_spans import started
 from .liveness import describe_busy
 from .placement import Seats
 from .regions import Executions
@@ -223,6 +225,7 @@ class JobContext:
     """What the workers have said of the deployment under way; None: none is."""
     restoring: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """By worker and region: bytes of state read, and to read, while an attempt is deployed."""
+    spans: Spans = field(default_factory=NoSpans)
     observed: JobFigures = field(default_factory=JobFigures)
     """For metrics."""
     figures: RestoreFigures = field(default_factory=RestoreFigures)
@@ -350,8 +353,11 @@ class JobContext:
         """Move to another status (names as Flink's JobStatus)."""
         if status != self.status:
             self.status_total_ms[self.status] = self.time_in(self.status)[1]
+            before, since_ms = self.status, self.status_since_ms
             self.status_since_ms = self.clock.now_ms()
             self.status = status
+            if status == "RUNNING":
+                started(self, before, since_ms)
             self.publish("status", f"job {self.spec.name} is {status}", status=status)
 
     def count_restart(self) -> None:

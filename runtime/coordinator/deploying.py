@@ -36,6 +36,7 @@ from ..storage.base import CheckpointStore
 from .adopting import log_deployment
 from .context import AttemptFailed, ClientWish, Failure, JobContext, JobEvent, Prepared
 from .in_flight import assign_in_flight, check_in_flight
+from .job_spans import restored as restored_span
 from .manifests import size_of
 from .placement import workers_needed
 from .restore import assign_state, check_restorable, finished_subtasks
@@ -221,6 +222,7 @@ def publish_restored(job: JobContext) -> None:
             figures.fetching_ms + figures.opening_ms, figures.local_bytes, figures.storage_bytes
         )
         size = size_of(job.restored.manifest)
+        restored_span(job, size)
         job.publish(
             "restored",
             f"restored {job.restored.text} ({size:,} bytes)",

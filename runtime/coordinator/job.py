@@ -35,6 +35,7 @@ from ..job_spec import JobSpec, checkpoint_rules
 from ..listener_options import CONTROL_TOKEN_IN_STORAGE
 from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.metrics import MetricsRegistry
+from ..observe.spans import open_spans
 from ..options import (
     TAKEOVERS_MAX,
     TAKEOVERS_WINDOW,
@@ -76,6 +77,7 @@ from .enrichers import FailureEnrichers, load_enrichers
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .handing_over import REASON, STATUS
 from .job_metrics import register_job
+from .job_spans import checkpoint_ended
 from .leadership import Leadership, check_not_followed, patiently
 from .liveness import publish_stuck, watching
 from .output import begin_output, check_output, starts_without_state
@@ -122,6 +124,7 @@ class JobCoordinator:
         self._options = Options(spec.options)
         self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
         self._metrics_url = metrics_url
+        self._spans = open_spans(self._options, spec.name)
         self._takes_over = takes_over
         self._former = ""
         """What became of the run before."""
@@ -240,6 +243,7 @@ class JobCoordinator:
             if self._context is not None:
                 await self._context.enrichers.close()
             self._metrics.close()
+            await self._spans.close()
             if store is not None:
                 await store.close()
         self._clients.end(
@@ -365,6 +369,7 @@ class JobCoordinator:
             parallelism=spec.parallelism,
             plan_blob=ship(spec.plan),
             metrics_url=self._metrics_url,
+            spans=self._spans,
             status_since_ms=self._clock.now_ms(),
             began_ms=self._clock.now_ms() if log is None else log.view.history.began_ms,
             failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
@@ -377,6 +382,7 @@ class JobCoordinator:
         if self.on_event is not None:
             context.subscribers.append(self.on_event)
         context.checkpoints.announce = context.publish
+        context.checkpoints.on_ended = partial(checkpoint_ended, context)
         if spec.claim:
             context.checkpoints.on_completed = partial(_dispose_claimed, context)
         if log is not None and store is not None:

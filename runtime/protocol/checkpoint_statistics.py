@@ -204,13 +204,13 @@ class CheckpointHistory:
         record.parts.append(part)
         return True
 
-    def completed(self, checkpoint_id: int, now_ms: int, path: str = "") -> None:
-        """It is published."""
-        self._end(checkpoint_id, "COMPLETED", now_ms, path=path)
+    def completed(self, checkpoint_id: int, now_ms: int, path: str = "") -> CheckpointRecord | None:
+        """It is published. Returns what is known of it; None: it had ended before, or is not known."""
+        return self._end(checkpoint_id, "COMPLETED", now_ms, path=path)
 
-    def failed(self, checkpoint_id: int, now_ms: int, failure: str) -> None:
-        """It will never complete."""
-        self._end(checkpoint_id, "FAILED", now_ms, failure=failure)
+    def failed(self, checkpoint_id: int, now_ms: int, failure: str) -> CheckpointRecord | None:
+        """It will never complete. Returns the same."""
+        return self._end(checkpoint_id, "FAILED", now_ms, failure=failure)
 
     def _end(
         self,
@@ -220,15 +220,16 @@ class CheckpointHistory:
         *,
         failure: str = "",
         path: str = "",
-    ) -> None:
+    ) -> CheckpointRecord | None:
         record = self._records.get(checkpoint_id)
         if record is None or record.status != "IN_PROGRESS":
-            return
+            return None
         record.status, record.end_ms = status, now_ms
         record.failure, record.path = failure, path
         ended = [each for each in self.records if each.status != "IN_PROGRESS"]
         for old in ended[: max(0, len(ended) - self._kept)]:
             del self._records[old.checkpoint_id]
+        return record
 
     @property
     def records(self) -> list[CheckpointRecord]:
