@@ -11,8 +11,9 @@ METRICS_PORT = Option[int | None](
     Integer(at_most=65535),
     None,
     "",
-    "TCP port of the Prometheus endpoints: the coordinator takes the first free one from here on, each "
-    "worker the first free one above; 0: any free ones; unset: no endpoints.",
+    "TCP port of the Prometheus endpoints: each process takes the first free one from here on, "
+    "workers on the machine of the coordinator the first free one above; 0: any free ones; unset: no "
+    "endpoints.",
 )
 METRICS_HOST = Option[str](
     "metrics.bind-host",

@@ -88,6 +88,27 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
+class Ports:
+    """A TCP port, or a range of them with both ends: `6121`, `6121-6140`. 0 alone: any free port."""
+
+    name: str = "port or range"
+
+    def parse(self, text: str) -> range:
+        first, dash, last = (part.strip() for part in text.partition("-"))
+        if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+            raise OptionError("must be a port or a range of ports, such as 6121 or 6121-6140")
+        ports = range(int(first), int(last or first) + 1)
+        if ports[-1:] and ports[-1] > 65_535:
+            raise OptionError("must lie in 0..65535")
+        if not ports or (dash and ports[0] == 0):
+            raise OptionError("the first port of a range is at least 1 and not above the last")
+        return ports
+
+    def format(self, value: Any) -> str:
+        return str(value[0]) if len(value) == 1 else f"{value[0]}-{value[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """A part of a whole: above 0, below 1."""
 

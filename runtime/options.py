@@ -23,6 +23,7 @@ from .checkpoint_options import (
 from .listener_options import LISTENER_OPTIONS
 from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OPTIONS
 from .metrics_options import METRICS_OPTIONS
+from .network_options import NETWORK_OPTIONS, network_contradictions
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 from .recovery_options import RECOVERY_OPTIONS
 from .restart_options import RESTART_OPTIONS
@@ -281,6 +282,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *LIVENESS_OPTIONS,
     *LISTENER_OPTIONS,
     *METRICS_OPTIONS,
+    *NETWORK_OPTIONS,
     *BATCH_OPTIONS,
     *AVAILABILITY_OPTIONS,
     *(
@@ -423,6 +425,7 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionErro
                 fix=f"lower {BUFFER_SIZE_MIN.key}, or raise {BUFFER_SIZE.key}",
             ),
         )
+    yield from network_contradictions(values)
     yield from unaligned_contradictions(values)
     yield from backlog_contradictions(values)
 

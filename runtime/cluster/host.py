@@ -50,7 +50,7 @@ async def host_coordinator(
         clock: time.
         open_store: makes checkpoint stores.
         cluster_name: shown by `headgate list`.
-        host: address the TCP control port binds to.
+        host: the address of this machine among the peers.
         token: secret of the control connections; None: a random one.
         on_listening: called once clients can connect.
         metrics: what the endpoint of this process serves, besides the job; None: nothing besides.
@@ -62,7 +62,11 @@ async def host_coordinator(
     metrics = metrics or MetricsRegistry()
     options = Options(spec.options)
     endpoint = open_endpoint(
-        metrics, options.get(METRICS_PORT), options.get(METRICS_HOST), ListenerLimits.of(options)
+        metrics,
+        options.get(METRICS_PORT),
+        options.get(METRICS_HOST),
+        ListenerLimits.of(options),
+        host,
     )
     coordinator = JobCoordinator(
         spec,

@@ -14,6 +14,7 @@ from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
 from ..control.link import MemoryLink
 from ..exchange.hub import ExchangeHub
+from ..listening import Listener
 from ..observe.metrics import MetricsRegistry
 from ..storage.base import StoreOpener
 from ..worker.worker import Worker
@@ -70,12 +71,14 @@ class InProcessCluster:
         metrics: MetricsRegistry | None = None,
         unix_dir: str | None = None,
         limits: ListenerLimits | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self._clock = clock
         self._open_store = open_store
         self.metrics = metrics or MetricsRegistry()
         self._unix_dir = unix_dir
         self._limits = limits
+        self._listener = listener
         self._workers: list[InProcessWorker] = []
 
     @property
@@ -86,7 +89,7 @@ class InProcessCluster:
     async def start_worker(self, worker_id: str, control: ControlEndpoint) -> InProcessWorker:
         """Start a worker; it greets the coordinator over an in-memory link."""
         near, far = MemoryLink.pair()
-        hub = ExchangeHub(worker_id, control.token, limits=self._limits)
+        hub = ExchangeHub(worker_id, control.token, limits=self._limits, listener=self._listener)
         worker = Worker(
             worker_id,
             near,

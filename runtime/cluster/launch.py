@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...errors import UsageError
+from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
 from ..admission import ListenerLimits
 from ..control.messages import Event
 from ..control.tokens import make_token
 from ..coordinator.job import JobCoordinator
+from ..coordinator.placement import workers_needed
 from ..job_spec import JobSpec
+from ..listening import Listener
+from ..network_options import DATA_PORT
 from ..options import Options
 from ..protocol.job_result import JobOutcome
+from ..recovery_options import REDUNDANT_WORKERS
 from ..storage.open_store import open_store
 from .embedded import prepare_environment
 from .host import host_coordinator
@@ -42,9 +46,11 @@ async def launch(
         on_connected: called once the cluster is there; the job has not begun before that.
 
     Raises:
-        UsageError: no such cluster.
+        UsageError: no such cluster, or too few data ports for its workers.
         HeadgateError: the job could not begin, or a newer coordinator took over.
     """
+    if not is_shared(cluster):
+        _check_data_ports(spec)
     if cluster == IN_PROCESS:
         if on_connected is not None:
             on_connected()
@@ -66,6 +72,23 @@ async def launch(
     raise unknown_cluster(cluster)
 
 
+def _check_data_ports(spec: JobSpec) -> None:
+    """Refuse a job whose workers, all of them on this machine, have too few ports.
+
+    Raises:
+        OptionError: some of them would never find a free port.
+    """
+    options = Options(spec.options)
+    ports = options.get(DATA_PORT)
+    workers = workers_needed(spec.plan, spec.slots_per_worker) + options.get(REDUNDANT_WORKERS)
+    if ports[0] != 0 and len(ports) < workers:
+        raise OptionError(
+            f"too few data ports for the workers of this machine key=`{DATA_PORT.key}` "
+            f"ports=`{len(ports)}` workers=`{workers}`",
+            fix=f"write a range, such as {ports[0]}-{min(ports[0] + workers - 1, 65535)}, or 0",
+        )
+
+
 def is_shared(cluster: str) -> bool:
     """True for the address of a Ray cluster that runs already."""
     return ":" in cluster or cluster == "auto"
@@ -85,8 +108,13 @@ async def _in_process(
     on_listening: Callable[[list[str], str], None] | None,
 ) -> JobOutcome:
     clock = SystemClock()
-    limits = ListenerLimits.of(Options(spec.options))
-    cluster = InProcessCluster(clock=clock, open_store=open_store, limits=limits)
+    options = Options(spec.options)
+    cluster = InProcessCluster(
+        clock=clock,
+        open_store=open_store,
+        limits=ListenerLimits.of(options),
+        listener=Listener.data(options),
+    )
 
     def listening(coordinator: JobCoordinator) -> None:
         if on_event is not None:

@@ -29,6 +29,7 @@ from ..control.link import Link, connect
 from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
+from ..listening import Listener, worker_metrics_port
 from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
@@ -79,7 +80,7 @@ class ProcessSetup:
     unix_dir: str
     """Where each worker makes a directory for its Unix socket."""
     host: str
-    """Address to bind; `127.0.0.1` on an embedded Ray; empty: that of the node the process is on."""
+    """The machine's address among the peers; loopback on an embedded Ray; empty: that of the Ray node."""
     log_level: int
     metrics_port: int | None
     metrics_host: str
@@ -87,9 +88,11 @@ class ProcessSetup:
     limits: ListenerLimits
     detached: bool
     """The coordinator outlives the process that started it, and so ends by itself."""
+    data: Listener
+    """The data port of each worker."""
 
     def own_host(self) -> str:
-        """The address this process binds to and is reached at."""
+        """The address of this process's machine among the peers."""
         return self.host or str(ray.util.get_node_ip_address())
 
     def enter(self) -> None:
@@ -181,11 +184,10 @@ async def _run_worker(
     directory: str,
 ) -> None:
     link = await _connect(addresses)
-    hub = ExchangeHub(worker_id, token, limits=setup.limits)
+    hub = ExchangeHub(worker_id, token, limits=setup.limits, listener=setup.data)
     metrics = MetricsRegistry()
-    # The coordinator has the port itself, if it runs on this machine.
-    port = setup.metrics_port + 1 if setup.metrics_port else setup.metrics_port
-    endpoint = open_endpoint(metrics, port, setup.metrics_host, setup.limits)
+    port = worker_metrics_port(setup.metrics_port, addresses, setup.own_host())
+    endpoint = open_endpoint(metrics, port, setup.metrics_host, setup.limits, setup.own_host())
     clock = SystemClock()
     worker = Worker(
         worker_id,
@@ -231,7 +233,7 @@ class RayWorker:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            return str(error).strip().splitlines()[0]
+            return _one_line(error)
         return "exited"
 
     def kill(self, pid: int = 0) -> None:
@@ -240,6 +242,14 @@ class RayWorker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         ray.kill(self._actor, no_restart=True)
+
+
+def _one_line(error: Exception) -> str:
+    """Why a worker ended. Ray wraps an error of ours in a text that begins with the name of the actor."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, HeadgateError):
+        return f"{cause.message} (fix: {cause.fix})" if cause.fix else cause.message
+    return str(error).strip().splitlines()[0]
 
 
 class RayCluster:

@@ -23,6 +23,7 @@ from ..control.client import CoordinatorClient, outcome_of
 from ..control.messages import BEGUN, Event
 from ..control.tokens import make_token
 from ..job_spec import JobSpec
+from ..listening import LOOPBACK, Listener
 from ..metrics_options import METRICS_HOST, METRICS_PORT
 from ..options import Options
 from ..protocol.job_result import JobOutcome
@@ -151,13 +152,14 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         console=stem,
         python_path=tuple(path for path in sys.path if path),
         unix_dir=os.environ.get("TMPDIR", "/tmp"),
-        host="127.0.0.1" if local else "",
+        host=LOOPBACK if local else "",
         log_level=logging.getLogger("headgate").getEffectiveLevel(),
         metrics_port=options.get(METRICS_PORT),
         metrics_host=options.get(METRICS_HOST),
         cluster_name="local" if local else str(address),
         limits=ListenerLimits.of(options),
         detached=not local,
+        data=Listener.data(options),
     )
 
 

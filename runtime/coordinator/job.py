@@ -33,6 +33,7 @@ from ..control.link import Link
 from ..control.messages import CheckpointAcked, Event, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules
 from ..listener_options import CONTROL_TOKEN_IN_STORAGE
+from ..listening import Listener
 from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.metrics import MetricsRegistry
 from ..observe.spans import open_spans
@@ -138,7 +139,10 @@ class JobCoordinator:
         self.on_lead: Callable[[], Awaitable[None]] | None = None
         """Called once the job log says that this coordinator leads, before anything runs."""
         self.server = ControlServer(
-            token or secrets.token_hex(16), self._on_hello, ListenerLimits.of(self._options)
+            token or secrets.token_hex(16),
+            self._on_hello,
+            ListenerLimits.of(self._options),
+            Listener.control(self._options),
         )
         self._clients = ClientServer(
             self._events.put_nowait, self._describe, self._describe_checkpoints

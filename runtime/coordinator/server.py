@@ -8,22 +8,25 @@ import hmac
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from ..control.link import Link, StreamLink
 from ..control.messages import Hello
+from ..listening import LOOPBACK, Listener
 
 _log = logging.getLogger("headgate.coordinator")
 
 
 class ControlServer:
-    """Listens on a Unix socket and on loopback (or the given host) TCP."""
+    """Listens on a Unix socket and on a TCP port."""
 
     def __init__(
         self,
         token: str,
         on_hello: Callable[[Hello, Link], Awaitable[None]],
         limits: ListenerLimits | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Nothing is open yet.
 
@@ -31,11 +34,13 @@ class ControlServer:
             token: the secret that a peer must show.
             on_hello: serves a peer that has shown it, until the link ends.
             limits: of what peers get before that.
+            listener: the TCP port and its hosts; None: any free port.
         """
+        self._listener = listener or Listener()
         self._token = token
         self._admission = Admission(limits or ListenerLimits(), "control port")
         self._on_hello = on_hello
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.AbstractServer] = []
         self._addresses: list[str] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._links: set[Link] = set()
@@ -50,8 +55,21 @@ class ControlServer:
         """The secret to show in Hello."""
         return self._token
 
-    async def listen(self, unix_path: str | None, host: str = "127.0.0.1") -> None:
-        """Open the listeners. The Unix socket is reachable by this user only."""
+    async def listen(self, unix_path: str | None, node_host: str = LOOPBACK) -> None:
+        """Open the listeners. The Unix socket is reachable by this user only.
+
+        Args:
+            unix_path: of the Unix socket; None: TCP only.
+            node_host: the address of this machine among the peers.
+
+        Raises:
+            JobError: the TCP port is taken, or cannot be bound.
+        """
+        server, host, port = await self._listener.open(
+            partial(asyncio.start_server, self._connected, limit=GREETING_BYTES_MAX), node_host
+        )
+        self._servers.append(server)
+        self._addresses.append(f"tcp:{host}:{port}")
         if unix_path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unix_path)
@@ -61,10 +79,7 @@ class ControlServer:
                 )
             )
             os.chmod(unix_path, 0o600)
-            self._addresses.append(f"unix:{unix_path}")
-        server = await asyncio.start_server(self._connected, host, 0, limit=GREETING_BYTES_MAX)
-        self._servers.append(server)
-        self._addresses.append(f"tcp:{host}:{server.sockets[0].getsockname()[1]}")
+            self._addresses.insert(0, f"unix:{unix_path}")
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = StreamLink(reader, writer, GREETING_BYTES_MAX)

@@ -23,6 +23,7 @@ import msgspec
 
 from ...errors import ExchangeError, UsageError, check
 from ..admission import Admission, ListenerLimits
+from ..listening import LOOPBACK, Listener
 from .channel import ChannelId, OutputChannel
 from .gate import InputGate
 from .links import AcceptingEnd, DiallingEnd, Hello, SocketOutputChannel, refusal_of
@@ -79,6 +80,7 @@ class ExchangeHub:
         *,
         settings: ExchangeSettings | None = None,
         limits: ListenerLimits | None = None,
+        listener: Listener | None = None,
         on_failure: Callable[[str, ExchangeError, int], None] | None = None,
     ) -> None:
         """Make a hub; `start` opens its listeners.
@@ -88,6 +90,7 @@ class ExchangeHub:
             token: the cluster's shared secret; peers must show it.
             settings: sizes of buffers, and timeouts; None: the defaults, with the frame size of `limits`.
             limits: of what peers get before they have shown the token.
+            listener: the TCP port and its hosts; None: any free port.
             on_failure: called with a peer's id, the error and the region when a connection with live
                 channels broke, after their gates and partitions have failed. At most once per connection.
         """
@@ -99,7 +102,8 @@ class ExchangeHub:
             frame_size_max_bytes=limits.frame_size_max_bytes
         )
         self._admission = Admission(limits, "data port")
-        self._servers: list[asyncio.Server] = []
+        self._listener = listener or Listener()
+        self._servers: list[asyncio.AbstractServer] = []
         self._uds_path: str | None = None
         self._address: WorkerAddress | None = None
         self._regions: dict[int, _Region] = {}
@@ -115,44 +119,52 @@ class ExchangeHub:
     async def start(
         self,
         uds_dir: str | None,
-        tcp_host: str = "127.0.0.1",
+        node_host: str = LOOPBACK,
         *,
-        advertised_host: str | None = None,
         host_id: str | None = None,
     ) -> WorkerAddress:
         """Open the listeners and return where they are.
 
         Args:
             uds_dir: directory of the Unix socket; None: TCP only.
-            tcp_host: address to bind.
-            advertised_host: where peers reach us, if that is not `tcp_host` (a wildcard, a NAT).
+            node_host: the address of this machine among the peers.
             host_id: see `this_host`.
+
+        Raises:
+            JobError: the TCP port is taken, or cannot be bound.
         """
         check(self._address is None, "the hub was started already")
         loop = asyncio.get_running_loop()
-        if uds_dir is not None:
-            # Worker ids may be long, and paths of Unix sockets must be short.
-            name = hashlib.blake2s(self.worker_id.encode(), digest_size=8).hexdigest()
-            path = os.path.join(uds_dir, f"{name}.sock")
-            if len(os.fsencode(path)) > UDS_PATH_BYTES_MAX:
-                raise UsageError(
-                    f"the path of the Unix socket is too long path=`{path}`",
-                    fix=f"use a directory that leaves it within {UDS_PATH_BYTES_MAX} bytes",
-                )
+        path = self._path_below(uds_dir)
+        open_server = partial(loop.create_server, self._accept)
+        server, host, port = await self._listener.open(open_server, node_host)
+        self._servers.append(server)
+        if path is not None:
             self._servers.append(await loop.create_unix_server(self._accept, path))
             self._uds_path = path
             os.chmod(path, 0o600)
-        tcp = await loop.create_server(self._accept, tcp_host, 0)
-        self._servers.append(tcp)
-        port = int(tcp.sockets[0].getsockname()[1])
         self._address = WorkerAddress(
             worker_id=self.worker_id,
-            host=advertised_host or tcp_host,
+            host=host,
             uds_path=self._uds_path,
             tcp_port=port,
             host_id=host_id or this_host(),
         )
         return self._address
+
+    def _path_below(self, directory: str | None) -> str | None:
+        """The path of the Unix socket, if there is to be one."""
+        if directory is None:
+            return None
+        # Worker ids may be long, and paths of Unix sockets must be short.
+        name = hashlib.blake2s(self.worker_id.encode(), digest_size=8).hexdigest()
+        path = os.path.join(directory, f"{name}.sock")
+        if len(os.fsencode(path)) > UDS_PATH_BYTES_MAX:
+            raise UsageError(
+                f"the path of the Unix socket is too long path=`{path}`",
+                fix=f"use a directory that leaves it within {UDS_PATH_BYTES_MAX} bytes",
+            )
+        return path
 
     def attempt(self, region: int = 0) -> int | None:
         """The attempt of a region that this hub works for; None between attempts."""

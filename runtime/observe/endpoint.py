@@ -17,6 +17,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from ...operators.clock import Clock, SystemClock
 from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
+from ..listening import LOOPBACK
+from ..network_options import ANY_ADDRESS
 from .metrics import MetricsRegistry
 from .process_metrics import ProcessMetrics
 
@@ -28,12 +30,14 @@ _log = logging.getLogger("headgate.metrics")
 class MetricsEndpoint:
     """Serves a registry over HTTP from a thread of its own."""
 
-    def __init__(self, server: _Server, host: str) -> None:
+    def __init__(self, server: _Server, host: str, node_host: str) -> None:
         self._server = server
         self._thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port = int(server.server_port)
-        shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+        # All interfaces were asked for, so that others can connect: loopback would not help them.
+        node = socket.gethostname() if node_host == LOOPBACK else node_host
+        shown = node if host in ANY_ADDRESS else host
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/metrics"
 
     def close(self) -> None:
@@ -112,6 +116,7 @@ def open_endpoint(
     port: int | None,
     host: str,
     limits: ListenerLimits | None = None,
+    node_host: str = LOOPBACK,
 ) -> MetricsEndpoint | None:
     """Serve `metrics` at the first free port from `port` on.
 
@@ -122,6 +127,7 @@ def open_endpoint(
         port: 0 for any free one; None for no endpoint.
         host: the address to bind.
         limits: of connections and of the time for a request.
+        node_host: the address of this machine, for the endpoint's URL if `host` stands for all addresses.
     """
     if port is None:
         return None
@@ -138,7 +144,7 @@ def open_endpoint(
             problem = error
         else:
             server.admit(limits or ListenerLimits())
-            endpoint = MetricsEndpoint(server, host)
+            endpoint = MetricsEndpoint(server, host, node_host)
             _log.info("metrics endpoint url=`%s`", endpoint.url)
             return endpoint
     _log.warning("no metrics endpoint port=`%s` host=`%s`: %s", port, host, problem)

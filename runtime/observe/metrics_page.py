@@ -37,9 +37,9 @@ _HEAD = """\
 <!-- generated: python -m headgate.runtime.observe.metrics_page > docs/metrics.md -->
 
 With the option `metrics.port` set, every process of a job serves its metrics in Prometheus' text format
-under `/metrics`. The coordinator takes the first free port from `metrics.port` on, each worker the first
-free one above it; with `metrics.port` 0 all take any free port. A job that runs in one process has one
-endpoint. `headgate list --json` shows all addresses under `metrics`:
+under `/metrics`. Each process takes the first free port from `metrics.port` on, workers on the machine of
+the coordinator the first free one above it; with `metrics.port` 0 all take any free port. A job that runs
+in one process has one endpoint. `headgate list --json` shows all addresses under `metrics`:
 
 ```
 $ headgate run ticker.yaml -D metrics.port=9249 &

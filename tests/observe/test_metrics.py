@@ -511,5 +511,12 @@ def test_an_endpoint_for_all_shows_the_name_of_the_host() -> None:
     opened.close()
 
 
+def test_an_endpoint_for_all_of_a_node_shows_the_address_of_the_node() -> None:
+    opened = open_endpoint(MetricsRegistry(), 0, "0.0.0.0", node_host="10.1.2.3")
+    assert opened is not None
+    assert opened.url == f"http://10.1.2.3:{opened.port}/metrics"
+    opened.close()
+
+
 def test_the_documentation_is_current() -> None:
     assert DOCS.read_text() == markdown(), "python -m headgate.runtime.observe.metrics_page"
