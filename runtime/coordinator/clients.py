@@ -1,4 +1,4 @@
-"""Clients of a coordinator: the CLI and `job.run()`. They ask, and they may subscribe to events."""
+"""Clients of a coordinator: the CLI, `job.run()`, the REST API. They ask, and may subscribe to events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import json
 import pickle
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
 from ...errors import HeadgateError, InternalError, JobError
 from ..control.link import Link
@@ -18,31 +18,33 @@ from .states import HAND_OVER
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
 VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_OVER})
-
-
+"""What the states of a job do."""
 ENDED = "the job has ended"
+Arguments: TypeAlias = Mapping[str, Any]
+View: TypeAlias = Callable[[Arguments], dict[str, Any]]
+Subscriber: TypeAlias = Callable[[Event], None]
 
 
 class ClientServer:
-    """Serves client links."""
+    """Serves client links, and the REST API in the same process."""
 
     def __init__(
         self,
         put_event: Callable[[ClientWish], None],
-        describe: Callable[[], dict[str, Any]],
-        checkpoints: Callable[[int | None], dict[str, Any]],
+        views: Mapping[str, View],
+        dispose: Callable[[Arguments], Awaitable[dict[str, Any]]],
     ) -> None:
         """Nobody is served yet.
 
         Args:
             put_event: takes the wishes that the running job answers.
-            describe: the status of the job.
-            checkpoints: the statistics of its checkpoints, or of one.
+            views: by verb, what only reads; `status` is one of them.
+            dispose: deletes a savepoint.
         """
         self._put_event = put_event
-        self._describe = describe
-        self._checkpoints = checkpoints
-        self._subscribers: set[Link] = set()
+        self._views = views
+        self._dispose = dispose
+        self._subscribers: set[Subscriber] = set()
         self._links: set[Link] = set()
         self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,7 +63,7 @@ class ClientServer:
                     return
         finally:
             self._links.discard(link)
-            self._subscribers.discard(link)
+            self._subscribers.discard(link.send)
 
     def _answer_later(self, link: Link, request: Request) -> None:
         task = asyncio.get_running_loop().create_task(
@@ -79,23 +81,34 @@ class ClientServer:
             link.send(Reply(id=request.id, body=json.dumps(body).encode()))
 
     async def _carry_out(self, link: Link, request: Request) -> dict[str, Any]:
-        if request.verb == "status":
-            return self._describe()
-        if request.verb == "checkpoints":
-            wanted = _arguments(request).get("id")
-            return self._checkpoints(None if wanted is None else int(wanted))
         if request.verb == "subscribe":
-            for event in self._history:
-                link.send(event)
-            self._subscribers.add(link)
-            return self._describe()
-        if request.verb not in VERBS:
-            raise HeadgateError(f"unknown request verb=`{request.verb}`")
+            self.subscribe(link.send)
+            return self.view("status")
+        return await self.ask(request.verb, _arguments(request))
+
+    def view(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """What a verb that only reads has to show.
+
+        Raises:
+            HeadgateError: there is no such thing.
+        """
+        return self._views[verb](arguments)
+
+    async def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Do what `verb` says, and wait until it is done.
+
+        Raises:
+            HeadgateError: the job refuses, has ended, or there is no such verb.
+        """
+        if verb in self._views:
+            return self.view(verb, **arguments)
+        if verb == "dispose":
+            return await self._dispose(arguments)
+        if verb not in VERBS:
+            raise HeadgateError(f"unknown request verb=`{verb}`")
         if self._ended:
             raise JobError(ENDED)
-        wish = ClientWish(
-            request.verb, asyncio.get_running_loop().create_future(), _arguments(request)
-        )
+        wish = ClientWish(verb, asyncio.get_running_loop().create_future(), arguments)
         self._open.append(wish)
         try:
             self._put_event(wish)
@@ -103,12 +116,19 @@ class ClientServer:
         finally:
             self._open.remove(wish)
 
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Hand over the events that are kept, and each one from now on, until the result is called."""
+        for event in self._history:
+            subscriber(event)
+        self._subscribers.add(subscriber)
+        return lambda: self._subscribers.discard(subscriber)
+
     def publish(self, event: Event) -> None:
         """Send an event to all subscribers. Progress is not kept for late ones."""
         if event.kind != "progress":
             self._history.append(event)
-        for link in self._subscribers:
-            link.send(event)
+        for subscriber in list(self._subscribers):
+            subscriber(event)
 
     def end(self, body: dict[str, Any], error: HeadgateError | None) -> None:
         """The job is over: the last event says how, and carries the error if it failed.

@@ -419,6 +419,8 @@ class JobContext:
             "run": self.spec.run,
             "pid": os.getpid(),
             "began_ms": self.began_ms,
+            "uptime_ms": self.time_in("RUNNING")[0],
+            "reason": "" if self.end is None else self.end.reason,
             "attempt": self.attempt,
             "restarts": self.restarts,
             "restarted_tasks": self.restarted_tasks,

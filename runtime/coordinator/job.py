@@ -87,7 +87,9 @@ from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, adopting, deploying, ended
 from .steady_clock import SteadyClock
+from .views import describe_config, describe_metrics, describe_plan, describe_subtasks
 from .watchdog import Watchdog
+from .wishes import dispose_savepoint
 from .workers import WorkerPool
 
 PROGRESS_S = 1.0
@@ -123,7 +125,8 @@ class JobCoordinator:
         self._open_store = open_store
         self._open_at = open_at
         self._options = Options(spec.options)
-        self._metrics = (metrics or MetricsRegistry()).group(job_name=spec.name)
+        self._registry = metrics or MetricsRegistry()
+        self._metrics = self._registry.group(job_name=spec.name)
         self._metrics_url = metrics_url
         self._spans = open_spans(self._options, spec.name)
         self._takes_over = takes_over
@@ -144,8 +147,21 @@ class JobCoordinator:
             ListenerLimits.of(self._options),
             Listener.control(self._options),
         )
-        self._clients = ClientServer(
-            self._events.put_nowait, self._describe, self._describe_checkpoints
+        self.rest_url = ""
+        """Where the REST API of this process is, if it has one."""
+        self.clients = ClientServer(
+            self._events.put_nowait,
+            {
+                "status": lambda _: self._describe(),
+                "checkpoints": lambda given: self._describe_checkpoints(given.get("id")),
+                "subtasks": lambda given: describe_subtasks(self._begun(), given["vertex"]),
+                "config": lambda _: describe_config(self._begun()),
+                "plan": lambda _: describe_plan(self._begun()),
+                "metrics": lambda _: describe_metrics(
+                    self._registry, self._describe().get("metrics", [])
+                ),
+            },
+            lambda given: dispose_savepoint(self._begun(), given.get("path")),
         )
         self._pool = WorkerPool(
             cluster,
@@ -172,7 +188,7 @@ class JobCoordinator:
         elif hello.role == "pulse":
             await self._pool.serve_pulse(hello, link)
         else:
-            await self._clients.serve(link)
+            await self.clients.serve(link)
 
     def _on_stuck(self, worker_id: str, stuck: StepStuck) -> None:
         if self._context is not None:
@@ -180,8 +196,13 @@ class JobCoordinator:
 
     def _describe(self) -> dict[str, Any]:
         if self._context is None:
-            return {"name": self.spec.name, "status": "INITIALIZING"}
-        return self._context.describe()
+            return {"name": self.spec.name, "status": "INITIALIZING", "rest": self.rest_url}
+        return {**self._context.describe(), "rest": self.rest_url}
+
+    def _begun(self) -> JobContext:
+        if self._context is None:
+            raise JobError("the job has not begun yet", fix="try again in a moment")
+        return self._context
 
     def _describe_checkpoints(self, checkpoint_id: int | None) -> dict[str, Any]:
         history = (
@@ -231,11 +252,11 @@ class JobCoordinator:
                 self._leadership.lose(error)
             if isinstance(error, HeadgateError):
                 kind = "fenced" if isinstance(error, FencedError) else "refused"
-                self._clients.end({"status": "FAILED", "reason": kind}, error)
+                self.clients.end({"status": "FAILED", "reason": kind}, error)
             raise
         except Exception as error:
             broken = InternalError(f"the coordinator broke: {type(error).__name__}: {error}")
-            self._clients.end({"status": "FAILED", "reason": "internal"}, broken)
+            self.clients.end({"status": "FAILED", "reason": "internal"}, broken)
             raise broken from error
         finally:
             for task in (beat, progress):
@@ -250,7 +271,7 @@ class JobCoordinator:
             await self._spans.close()
             if store is not None:
                 await store.close()
-        self._clients.end(
+        self.clients.end(
             outcome.as_json(),
             outcome.error,
         )
@@ -258,7 +279,7 @@ class JobCoordinator:
 
     async def close(self) -> None:
         """Stop listening, once clients have had their last word."""
-        await self._clients.drain()
+        await self.clients.drain()
         await self.server.close()
 
     # -- the start ----------------------------------------------------------------------------------
@@ -382,7 +403,7 @@ class JobCoordinator:
             ),
             enrichers=FailureEnrichers(load_enrichers(self._options.get(FAILURE_ENRICHERS) or "")),
         )
-        context.subscribers.append(self._clients.publish)
+        context.subscribers.append(self.clients.publish)
         if self.on_event is not None:
             context.subscribers.append(self.on_event)
         context.checkpoints.announce = context.publish

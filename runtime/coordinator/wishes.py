@@ -10,6 +10,7 @@ from ..checkpoint_options import (
     SAVEPOINT_DIR,
 )
 from ..plan import PhysicalPlan
+from ..savepoint import store
 from ..savepoint.locate import savepoint_address
 from .context import ClientWish, JobContext
 
@@ -59,3 +60,22 @@ def check_rescale(job: JobContext, wanted: Any) -> tuple[int, PhysicalPlan]:
             fix="operators that set their own parallelism keep it",
         )
     return wanted, plan
+
+
+async def dispose_savepoint(job: JobContext, path: Any) -> dict[str, Any]:
+    """Delete a savepoint and all its files, with the job's access to storages.
+
+    Raises:
+        UsageError: no path is given, or the job could not recover without this savepoint.
+        HeadgateError: there is no savepoint, or it cannot be deleted.
+    """
+    if not isinstance(path, str) or not path:
+        raise UsageError("nobody says which savepoint to delete", fix="give the path of one")
+    needed = job.log is not None and job.log.view.newest is None
+    if needed and path.rstrip("/") == job.spec.restore_from.rstrip("/"):
+        raise UsageError(
+            f"the job began with this savepoint and has no checkpoint of its own yet path=`{path}`",
+            fix="take a checkpoint first",
+        )
+    savepoint = await store.dispose(job.open_at, path, job.spec.options)
+    return {"path": path, "job": "" if savepoint is None else savepoint.job}
