@@ -26,6 +26,7 @@ from .metrics_options import METRICS_OPTIONS
 from .network_options import NETWORK_OPTIONS, network_contradictions
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 from .recovery_options import RECOVERY_OPTIONS
+from .rest_options import REST_OPTIONS
 from .restart_options import RESTART_OPTIONS
 
 T = TypeVar("T")
@@ -283,6 +284,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *LISTENER_OPTIONS,
     *METRICS_OPTIONS,
     *NETWORK_OPTIONS,
+    *REST_OPTIONS,
     *BATCH_OPTIONS,
     *AVAILABILITY_OPTIONS,
     *(

@@ -105,6 +105,21 @@ def test_the_protocol_is_pure() -> None:
     assert wrong == []
 
 
+def test_the_decisions_of_the_rest_api_are_pure() -> None:
+    pure = {
+        f"runtime.rest.{name}"
+        for name in ("answers", "gate", "openapi", "operations", "problems", "routes")
+    }
+    assert pure <= MODULES.keys()
+    wrong = [
+        f"{module} imports {name}"
+        for module in pure
+        for name, ours in IMPORTS[module]
+        if not ours and name.split(".")[0] in IMPURE | {"aiohttp"}
+    ]
+    assert wrong == []
+
+
 def test_only_the_cluster_imports_ray() -> None:
     wrong = [
         module

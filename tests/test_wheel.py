@@ -23,6 +23,7 @@ HEAVY = (
     "pyarrow",
     "numpy",
     "msgspec",
+    "aiohttp",
     "prometheus_client",
     "boto3",
     "typer",

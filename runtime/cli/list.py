@@ -75,6 +75,7 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
         "pid": record.pid,
         "workers": known.get("workers", []),
         "metrics": known.get("metrics", []),
+        "rest": known.get("rest") or None,
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ...errors import HeadgateError
+from ...errors import HeadgateError, UsageError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control import registry
@@ -22,10 +23,16 @@ from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
 from ..options import Options
 from ..protocol.job_result import JobOutcome
+from ..rest_options import REST_PORT
 from ..storage.base import StoreOpener
+
+if TYPE_CHECKING:
+    from ..rest.server import RestServer
 
 DISMISS_S: Final = 5.0
 """A new coordinator waits no longer for the one it has taken over."""
+REST_RETRY_S: Final = 1.0
+"""A coordinator that takes over tries so often to open the port of the REST API."""
 _log = logging.getLogger("headgate.cluster")
 
 
@@ -78,11 +85,49 @@ async def host_coordinator(
         metrics_url=endpoint.url if endpoint is not None else "",
         takes_over=takes_over,
     )
+    rest: RestServer | None = None
+    opening: asyncio.Task[None] | None = None
     try:
+        if options.get(REST_PORT) is not None:
+            from ..rest.server import RestServer  # aiohttp takes a moment to import
+
+            rest = RestServer(coordinator.clients, coordinator.server.token, options, clock)
+            opening = await _open_rest(rest, coordinator, takes_over=takes_over)
         return await _serve(coordinator, clock, cluster_name, host, on_listening)
     finally:
+        if opening is not None:
+            opening.cancel()
+        if rest is not None:
+            await asyncio.shield(rest.close())
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
+
+
+async def _open_rest(
+    rest: RestServer, coordinator: JobCoordinator, *, takes_over: bool
+) -> asyncio.Task[None] | None:
+    """Open the REST API. After a takeover its port may still be taken: the task then tries again.
+
+    Raises:
+        UsageError: the port cannot be opened, and nothing has run yet.
+    """
+
+    async def again() -> None:
+        while not rest.url:
+            await asyncio.sleep(REST_RETRY_S)
+            with contextlib.suppress(UsageError):
+                await rest.listen()
+        coordinator.rest_url = rest.url
+
+    try:
+        await rest.listen()
+    except UsageError as error:
+        if not takes_over:
+            raise
+        _log.warning("%s; trying again", error)
+        return asyncio.get_running_loop().create_task(again(), name="open REST API")
+    coordinator.rest_url = rest.url
+    return None
 
 
 async def _dismiss(former: registry.JobRecord) -> None:

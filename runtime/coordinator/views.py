@@ -143,7 +143,7 @@ def describe_metrics(registry: MetricsRegistry, endpoints: list[dict[str, str]])
         {
             "name": sample.name,
             "labels": dict(sample.labels),
-            "value": sample.value if math.isfinite(sample.value) else None,
+            "value": float(sample.value) if math.isfinite(sample.value) else None,
         }
         for family in registry.collect()
         for sample in family.samples

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.operators.clock import SystemClock
 from headgate.runtime.admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from headgate.runtime.control.link import Link, StreamLink, connect
-from headgate.runtime.control.messages import Heartbeat, Hello, encode
+from headgate.runtime.control.messages import Event, Heartbeat, Hello, encode
 from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.hub import ExchangeHub
@@ -28,6 +29,8 @@ from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
 from headgate.runtime.observe.endpoint import open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.options import Options
+from headgate.runtime.rest.routes import ROUTES
+from headgate.runtime.rest.server import RestServer
 
 TOKEN = "secret"
 PATIENT = ListenerLimits(handshake_timeout_ms=600_000)
@@ -82,11 +85,41 @@ async def metrics(limits: ListenerLimits, unix: Path | None = None) -> AsyncIter
     await asyncio.to_thread(endpoint.close)
 
 
-LISTENERS = [control, data, metrics]
+class NoJob:
+    """What the REST API asks, in place of a coordinator."""
+
+    def view(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        return {"name": "headgate-job", "status": "RUNNING"}
+
+    async def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError(f"a stranger began an operation {verb} {arguments}")
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+@asynccontextmanager
+async def rest(
+    limits: ListenerLimits, unix: Path | None = None, **options: str
+) -> AsyncIterator[Port]:
+    texts = {
+        "rest.port": "0",
+        "headgate.listener.handshake-timeout": f"{limits.handshake_timeout_ms} ms",
+        "headgate.listener.unauthenticated-max": str(limits.unauthenticated_max),
+        "headgate.listener.connections-max": str(limits.connections_max),
+    }
+    server = RestServer(NoJob(), TOKEN, Options({**texts, **options}), SystemClock())
+    await server.listen()
+    yield Port(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    await server.close()
+
+
+LISTENERS = [control, data, metrics, rest]
 HUGE = {
     control: struct.pack("<I", 1 << 30),
     data: HEADER.pack(1 << 30, Kind.HELLO, 0, 0, 0, 0),
     metrics: b"GET /metrics HTTP/1.1\r\nX-Long: ",
+    rest: b"GET /v1/job HTTP/1.1\r\nX-Long: ",
 }
 """How a stranger begins who has a lot to say."""
 Listener = Callable[..., Any]
@@ -113,8 +146,8 @@ async def is_hung_up_on(reader: asyncio.StreamReader) -> bytes:
 def test_a_length_is_not_believed_before_the_token(
     listener: Listener, unix: bool, tmp_path: Path
 ) -> None:
-    if listener is metrics and unix:
-        pytest.skip("a metrics endpoint has no Unix socket")
+    if listener in (metrics, rest) and unix:
+        pytest.skip("it has no Unix socket")
 
     async def scenario() -> None:
         async with listener(PATIENT, tmp_path / "s.sock" if unix else None) as port:
@@ -326,3 +359,130 @@ def test_a_connection_that_left_makes_room() -> None:
     admission.authenticate(0)  # too late
     assert closed == [0]
     assert admission.turned_away == 1
+
+
+def request(method: str, path: str, *headers: str, host: str = "localhost") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def said(port: Port, *parts: bytes) -> bytes:
+    """All that the port answers to a request, until it hangs up."""
+    reader, writer = await port.stranger()
+    for part in parts:
+        writer.write(part)
+    answer = await is_hung_up_on(reader)
+    writer.close()
+    return answer
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ")[1])
+
+
+@pytest.mark.parametrize(
+    "shown", [(), ("Authorization: Bearer wrong",), ("Authorization: Basic c2VjcmV0",)]
+)
+def test_the_rest_api_tells_nothing_but_health_without_the_token(shown: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        async with rest(PATIENT) as port:
+            paths = [(r.method, r.path.replace("{vertex}", "1"), r.public) for r in ROUTES]
+            for method, path, public in [*paths, ("GET", "/", False), ("PUT", "/v1/job", False)]:
+                answer = await said(port, request(method, path, *shown))
+                assert (path, status_of(answer)) == (path, 200 if public else 401)
+                assert b"headgate-job" not in answer
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("headers", "host", "status"),
+    [
+        ((), "evil.example", 421),
+        ((), "127.0.0.1.evil.example:80", 421),
+        (("Origin: http://evil.example",), "localhost", 403),
+        (("Origin: null",), "127.0.0.1", 403),
+        (("Origin: http://jobs.example",), "jobs.example", 200),
+        ((), "10.0.0.7:8081", 200),
+    ],
+)
+def test_the_rest_api_does_not_answer_pages_of_other_sites(
+    headers: tuple[str, ...], host: str, status: int
+) -> None:
+    """Also not with the token, which a page may have got from its user."""
+
+    async def scenario() -> None:
+        async with rest(PATIENT, **{"rest.address": "jobs.example"}) as port:
+            token = (f"Authorization: Bearer {TOKEN}", "Connection: close")
+            for path in ("/v1/job", "/healthz"):
+                answer = await said(port, request("GET", path, *token, *headers, host=host))
+                assert (path, status_of(answer)) == (path, status)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_above_the_bound_is_not_read(declared: bool) -> None:
+    async def scenario() -> None:
+        async with rest(PATIENT) as port:
+            size = 10 << 20
+            length = f"Content-Length: {size}" if declared else "Transfer-Encoding: chunked"
+            token = f"Authorization: Bearer {TOKEN}"
+            reader, writer = await port.stranger()
+            writer.write(request("POST", "/v1/job/stop", token, length))
+            piece = b" " * 65_536
+            if not declared:
+                writer.writelines([b"10000\r\n" + piece + b"\r\n"] * 2)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert status_of(answer) == 413
+            writer.close()
+
+    run(scenario())
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        async with rest(HASTY) as port:
+            head = request(
+                "POST", "/v1/job/stop", f"Authorization: Bearer {TOKEN}", "Content-Length: 9"
+            )
+            reader, writer = await port.stranger()
+            writer.write(head + b"{")
+            assert status_of(await reader.readuntil(b"\r\n\r\n")) == 408
+            writer.close()
+
+    run(scenario())
+
+
+def test_a_client_with_the_token_stays_when_strangers_come() -> None:
+    async def scenario() -> None:
+        async with rest(FEW) as port:
+            reader, writer = await port.stranger()
+            ask = request("GET", "/v1/job", f"Authorization: Bearer {TOKEN}")
+            for _ in range(3):
+                writer.write(ask)
+                assert status_of(await reader.readuntil(b"\r\n\r\n")) == 200
+                assert b"headgate-job" in await reader.readuntil(b"}")
+                strangers = [await port.stranger() for _ in range(10)]
+                for _, stranger in strangers:
+                    stranger.close()
+            writer.close()
+
+    run(scenario())
+
+
+def test_followers_of_events_are_bounded() -> None:
+    async def scenario() -> None:
+        async with rest(PATIENT, **{"headgate.rest.watchers-max": "1"}) as port:
+            token = f"Authorization: Bearer {TOKEN}"
+            ask = request("GET", "/v1/job/events", token)
+            reader, writer = await port.stranger()
+            writer.write(ask)
+            assert status_of(await reader.readuntil(b"\r\n\r\n")) == 200
+            other, also = await port.stranger()
+            also.write(ask)
+            assert status_of(await other.readuntil(b"\r\n\r\n")) == 503
+            writer.close()
+            also.close()
+
+    run(scenario())

@@ -1,0 +1,465 @@
+"""What the REST API answers, and what it takes: the types that the OpenAPI document is made of.
+
+Field names are those of the CLI's `--json`. Times that end in `_ms` are milliseconds, since the epoch where
+the name says `at`, `began` or `ended`. Rates are milliseconds per second: 0 to 1000.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from .problems import Problem
+
+Watermark = Annotated[
+    int | None, Meta(description="In ms since the epoch; null: there is none yet.")
+]
+Rate = Annotated[int, Meta(description="Milliseconds per second.")]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all answers."""
+
+
+class Health(Answer, frozen=True):
+    """The process answers, or the job is ready."""
+
+    status: str
+
+
+class WorkerAnswer(Answer, frozen=True):
+    """A worker that is connected."""
+
+    worker: str
+    pid: int
+
+
+class Endpoint(Answer, frozen=True):
+    """A Prometheus endpoint."""
+
+    process: str
+    url: str
+
+
+class DroppedAnswer(Answer, frozen=True):
+    """Records that a step has dropped, by kind."""
+
+    step: str
+    kind: str
+    count: int
+
+
+class JobAnswer(Answer, frozen=True):
+    """The status of the job. Figures are 0 while the job is INITIALIZING."""
+
+    name: str
+    status: str
+    run: str = ""
+    reason: str = ""
+    """Why the job ended."""
+    parallelism: int = 0
+    max_parallelism: int = 0
+    generation: int = 0
+    attempt: int = 0
+    began_ms: int = 0
+    uptime_ms: int = 0
+    """How long the job has been RUNNING without a break."""
+    restarts: int = 0
+    restarted_tasks: int = 0
+    last_checkpoint: int = 0
+    """The newest completed one; 0: none."""
+    last_checkpoint_ms: int = 0
+    """How long it took."""
+    last_checkpoint_at_ms: int = 0
+    checkpoints_completed: int = 0
+    checkpoints_failed: int = 0
+    restored_checkpoint: int = 0
+    restored_from: str = ""
+    restored_bytes: int = 0
+    restore_bytes: int = 0
+    last_rescale_ms: int = 0
+    workers: list[WorkerAnswer] = []
+    dropped: list[DroppedAnswer] = []
+
+
+class VertexAnswer(Answer, frozen=True):
+    """A vertex, with the figures of all its subtasks: sums of records, and the rates of the extreme one."""
+
+    id: int
+    name: str
+    parallelism: int
+    records_in: int
+    records_out: int
+    records_read: int
+    records_written: int
+    busy: Rate
+    full: Rate
+    idle: Rate
+    backpressured: Rate
+    backpressure_level: str
+    watermark: Watermark
+    backlog: bool
+
+
+class VerticesAnswer(Answer, frozen=True):
+    """All vertices of the plan that runs."""
+
+    vertices: list[VertexAnswer]
+
+
+class SubtaskAnswer(Answer, frozen=True):
+    """A subtask. Until it has reported its figures are 0."""
+
+    index: int
+    worker: str | None
+    attempt: int | None
+    reported: bool
+    records_in: int = 0
+    records_out: int = 0
+    records_written: int = 0
+    busy: Rate = 0
+    full: Rate = 0
+    idle: Rate = 0
+    backpressured: Rate = 0
+    watermark: Watermark = None
+    queued: int = 0
+    """Buffers that wait in front of it."""
+
+
+class SubtasksAnswer(Answer, frozen=True):
+    """The subtasks of one vertex."""
+
+    vertex: int
+    name: str
+    subtasks: list[SubtaskAnswer]
+
+
+class Alignment(Answer, frozen=True):
+    """What happened between the first and the last barrier."""
+
+    duration: int
+    processed: int
+    persisted: int
+
+
+class CheckpointSubtask(Answer, frozen=True):
+    """One subtask's part of a checkpoint; times in ms, sizes in bytes."""
+
+    task: str
+    index: int
+    end_to_end_duration: int
+    start_delay: int
+    sync_duration: int
+    async_duration: int
+    alignment: Alignment
+    checkpointed_size: int
+    state_size: int
+    unaligned_checkpoint: bool
+    finished: bool
+
+
+class CheckpointAnswer(Answer, frozen=True):
+    """A checkpoint or savepoint; times in ms, sizes in bytes."""
+
+    id: int
+    status: str
+    is_savepoint: bool
+    trigger_timestamp: int
+    latest_ack_timestamp: int | None
+    end_to_end_duration: float | None
+    checkpointed_size: int
+    state_size: int
+    processed_data: int
+    persisted_data: int
+    num_subtasks: int
+    num_acknowledged_subtasks: int
+    unaligned_subtasks: int
+    external_path: str
+    failure: str
+    explanation: str
+
+
+class CheckpointDetail(CheckpointAnswer, frozen=True):
+    """One checkpoint, with all its subtasks."""
+
+    subtasks: list[CheckpointSubtask]
+
+
+class CheckpointsAnswer(Answer, frozen=True):
+    """The checkpoints that are remembered, oldest first, and quantiles of the completed ones."""
+
+    history: list[CheckpointAnswer]
+    summary: dict[str, dict[str, float]]
+
+
+class Holder(Answer, frozen=True):
+    """The subtask, and the split, that holds event time back."""
+
+    subtask: int
+    task: str
+    split: str | None
+    queued: bool
+    for_ms: int
+
+
+class StepTimeAnswer(Answer, frozen=True):
+    """Event time of one step."""
+
+    step: str
+    watermark: Watermark
+    lag_ms: int | None
+    held_by: Holder | None
+    idle_subtasks: list[int]
+    splits: int
+    idle_splits: int
+    queued_splits: int
+    paused_splits: int
+
+
+class WatermarksAnswer(Answer, frozen=True):
+    """Event time of all steps that make watermarks."""
+
+    event_time: list[StepTimeAnswer]
+
+
+class Pressed(Answer, frozen=True):
+    """A vertex that waits for room downstream."""
+
+    vertex: str
+    level: str
+    backpressured: Rate
+
+
+class Suspect(Answer, frozen=True):
+    """The subtask that others wait for."""
+
+    vertex: str
+    subtask: int
+    parallelism: int
+    busy: Rate
+    full: Rate
+    idle: Rate
+    busy_subtasks: int
+    records_share: float | None
+    key_group: int | None
+    key_group_share: float | None
+    waits_for: str | None
+
+
+class Cause(Answer, frozen=True):
+    """Who waits, and for whom; `cause` is null if nobody downstream is busy."""
+
+    sentence: str
+    vertices: list[Pressed]
+    cause: Suspect | None
+    waiting: list[Suspect]
+
+
+class BackpressureAnswer(Answer, frozen=True):
+    """Who makes the job slow."""
+
+    backpressure: list[Cause]
+
+
+class Concurrent(Answer, frozen=True):
+    """A failure that came with another one."""
+
+    time_ms: int
+    kind: str
+    where: str
+    worker: str
+    text: str
+    detail: str
+    category: str
+
+
+class ExceptionAnswer(Concurrent, frozen=True):
+    """A root failure, and what became of it."""
+
+    attempt: int
+    labels: dict[str, str]
+    concurrent: list[Concurrent]
+    concurrent_dropped: int
+    outcome: str
+    restored: str
+    cancelling_ms: int | None
+    waiting_ms: int | None
+    deploying_ms: int | None
+    down_ms: int | None
+    silent_ms: int | None
+    tasks: list[str]
+    tasks_total: int
+
+
+class BusyStepAnswer(Answer, frozen=True):
+    """A subtask that has been in one call for more than a second."""
+
+    worker: str
+    vertex: int
+    task: str
+    operator: str
+    subtask: int
+    busy_ms: int
+    attempt: int
+
+
+class ExceptionsAnswer(Answer, frozen=True):
+    """The last failures, oldest first, and calls that have not returned for a while."""
+
+    exceptions: list[ExceptionAnswer]
+    busy_steps: list[BusyStepAnswer]
+
+
+class OptionAnswer(Answer, frozen=True):
+    """An option in effect."""
+
+    value: str
+    explicit: bool
+    """True if the user set it."""
+
+
+class ConfigAnswer(Answer, frozen=True):
+    """The configuration of the job; values of secrets are masked."""
+
+    options: dict[str, OptionAnswer]
+    checkpoint_storage: str | None
+    checkpoint_interval_ms: int | None
+    checkpoints_retained: int | None
+
+
+class OperatorAnswer(Answer, frozen=True):
+    """An operator in a vertex."""
+
+    name: str
+    kind: str
+    detail: str
+    stateful: bool
+
+
+class PlanVertex(Answer, frozen=True):
+    """A vertex of the plan: operators that run in one subtask."""
+
+    id: int
+    name: str
+    parallelism: int
+    operators: list[OperatorAnswer]
+
+
+class PlanEdge(Answer, frozen=True):
+    """An exchange between two vertices, by their ids."""
+
+    source: int
+    target: int
+    partitioning: str
+    side: str | None
+
+
+class PlanAnswer(Answer, frozen=True):
+    """The physical plan that runs, and what `headgate explain` prints of it."""
+
+    parallelism: int
+    max_parallelism: int
+    vertices: list[PlanVertex]
+    edges: list[PlanEdge]
+    text: str
+
+
+class Sample(Answer, frozen=True):
+    """One value of a metric; null: it is not a finite number."""
+
+    name: str
+    labels: dict[str, str]
+    value: float | None
+
+
+class MetricsAnswer(Answer, frozen=True):
+    """The metrics of the coordinator's process, and where each process serves its own to Prometheus."""
+
+    endpoints: list[Endpoint]
+    samples: list[Sample]
+
+
+class OperationStatus(StrEnum):
+    """How far an operation is."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+
+
+class OperationAnswer(Answer, frozen=True):
+    """An operation that a client began."""
+
+    trigger_id: str = msgspec.field(name="triggerId")
+    verb: str
+    status: OperationStatus
+    began_ms: int
+    ended_ms: int | None = None
+    result: dict[str, Any] | None = None
+    """What came of it, if it is COMPLETED; it is what the CLI prints."""
+    problem: Problem | None = None
+    """Why it FAILED."""
+
+
+TriggerId = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9._-]{1,128}$",
+        description="Chosen by the client; the same id is the same operation, however often it is sent.",
+    ),
+]
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what begins an operation."""
+
+    trigger_id: TriggerId = msgspec.field(name="triggerId")
+
+
+class CancelWish(Wish, frozen=True):
+    """End the job at once, without a checkpoint."""
+
+
+class CheckpointWish(Wish, frozen=True):
+    """Take a checkpoint now."""
+
+
+Directory = Annotated[
+    str,
+    Meta(
+        pattern=r"^($|/|[a-z][a-z0-9+.-]*://)",
+        description="An absolute path or an address; empty: that of execution.checkpointing.savepoint-dir.",
+    ),
+]
+
+
+class StopWish(Wish, frozen=True):
+    """Stop with a final checkpoint; `drain`: sources end as if their data had, so that windows fire."""
+
+    drain: bool = False
+    savepoint: Directory | None = None
+    """Take a savepoint in a new directory below this one; null: none."""
+    native: bool = False
+
+
+class SavepointWish(Wish, frozen=True):
+    """Take a savepoint in a new directory below `savepoint`."""
+
+    savepoint: Directory = ""
+    native: bool = False
+    """Keep the files of the state backend: faster, but only this backend reads them."""
+
+
+class RescaleWish(Wish, frozen=True):
+    """Stop with a checkpoint, and go on at another parallelism."""
+
+    parallelism: Annotated[int, Meta(ge=1, le=32768)]
+
+
+class DisposeWish(Wish, frozen=True):
+    """Delete a savepoint and all its files."""
+
+    path: Annotated[str, Meta(pattern=r"^(/|[a-z][a-z0-9+.-]*://)")]

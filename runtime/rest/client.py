@@ -1,0 +1,251 @@
+"""The client of the REST API, for asyncio: the operator of Kubernetes uses it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from ...errors import HeadgateError, JobError
+from . import answers
+from .answers import Answer, OperationAnswer, OperationStatus, Wish
+from .problems import Problem, error_of
+from .routes import ROUTES, VERBS, WAIT_S_MAX
+
+TIMEOUT_S: Final = 30.0
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""A longer answer is refused."""
+EVENT_BYTES_MAX: Final = 16 << 20
+A = TypeVar("A", bound=Answer)
+_PATHS: Final = {route.name: route.path for route in ROUTES}
+_VERBS: Final = {body: verb for verb, body in VERBS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEvent:
+    """An event of the job: its kind, its text, and its values."""
+
+    kind: str
+    text: str
+    body: Any
+
+
+class RestClient:
+    """One job's REST API. Use it in `async with`.
+
+    All methods raise JobError if nobody answers in time, and else the error that the API tells, of the type
+    that the same request raises in the CLI.
+    """
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            url: such as `http://127.0.0.1:8081`.
+            token: of the job.
+            timeout_s: an answer must come within this time, beside the time that a request asks to wait.
+        """
+        self._url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> RestClient:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        # Redirects and proxies would carry the token elsewhere.
+        self._session = aiohttp.ClientSession(headers=headers, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hang up."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    async def healthy(self) -> bool:
+        """True if the coordinator's event loop answers."""
+        return await self._answers("healthz")
+
+    async def ready(self) -> bool:
+        """True if the job is RUNNING or FINISHED."""
+        return await self._answers("readyz")
+
+    async def job(self) -> answers.JobAnswer:
+        """The status of the job."""
+        return await self._get("job", answers.JobAnswer)
+
+    async def vertices(self) -> list[answers.VertexAnswer]:
+        """The vertices, with the figures of their subtasks."""
+        return (await self._get("vertices", answers.VerticesAnswer)).vertices
+
+    async def subtasks(self, vertex: int) -> list[answers.SubtaskAnswer]:
+        """The subtasks of a vertex, by its id."""
+        return (await self._get("subtasks", answers.SubtasksAnswer, vertex=vertex)).subtasks
+
+    async def checkpoints(self) -> answers.CheckpointsAnswer:
+        """The last checkpoints."""
+        return await self._get("checkpoints", answers.CheckpointsAnswer)
+
+    async def checkpoint_detail(self, number: int) -> answers.CheckpointDetail:
+        """One checkpoint, with all its subtasks."""
+        return await self._get("checkpoint_detail", answers.CheckpointDetail, checkpoint=number)
+
+    async def watermarks(self) -> list[answers.StepTimeAnswer]:
+        """Event time of each step that makes watermarks."""
+        return (await self._get("watermarks", answers.WatermarksAnswer)).event_time
+
+    async def backpressure(self) -> list[answers.Cause]:
+        """Who makes the job slow."""
+        return (await self._get("backpressure", answers.BackpressureAnswer)).backpressure
+
+    async def exceptions(self) -> answers.ExceptionsAnswer:
+        """The last failures, and calls that do not return."""
+        return await self._get("exceptions", answers.ExceptionsAnswer)
+
+    async def config(self) -> answers.ConfigAnswer:
+        """The options in effect."""
+        return await self._get("config", answers.ConfigAnswer)
+
+    async def plan(self) -> answers.PlanAnswer:
+        """The plan that runs."""
+        return await self._get("plan", answers.PlanAnswer)
+
+    async def metrics(self) -> answers.MetricsAnswer:
+        """The metrics of the coordinator's process."""
+        return await self._get("metrics", answers.MetricsAnswer)
+
+    # -- doing --------------------------------------------------------------------------------------
+
+    async def begin(self, wish: Wish) -> OperationAnswer:
+        """Begin an operation; sent again with the same `trigger_id`, it is still one."""
+        path = _PATHS[_VERBS[type(wish)]]
+        return await self._send("POST", path, OperationAnswer, body=msgspec.json.encode(wish))
+
+    async def operation(self, trigger_id: str, *, wait_s: int = 0) -> OperationAnswer:
+        """How far an operation is; with `wait_s` (at most 60) once it has ended, or after this time."""
+        return await self._get("operation", OperationAnswer, wait_s=wait_s, trigger_id=trigger_id)
+
+    async def carry_out(self, wish: Wish) -> dict[str, Any]:
+        """Begin an operation and wait for its end, however long it takes; returns its result.
+
+        Raises:
+            HeadgateError: it was refused, or failed.
+        """
+        operation = await self.begin(wish)
+        while operation.status is OperationStatus.IN_PROGRESS:
+            operation = await self.operation(wish.trigger_id, wait_s=WAIT_S_MAX)
+        if operation.problem is not None:
+            raise error_of(operation.problem)
+        return operation.result or {}
+
+    async def events(self) -> AsyncIterator[LiveEvent]:
+        """What happens to the job, until it has ended: first what is remembered, then what comes.
+
+        The last event is of kind `overrun` if this client was too slow.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
+        kind = ""
+        async with self._request("GET", _PATHS["events"], timeout, b"") as response:
+            await _check(response)
+            # A line may be longer than what aiohttp reads as one.
+            async for line in _lines(response):
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    kind = value
+                elif field == "data":
+                    found = msgspec.json.decode(value)
+                    yield LiveEvent(kind, found["text"], found["body"])
+
+    # -- the wire -----------------------------------------------------------------------------------
+
+    async def _answers(self, name: str) -> bool:
+        try:
+            await self._get(name, answers.Health)
+        except HeadgateError:
+            return False
+        return True
+
+    async def _get(self, name: str, answer: type[A], *, wait_s: int = 0, **parameters: Any) -> A:
+        path = _PATHS[name].format(**parameters)
+        query = f"?wait_s={wait_s}" if wait_s else ""
+        return await self._send("GET", path + query, answer, wait_s=wait_s)
+
+    async def _send(
+        self, method: str, path: str, answer: type[A], *, body: bytes = b"", wait_s: int = 0
+    ) -> A:
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
+        async with self._request(method, path, timeout, body) as response:
+            await _check(response)
+            data = await _read(response)
+        try:
+            return msgspec.json.decode(data, type=answer)
+        except msgspec.DecodeError as error:
+            raise JobError(f"this is no answer of a REST API of headgate: {error}") from None
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise JobError("the client is closed", fix="use it in `async with`")
+        try:
+            async with self._session.request(
+                method,
+                self._url + path,
+                data=body or None,
+                headers={"Content-Type": "application/json"} if body else None,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                yield response
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise JobError(
+                f"the REST API does not answer url=`{self._url}`: {error or type(error).__name__}",
+                fix="is the job still running?",
+            ) from None
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    """Raise the error that a refusal tells."""
+    if response.status < 300:
+        return
+    data = await _read(response)
+    try:
+        found = msgspec.json.decode(data, type=Problem)
+    except msgspec.DecodeError:
+        raise JobError(f"the REST API refused a request status=`{response.status}`") from None
+    raise error_of(found)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > ANSWER_BYTES_MAX:
+            raise JobError(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
+    return bytes(data)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    left = b""
+    async for chunk in response.content.iter_any():
+        *whole, left = (left + chunk).split(b"\n")
+        if len(left) > EVENT_BYTES_MAX:
+            raise JobError(f"an event is longer than {EVENT_BYTES_MAX} bytes")
+        for line in whole:
+            yield line.decode()

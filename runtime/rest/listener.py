@@ -1,0 +1,87 @@
+"""The socket of the REST API: aiohttp speaks HTTP on it, and connections are bounded as at other ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from ..admission import Admission, ListenerLimits
+
+
+class Connection(asyncio.Protocol):
+    """One connection: counts it, and closes it if no valid token comes in time; the rest is aiohttp's."""
+
+    def __init__(self, http: asyncio.Protocol, listener: RestListener) -> None:
+        self._http = http
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._listener.connections[self._transport] = self
+        limits = self._listener.admission.limits
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(limits.handshake_timeout_s, self.abort)
+        self._http.connection_made(transport)
+        self._listener.admission.enter(self, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._transport is not None:
+            self._listener.connections.pop(self._transport, None)
+        self._listener.admission.leave(self)
+        self._http.connection_lost(exc)
+
+    def authenticate(self) -> None:
+        """A request on this connection has shown the token."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._listener.admission.authenticate(self)
+
+    def abort(self) -> None:
+        """Close at once, whatever has not been sent yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class RestListener:
+    """Listens on one TCP port."""
+
+    def __init__(self, limits: ListenerLimits) -> None:
+        """Nothing is open yet."""
+        self.admission = Admission(limits, "REST API")
+        self.connections: dict[asyncio.BaseTransport, Connection] = {}
+        self._server: asyncio.Server | None = None
+
+    async def listen(
+        self, make_http: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> tuple[str, int]:
+        """Open the port; returns the address it is bound to.
+
+        Raises:
+            OSError: the port is taken, or there is no such address.
+        """
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(make_http(), self), host, port)
+        address = self._server.sockets[0].getsockname()
+        return str(address[0]), int(address[1])
+
+    def stop_listening(self) -> None:
+        """Take no further connections; those that are open go on."""
+        if self._server is not None:
+            self._server.close()

@@ -1,0 +1,219 @@
+"""The table of routes: the server, the OpenAPI document and the client's paths are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from . import answers
+from .answers import Answer, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path and method.
+
+    Attributes:
+        method: of HTTP.
+        path: with `{names}` of its parameters.
+        name: of the operation, unique; also that of the handler.
+        answer: what it answers; None: a stream of server-sent events, or a document.
+        summary: one sentence.
+        view: the verb of the control port that has the answer; empty: the server has it.
+        body: what it takes.
+        status: of a good answer.
+        public: True if it needs no token.
+        problems: status codes beside those that each route may answer.
+        query: names and descriptions of query parameters; they are whole numbers.
+        media: type of a good answer.
+    """
+
+    method: str
+    path: str
+    name: str
+    answer: type[Answer] | None
+    summary: str
+    view: str = ""
+    body: type[Wish] | None = None
+    status: int = 200
+    public: bool = False
+    problems: tuple[int, ...] = ()
+    query: tuple[tuple[str, str], ...] = ()
+    media: str = "application/json"
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in the path, in order."""
+        return [text.split("}")[0] for text in self.path.split("{")[1:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in a path."""
+
+    type: type[Any]
+    summary: str
+
+
+PARAMETERS: Final = {
+    "vertex": Parameter(int, "The id of a vertex."),
+    "checkpoint": Parameter(int, "The number of a checkpoint."),
+    "trigger_id": Parameter(str, "The `triggerId` of an operation."),
+}
+WAIT_S_MAX: Final = 60
+"""A client may wait so long for the end of an operation, in one request."""
+VERBS: Final[dict[str, type[Wish]]] = {
+    "stop": answers.StopWish,
+    "cancel": answers.CancelWish,
+    "checkpoint": answers.CheckpointWish,
+    "savepoint": answers.SavepointWish,
+    "rescale": answers.RescaleWish,
+    "dispose": answers.DisposeWish,
+}
+
+
+def _operation(verb: str, body: type[Wish]) -> Route:
+    summary = (body.__doc__ or "").splitlines()[0]
+    return Route(
+        "POST",
+        f"/v1/job/{verb}",
+        verb,
+        answers.OperationAnswer,
+        f"{summary} The operation goes on after the answer.",
+        body=body,
+        status=202,
+        problems=(400, 409, 413, 503),
+    )
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/healthz",
+        "healthz",
+        answers.Health,
+        "The event loop of the coordinator answers.",
+        public=True,
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        "readyz",
+        answers.Health,
+        "The job is RUNNING or FINISHED.",
+        public=True,
+        problems=(503,),
+    ),
+    Route("GET", "/v1/job", "job", answers.JobAnswer, "The status of the job.", "status"),
+    Route(
+        "GET",
+        "/v1/job/vertices",
+        "vertices",
+        answers.VerticesAnswer,
+        "The vertices of the job, with the figures of their subtasks.",
+        "status",
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/vertices/{vertex}/subtasks",
+        "subtasks",
+        answers.SubtasksAnswer,
+        "The subtasks of a vertex, and where they run.",
+        problems=(404, 409),
+    ),
+    Route(
+        "GET",
+        "/v1/job/checkpoints",
+        "checkpoints",
+        answers.CheckpointsAnswer,
+        "The last checkpoints and savepoints.",
+        "checkpoints",
+    ),
+    Route(
+        "GET",
+        "/v1/job/checkpoints/{checkpoint}",
+        "checkpoint_detail",
+        answers.CheckpointDetail,
+        "One checkpoint, with all its subtasks.",
+        problems=(404,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/watermarks",
+        "watermarks",
+        answers.WatermarksAnswer,
+        "How far event time is, and who holds it back.",
+        "status",
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/backpressure",
+        "backpressure",
+        answers.BackpressureAnswer,
+        "Who makes the job slow.",
+        "status",
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/exceptions",
+        "exceptions",
+        answers.ExceptionsAnswer,
+        "The last failures, and calls that do not return.",
+        "status",
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/config",
+        "config",
+        answers.ConfigAnswer,
+        "The options in effect; values of secrets are masked.",
+        "config",
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/plan",
+        "plan",
+        answers.PlanAnswer,
+        "The physical plan that runs.",
+        "plan",
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/metrics",
+        "metrics",
+        answers.MetricsAnswer,
+        "The metrics of the coordinator's process, and the endpoints of all processes.",
+        "metrics",
+    ),
+    Route(
+        "GET",
+        "/v1/job/events",
+        "events",
+        None,
+        "What happens to the job, as server-sent events: first what is remembered, then what comes.",
+        problems=(503,),
+        media="text/event-stream",
+    ),
+    Route("GET", "/v1/openapi.json", "openapi", None, "This document."),
+    *(_operation(verb, body) for verb, body in VERBS.items()),
+    Route(
+        "GET",
+        "/v1/operations/{trigger_id}",
+        "operation",
+        answers.OperationAnswer,
+        "How far an operation is.",
+        problems=(400, 404),
+        query=(
+            (
+                "wait_s",
+                f"Answer only once it has ended, or after so many seconds (0 to {WAIT_S_MAX}).",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,388 @@
+"""The REST API of a coordinator, in its event loop. It shows and does what the control port does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from ...errors import HeadgateError, InternalError, UsageError
+from ...operators.clock import Clock
+from ..admission import ListenerLimits
+from ..control.messages import Event
+from ..options import Options
+from ..rest_options import (
+    REST_ADDRESS,
+    REST_BIND_ADDRESS,
+    REST_BODY_MAX,
+    REST_CLOSE_TIMEOUT,
+    REST_EVENTS,
+    REST_OPERATIONS,
+    REST_PORT,
+    REST_WATCHERS,
+)
+from .answers import Answer, Health, Wish
+from .events import EventQueue, encode
+from .gate import allowed_names, check_names, check_token
+from .listener import Connection, RestListener
+from .openapi import document
+from .operations import Operations
+from .problems import PROBLEM_TYPE, Problem, RequestProblem, problem, problem_of
+from .routes import ROUTES, WAIT_S_MAX, Route
+
+READY: Final = frozenset({"RUNNING", "FINISHED"})
+KEEP_ALIVE_S: Final = 15.0
+"""A quiet stream of events gets a comment this often, which shows whether the client is still there."""
+LINGER_S: Final = 1.0
+"""What follows a refused body is read and dropped for this long, so that the client sees the refusal."""
+HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_log = logging.getLogger("headgate.rest")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Coordinator(Protocol):
+    """What the API needs of a coordinator: the functions that also serve the control port."""
+
+    def view(self, verb: str, **arguments: Any) -> dict[str, Any]: ...
+
+    async def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]: ...
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]: ...
+
+
+class RestServer:
+    """Serves one job."""
+
+    def __init__(
+        self, coordinator: Coordinator, token: str, options: Options, clock: Clock
+    ) -> None:
+        """Nothing is open yet.
+
+        Args:
+            coordinator: whom it asks.
+            token: the secret that clients must show.
+            options: of the job.
+            clock: time of operations.
+        """
+        self._coordinator = coordinator
+        self._token = token
+        self._options = options
+        self._clock = clock
+        self._names = allowed_names(options.get(REST_ADDRESS))
+        self._operations = Operations(options.get(REST_OPERATIONS))
+        self._ended: dict[str, asyncio.Event] = {}
+        """Of operations that go on: set when they end."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchers: set[EventQueue] = set()
+        self._listener = RestListener(ListenerLimits.of(options))
+        self._close_s = options.get(REST_CLOSE_TIMEOUT) / 1000
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            shutdown_timeout=self._close_s,
+            lingering_time=LINGER_S,
+        )
+        self.url = ""
+
+    def _application(self) -> web.Application:
+        app = web.Application(
+            middlewares=[self._guard], client_max_size=self._options.get(REST_BODY_MAX)
+        )
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, self._handler(route))
+        return app
+
+    def _handler(self, route: Route) -> Handler:
+        own: Handler | None = getattr(self, f"_get_{route.name}", None)
+        if own is not None:
+            return own
+
+        async def show(request: web.Request) -> web.StreamResponse:
+            return _answer(msgspec.convert(self._coordinator.view(route.view), route.answer))
+
+        async def begin(request: web.Request) -> web.StreamResponse:
+            assert route.body is not None
+            return await self._begin(request, route.name, route.body)
+
+        return show if route.body is None else begin
+
+    # -- the socket ---------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Open the port of the option `rest.port`.
+
+        Raises:
+            UsageError: it cannot be opened.
+        """
+        host, port = self._options.get(REST_BIND_ADDRESS), self._options.get(REST_PORT)
+        if self._runner.server is None:
+            await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        try:
+            bound = await self._listener.listen(server, host, port or 0)
+        except OSError as error:
+            raise UsageError(
+                f"the REST API cannot listen rest.bind-address=`{host}` rest.port=`{port}`: {error}",
+                fix="choose another port; 0 takes any free one",
+            ) from None
+        shown = socket.gethostname() if bound[0] in ("0.0.0.0", "::") else bound[0]
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
+        _log.info("REST API url=`%s`", self.url)
+
+    async def close(self) -> None:
+        """Answer what is under way, as far as that takes little time, and stop."""
+        self._listener.stop_listening()
+        for watcher in self._watchers:
+            watcher.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._close_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """What is true of all requests: names, token, and errors as problem details."""
+        trusted = False
+        try:
+            trusted = self._admit(request)
+            return await handler(request)
+        except RequestProblem as refused:
+            return _refusal(refused.problem, close=not trusted)
+        except HeadgateError as error:
+            return _refusal(problem_of(error), close=not trusted)
+        except web.HTTPException as error:
+            return _refusal(_problem_of_http(error), close=True)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _log.exception("a request to the REST API broke path=`%s`", request.path)
+            broken = InternalError(f"the REST API broke: {type(error).__name__}: {error}")
+            return _refusal(problem_of(broken), close=True)
+
+    def _admit(self, request: web.Request) -> bool:
+        """Raise RequestProblem for a stranger; False for one whose request needs no token."""
+        check_names(request.headers.get("Host"), request.headers.get("Origin"), self._names)
+        if request.method == "GET" and request.path in _PUBLIC:
+            return False
+        check_token(request.headers.get("Authorization"), self._token)
+        if (connection := self._connection(request)) is not None:
+            connection.authenticate()
+        return True
+
+    def _connection(self, request: web.Request) -> Connection | None:
+        return self._listener.connections.get(request.transport) if request.transport else None
+
+    # -- answers of its own -------------------------------------------------------------------------
+
+    async def _get_healthz(self, request: web.Request) -> web.StreamResponse:
+        return _answer(Health(status="ok"), close=True)
+
+    async def _get_readyz(self, request: web.Request) -> web.StreamResponse:
+        status = self._coordinator.view("status")["status"]
+        if status not in READY:
+            return _refusal(problem(503, f"the job is {status}"), close=True)
+        return _answer(Health(status="ready"), close=True)
+
+    async def _get_openapi(self, request: web.Request) -> web.StreamResponse:
+        return _answer(document())
+
+    async def _get_subtasks(self, request: web.Request) -> web.StreamResponse:
+        vertex = _number(request, "vertex")
+        known = {each["id"] for each in self._coordinator.view("status").get("vertices", ())}
+        if known and vertex not in known:
+            raise RequestProblem(404, f"no such vertex id=`{vertex}`")
+        found = self._coordinator.view("subtasks", vertex=vertex)
+        return _answer(msgspec.convert(found, _route("subtasks").answer))
+
+    async def _get_checkpoint_detail(self, request: web.Request) -> web.StreamResponse:
+        number = _number(request, "checkpoint")
+        found = self._coordinator.view("checkpoints", id=number)
+        if not found:
+            raise RequestProblem(
+                404, f"checkpoint {number} is not remembered (web.checkpoints.history)"
+            )
+        return _answer(msgspec.convert(found, _route("checkpoint_detail").answer))
+
+    # -- operations ---------------------------------------------------------------------------------
+
+    async def _begin(self, request: web.Request, verb: str, body: type[Wish]) -> web.StreamResponse:
+        wish = await self._read(request, body)
+        arguments = {k: v for k, v in msgspec.to_builtins(wish).items() if k != "triggerId"}
+        if verb == "stop" and arguments["savepoint"] is None:
+            del arguments["savepoint"]  # its presence is what asks for one
+        answer, new = self._operations.begin(wish.trigger_id, verb, arguments, self._clock.now_ms())
+        if new:
+            self._ended[wish.trigger_id] = asyncio.Event()
+            task = asyncio.get_running_loop().create_task(
+                self._carry_out(wish.trigger_id, verb, arguments), name=f"REST {verb}"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return _answer(
+            answer, status=202, headers={"Location": f"/v1/operations/{wish.trigger_id}"}
+        )
+
+    async def _read(self, request: web.Request, body: type[Wish]) -> Wish:
+        """The body of a request.
+
+        Raises:
+            RequestProblem: it is not as it should be (400), or does not come (408).
+        """
+        if (request.content_length or 0) > self._options.get(REST_BODY_MAX):
+            raise web.HTTPRequestEntityTooLarge(self._options.get(REST_BODY_MAX))
+        try:
+            async with asyncio.timeout(self._listener.admission.limits.handshake_timeout_s):
+                data = await request.read()
+        except TimeoutError:
+            raise RequestProblem(408, "the body of the request did not come in time") from None
+        try:
+            return msgspec.json.decode(data, type=body)
+        except msgspec.DecodeError as error:
+            raise RequestProblem(400, f"the body is not as it should be: {error}") from None
+
+    async def _carry_out(self, trigger_id: str, verb: str, arguments: dict[str, Any]) -> None:
+        try:
+            result = await self._coordinator.ask(verb, arguments)
+            self._operations.complete(trigger_id, result, self._clock.now_ms())
+        except HeadgateError as error:
+            self._operations.fail(trigger_id, problem_of(error), self._clock.now_ms())
+        except Exception as error:
+            _log.exception("an operation broke verb=`%s`", verb)
+            broken = InternalError(f"the operation broke: {type(error).__name__}: {error}")
+            self._operations.fail(trigger_id, problem_of(broken), self._clock.now_ms())
+        finally:
+            self._ended.pop(trigger_id).set()
+
+    async def _get_operation(self, request: web.Request) -> web.StreamResponse:
+        trigger_id = request.match_info["trigger_id"]
+        wait_s = _wait_s(request)
+        ended = self._ended.get(trigger_id)
+        if ended is not None and wait_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await ended.wait()
+        return _answer(self._operations.find(trigger_id))
+
+    # -- events -------------------------------------------------------------------------------------
+
+    async def _get_events(self, request: web.Request) -> web.StreamResponse:
+        limit = self._options.get(REST_WATCHERS)
+        if len(self._watchers) >= limit:
+            raise RequestProblem(
+                503, f"too many clients follow the events headgate.rest.watchers-max=`{limit}`"
+            )
+        events = EventQueue(self._options.get(REST_EVENTS))
+        response = web.StreamResponse(
+            headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
+        )
+        self._watchers.add(events)
+        unsubscribe = self._coordinator.subscribe(events.put)
+        events.replayed()
+        try:
+            await response.prepare(request)
+            await self._stream(request, response, events)
+        finally:
+            unsubscribe()
+            self._watchers.discard(events)
+        return response
+
+    async def _stream(
+        self, request: web.Request, response: web.StreamResponse, events: EventQueue
+    ) -> None:
+        """Write events until there are no more, or the client takes none."""
+        patience_s = self._listener.admission.limits.handshake_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    event = await events.next()
+                data = None if event is None else encode(event)
+            except TimeoutError:
+                data = b": nothing happened\n\n"
+            if data is None:
+                return
+            try:
+                async with asyncio.timeout(patience_s):
+                    await response.write(data)
+            except TimeoutError:
+                _log.warning("hung up on a client that follows events and reads none")
+                if (connection := self._connection(request)) is not None:
+                    connection.abort()
+                return
+
+
+_PUBLIC: Final = frozenset(route.path for route in ROUTES if route.public)
+_BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in ROUTES}
+
+
+def _route(name: str) -> Route:
+    return _BY_NAME[name]
+
+
+def _answer(
+    body: Answer | dict[str, Any],
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    close: bool = False,
+) -> web.Response:
+    response = web.Response(
+        body=msgspec.json.encode(body),
+        status=status,
+        content_type="application/json",
+        headers={**HEADERS, **(headers or {})},
+    )
+    if close:
+        response.force_close()
+    return response
+
+
+def _refusal(found: Problem, *, close: bool) -> web.Response:
+    """A refusal. Connections without a token are not kept."""
+    headers = {**HEADERS, **({"WWW-Authenticate": "Bearer"} if found.status == 401 else {})}
+    response = web.Response(
+        body=msgspec.json.encode(found),
+        status=found.status,
+        content_type=PROBLEM_TYPE,
+        headers=headers,
+    )
+    if close:
+        response.force_close()
+    return response
+
+
+def _problem_of_http(error: web.HTTPException) -> Problem:
+    """What aiohttp refuses: unknown paths and methods, and bodies that are too large."""
+    match error:
+        case web.HTTPNotFound():
+            return problem(404, "there is nothing at this path\n  see /v1/openapi.json")
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return problem(405, f"this path does not take {error.method}\n  it takes {allowed}")
+        case web.HTTPRequestEntityTooLarge():
+            return problem(413, "the body is larger than headgate.rest.body-max")
+    return problem(error.status, error.reason)
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.match_info[name]
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise RequestProblem(404, f"{name} is a whole number {name}=`{text}`")
+    return int(text)
+
+
+def _wait_s(request: web.Request) -> int:
+    text = request.query.get("wait_s", "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and int(text) <= WAIT_S_MAX):
+        raise RequestProblem(
+            400, f"wait_s is a whole number from 0 to {WAIT_S_MAX} wait_s=`{text}`"
+        )
+    return int(text)
