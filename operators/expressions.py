@@ -27,6 +27,8 @@ ExpressionLike: TypeAlias = str | pl.Expr
 
 SHOWN_MAX: Final = 400
 """The most of an expression that messages and `explain` show, in characters."""
+_WHEN: Final = ".when("
+"""How Polars' text of a conditional expression begins."""
 _SMALLER: Final = (
     "put conditions of one kind into one operation, pl.all_horizontal([...]), pl.any_horizontal([...]) or "
     f".is_in([...]), or {SIMPLER}"
@@ -306,13 +308,56 @@ def _resolve(
     for name in expression.meta.root_names():
         if name not in schema.names and not name.startswith("^"):
             raise unknown_column(name, schema, step, where)
+    empty = pl.DataFrame(schema=polars_types(schema))
     try:
         # Evaluated without rows: some wrong types, such as text > 3, only show there.
-        return dict(pl.DataFrame(schema=polars_types(schema)).select(expression).schema)
+        types = dict(empty.select(expression).schema)
+        _evaluate_alone(_branches(expression), empty)
+        return types
     except (Exception, pl.exceptions.PanicException) as error:
         raise PlanError(
             f"`{text}` in {step} does not fit the stream: {_reason(error)}", where=where
         ) from error
+
+
+def _evaluate_alone(expressions: list[pl.Expr], frame: pl.DataFrame) -> None:
+    """Evaluate each of the expressions, all that make one column in one go."""
+    single = [each for each in expressions if not each.meta.has_multiple_outputs()]
+    frame.select(each.alias(str(number)) for number, each in enumerate(single))
+    for each in expressions:
+        if each.meta.has_multiple_outputs():
+            frame.select(each)
+
+
+def _branches(expression: pl.Expr) -> list[pl.Expr]:
+    """Every condition and every result of the CASEs in an expression, each to be evaluated by itself.
+
+    Polars evaluates only the branches that some row of a batch takes, and without rows not all of them. A
+    branch with wrong types would otherwise be found in some batches, and not in others.
+    """
+    found: list[pl.Expr] = []
+    if _WHEN not in str(expression):
+        return found
+    waiting = [expression]
+    while waiting:
+        one = waiting.pop()
+        parts = one.meta.pop()
+        waiting += parts
+        if len(parts) == 3 and _is_case(one):
+            condition, *results = parts
+            found.append(pl.when(condition).then(1))  # refuses what is not boolean
+            found += [result for result in results if not _is_case(result)]
+    return [each for each in found if not _depends_on_place(each)]
+
+
+def _is_case(expression: pl.Expr) -> bool:
+    return str(expression).startswith(_WHEN)
+
+
+def _depends_on_place(expression: pl.Expr) -> bool:
+    """True for elements of a list and fields of a struct, which have no value outside of its expression."""
+    text = str(expression)
+    return "element()" in text or "pl.field(" in text
 
 
 def _reason(error: Exception) -> str:

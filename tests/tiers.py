@@ -58,7 +58,7 @@ FAST_ONE_IN: dict[str, int] = {
     "sim/test_seeds.py::test_seeds": 10,
     "spark": 0,
     "spark/test_spark_forms.py": 1,
-    "spark_state": 4,
+    "spark_state": 0,
     "state/test_hashing.py": 2,
     "storage/test_corruption.py": 4,
     "storage/test_s3_store.py": 3,

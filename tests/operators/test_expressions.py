@@ -135,6 +135,36 @@ def test_conditions_that_cannot_be(given, text):
     assert text in caught.value.message
 
 
+WRONG_BRANCHES = [
+    "CASE WHEN n > 1 THEN CASE WHEN n THEN 1 ELSE 2 END END",
+    "CASE WHEN ok THEN url WHEN NOT ok THEN CAST(ok IN (3, ts) AS VARCHAR) END",
+    "STRPOS(url, n) = 1",
+    "NOT CASE WHEN ok THEN TRUE WHEN NOT ok THEN url > 3 ELSE FALSE END",
+    pl.when(pl.col("n") > 1).then(pl.when(pl.col("n")).then(1).otherwise(2)).otherwise(3),
+    pl.when("ok").then(pl.col("url").str.split(pl.col("n")).list.len()).otherwise(3),
+]
+
+
+@pytest.mark.parametrize("given", WRONG_BRANCHES, ids=str)
+def test_a_branch_of_wrong_types_is_refused_at_plan_time_whether_or_not_a_row_takes_it(given):
+    with pytest.raises(PlanError, match="does not fit the stream"):
+        check_select([f"{given} AS x" if isinstance(given, str) else given.alias("x")], SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pl.col("tags").list.eval(pl.when(pl.element() > 1).then(pl.element()).otherwise(0)),
+        pl.struct("n").struct.with_fields(pl.when(pl.field("n") > 1).then(pl.field("n"))),
+        pl.when(pl.col("n") > 1).then(pl.lit("element()")).otherwise(pl.col("url")),
+        " ".join(["CASE", *(f"WHEN n = {number} THEN {number}" for number in range(200)), "END"]),
+    ],
+    ids=["list", "struct", "text", "long"],
+)
+def test_branches_of_right_types_are_taken(given):
+    check_select([f"{given} AS x" if isinstance(given, str) else given.alias("x")], SCHEMA)
+
+
 def test_the_clock_inside_of_a_text_is_only_text():
     assert check_filter("url = 'now()'", SCHEMA).reads == {"url"}
 
