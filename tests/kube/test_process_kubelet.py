@@ -5,9 +5,11 @@ Method: real pods of a real API server. What the containers see and do they say 
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import psutil
@@ -36,6 +38,18 @@ SERVE = (
     "http.server.HTTPServer((os.environ['POD_IP'], 8080), H).serve_forever()\n",
 )
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """A server on the machine's loopback."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"outside")
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def test_a_stateful_set_runs_and_a_killed_process_is_a_restart(
@@ -142,15 +156,33 @@ def test_a_service_reaches_ready_pods_by_address_variable_and_name(
     }
     cluster.apply(service, pod("web", served), namespace=namespace)
     cluster.wait(namespace, "condition=Ready", "pod/web")
+    elsewhere = http.server.HTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=elsewhere.handle_request, daemon=True).start()
+    outside = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": "outside",
+            "annotations": {"headgate.test/port": str(elsewhere.server_port)},
+        },
+        "spec": {"ports": [{"port": 8080}]},
+    }
+    cluster.apply(outside, namespace=namespace)
     ask = (
         "import os, urllib.request as u\n"
-        f"for host in (os.environ['WEB_SERVICE_HOST'], 'web', 'web.{namespace}.svc'):\n"
+        f"for host in (os.environ['WEB_SERVICE_HOST'], 'web', 'web.{namespace}.svc', 'outside'):\n"
         "    print(u.urlopen(f'http://{host}:8080/', timeout=20).read().decode())\n"
     )
     asking = pod("ask", container("python", "-c", ask), restartPolicy="Never")
     cluster.apply(asking, namespace=namespace)
     cluster.wait(namespace, "jsonpath={.status.phase}=Succeeded", "pod/ask")
-    assert cluster.kubectl("logs", "ask", "-n", namespace).split() == ["web"] * 3
+    assert cluster.kubectl("logs", "ask", "-n", namespace).split() == [
+        "web",
+        "web",
+        "web",
+        "outside",
+    ]
+    elsewhere.server_close()
 
 
 def test_sigterm_gives_the_grace_period_and_then_all_processes_are_killed(

@@ -62,11 +62,11 @@ class Cluster:
         """
         return self._run([str(self.programs.helm), *arguments], stdin)
 
-    def _run(self, command: list[str], stdin: str | None) -> str:
+    def _run(self, command: list[str], stdin: str | None, env: dict[str, str] | None = None) -> str:
         done = subprocess.run(
             command,
             input=stdin,
-            env=control_plane.environment(self.plane),
+            env=env or control_plane.environment(self.plane),
             capture_output=True,
             text=True,
             timeout=COMMAND_S_MAX,
@@ -101,6 +101,19 @@ class Cluster:
         statuses = self.get("pod", pod, "-n", namespace)["status"]["containerStatuses"]
         one = next(s for s in statuses if container in (None, s["name"]))
         return int(one["containerID"].removeprefix("process://"))
+
+    def inside(self, namespace: str, pod: str, *command: str) -> str:
+        """What a command writes that runs in a pod, with the user and variables of its process.
+
+        Raises:
+            CommandError: it failed.
+        """
+        process = Path(f"/proc/{self.pid(namespace, pod)}")
+        pairs = process.joinpath("environ").read_bytes().decode().split("\0")
+        user = str(process.stat().st_uid)
+        namespaces = ("--mount", "--pid", "--ipc", "--uts", "--net", "--root", "--wd")
+        enter = ["nsenter", "--target", process.name, *namespaces, "-S", user, "-G", user]
+        return self._run([*enter, "--", *command], None, dict(p.split("=", 1) for p in pairs if p))
 
     @contextlib.contextmanager
     def namespace(self, name: str) -> Iterator[str]:

@@ -29,14 +29,12 @@ START_S_MAX = 180
 STOP_S_MAX = 15
 ADVERTISED = "192.0.2.1"
 """An address for documentation (RFC 5737), which no machine has."""
-SERVICE_RANGE = "127.96.0.0/16"
-"""Services get addresses of loopback, on which the process kubelet can listen (`kubelet/services.py`)."""
+SERVICE_RANGE = "10.96.0.0/16"
+"""Addresses of services, which exist in the network of the pods only (`kubelet/network.py`)."""
 UNUSED_CONTROLLERS = (
-    *("endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"),
     *("cloud-node-lifecycle-controller", "node-ipam-controller", "node-route-controller"),
     *("service-lb-controller", "persistentvolume-attach-detach-controller"),
 )
-"""The API refuses endpoints on loopback, so the process kubelet finds the pods of a service itself."""
 
 
 @dataclass(frozen=True)

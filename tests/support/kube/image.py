@@ -84,7 +84,7 @@ def build_base(buildah: Buildah) -> None:
 def build(buildah: Buildah) -> None:
     """The image of the Dockerfile."""
     volumes = [f"--volume={path}:{path}:ro" for path in TRUSTED if Path(path).exists()]
-    arguments = ["--format=docker", "--layers", f"--build-arg=BASE={BASE}", "--network=host"]
+    arguments = ["--format=docker", f"--build-arg=BASE={BASE}", "--network=host"]
     files = ["--tag", IMAGE, "--file", str(ROOT / "Dockerfile"), str(ROOT)]
     buildah("bud", *arguments, *volumes, *files, show=True)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from headgate.tests.support.kube.kubelet.api import Api
 from headgate.tests.support.kube.kubelet.kubelet import Kubelet
 from headgate.tests.support.kube.kubelet.logs import serve
+from headgate.tests.support.kube.kubelet.network import Network
 from headgate.tests.support.kube.kubelet.nodes import Capacity
 
 
@@ -34,7 +35,7 @@ async def main() -> None:
         images = {
             pattern: programs for pattern, _, programs in (i.partition("=") for i in options.image)
         }
-        kubelet = Kubelet(api, options.directory, options.node, capacity, images)
+        kubelet = Kubelet(api, options.directory, options.node, capacity, images, Network())
         kubelet.log_port = await serve(kubelet, options.directory)
         ready = asyncio.Event()
         running = asyncio.create_task(kubelet.run(ready))

@@ -2,7 +2,7 @@
 
 It registers nodes, binds pending pods to them, runs the containers (see `sandbox.py`), and reports. It also
 does the work of kube-proxy, of the cluster's DNS and of a provisioner of volumes. It is not a copy of the
-real kubelet: there are no resource limits, no network of a pod's own, and no network policies.
+real kubelet: there are no resource limits and no network policies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import ipaddress
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,12 +19,12 @@ from typing import Any
 
 from headgate.tests.support.kube.kubelet import nodes, spec
 from headgate.tests.support.kube.kubelet.api import Api, ApiError, Mirror
+from headgate.tests.support.kube.kubelet.network import Network
 from headgate.tests.support.kube.kubelet.pod import Machine, Pod
 from headgate.tests.support.kube.kubelet.services import Services
 from headgate.tests.support.kube.kubelet.volumes import TOKEN_SECONDS
 
 Object = dict[str, Any]
-FIRST_ADDRESS = ipaddress.IPv4Address("127.1.0.1")
 HEARTBEAT_S = 10
 SCHEDULE_S = 0.5
 
@@ -40,17 +39,19 @@ class Kubelet:
     capacity: nodes.Capacity
     images: dict[str, str]
     """Patterns of the images that can be pulled, with a directory of programs each, or an empty text."""
+    network: Network
     log_port: int = 0
     pods: dict[str, Pod] = field(default_factory=dict)
     services: Services = field(init=False)
     _mirrors: dict[str, Mirror] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _addresses: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _changing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.services = Services(self.directory / "hosts", lambda: self.pods.values())
+        port = int(self.api.server.rpartition(":")[2])
+        hosts = self.directory / "hosts"
+        self.services = Services(hosts, self.network, port, lambda: self.pods.values())
         watched = {
             "nodes": self._something,
             "configmaps": self._something,
@@ -96,7 +97,7 @@ class Kubelet:
             self._begin(uid, found)
 
     def _begin(self, uid: str, found: Object) -> None:
-        pod = Pod(found, self._address(), self._machine(uid, found))
+        pod = Pod(found, self._machine(uid, found))
         self.pods[uid] = pod
         pod.changed(found, gone=False)
         task = asyncio.create_task(pod.run())
@@ -109,10 +110,6 @@ class Kubelet:
             self._tasks.pop(uid, None)
 
         task.add_done_callback(ended)
-
-    def _address(self) -> str:
-        self._addresses += 1
-        return str(FIRST_ADDRESS + self._addresses)
 
     def _machine(self, uid: str, found: Object) -> Machine:
         metadata = found["metadata"]
@@ -151,13 +148,16 @@ class Kubelet:
             remove=remove,
             environment=lambda: self._environment(namespace),
             hosts=self.services.hosts_file(namespace),
+            network=self.network,
             image=self._image,
         )
 
     def _environment(self, namespace: str) -> Mapping[str, str]:
-        host, port = self.api.server.removeprefix("https://").split(":")
-        api = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-        return {**spec.service_environment(self.services.of_namespace(namespace)), **api}
+        shown = self.services.of_namespace(namespace)
+        if namespace != "default":
+            api = self.services.of_namespace("default")
+            shown = [*shown, *(s for s in api if s["metadata"]["name"] == "kubernetes")]
+        return spec.service_environment(shown)
 
     def _lookup(self, kind: str, namespace: str, name: str) -> Mapping[str, bytes] | None:
         found = self._find(kind, namespace, name)

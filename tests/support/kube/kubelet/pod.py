@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.tests.support.kube.kubelet import probes, sandbox, spec
+from headgate.tests.support.kube.kubelet.network import Network, PodNetwork
 from headgate.tests.support.kube.kubelet.volumes import Volumes
 
 Object = dict[str, Any]
@@ -37,6 +38,7 @@ class Machine:
     environment: Callable[[], Mapping[str, str]]
     """Variables that name the services of the namespace."""
     hosts: Path
+    network: Network
     image: Callable[[str], str | None]
     """The directory with an image's own programs, maybe an empty text; None: it cannot be pulled."""
 
@@ -87,9 +89,9 @@ def now() -> str:
 class Pod:
     """One pod that was bound to a node. `run` ends when the pod is deleted and its processes are gone."""
 
-    def __init__(self, pod: Object, ip: str, machine: Machine) -> None:
+    def __init__(self, pod: Object, machine: Machine) -> None:
         self.pod = pod
-        self.ip = ip
+        self.ip = ""
         self.machine = machine
         self.init = [Container(c) for c in pod["spec"].get("initContainers", [])]
         self.containers = [Container(c) for c in pod["spec"]["containers"]]
@@ -99,6 +101,7 @@ class Pod:
         self.gone = False
         self._mounted: dict[str, tuple[Path, bool]] = {}
         self._starts = 0
+        self._network: PodNetwork | None = None
         self._conditions: dict[str, tuple[bool, str]] = {}
         self._changes = asyncio.Event()
 
@@ -117,6 +120,8 @@ class Pod:
 
     async def run(self) -> None:
         """Live until deleted."""
+        self._network = await self.machine.network.plug_in()
+        self.ip = self._network.address
         reporter = asyncio.create_task(self._report())
         life = asyncio.create_task(self._live())
         deleted = asyncio.create_task(self.deleted.wait())
@@ -130,6 +135,7 @@ class Pod:
             for task in (life, deleted, reporter):
                 task.cancel()
             self._kill()
+            self._network.close()
             if not self.gone:
                 with contextlib.suppress(Exception):
                     await self.machine.report(self.status())
@@ -262,9 +268,11 @@ class Pod:
         if user == 0 and context.get("runAsNonRoot"):
             raise spec.NotReadyError("container has runAsNonRoot and the image will run as root")
         group = context.get("fsGroup")
+        assert self._network is not None
         self._starts += 1
         return sandbox.Sandbox(
             directory=self.machine.directory / "containers" / f"{container.name}-{self._starts}",
+            network=self._network.namespace,
             hostname=self._hostname(),
             command=[spec.expanded(part, env) for part in command],
             env=env,
@@ -303,19 +311,22 @@ class Pod:
             container.ready = good
             self._changes.set()
 
-        alive = await probes.until_started(container.spec, self.ip, running)
+        alive = await probes.until_started(container.spec, self._place(), running)
         if not alive:
             await self._stop(container, self._grace())
             return
         started(True)
-        readiness = probes.keep(container.spec, "readinessProbe", self.ip, running, ready)
-        liveness = probes.until_dead(container.spec, self.ip, running)
+        readiness = probes.keep(container.spec, "readinessProbe", self._place(), running, ready)
+        liveness = probes.until_dead(container.spec, self._place(), running)
         watching = asyncio.create_task(readiness)
         try:
             await liveness
             await self._stop(container, self._grace())
         finally:
             watching.cancel()
+
+    def _place(self) -> probes.Place:
+        return probes.Place(self.machine.network, self.ip)
 
     def _grace(self) -> float:
         named = self.pod["metadata"].get("deletionGracePeriodSeconds")
@@ -337,7 +348,7 @@ class Pod:
         hook = container.spec.get("lifecycle", {}).get("preStop")
         deadline = asyncio.get_running_loop().time() + grace
         if hook and not self.gone:
-            await probes.hook(hook, container.spec, self.ip, running, grace)
+            await probes.hook(hook, container.spec, self._place(), running, grace)
         running.signal(signal.SIGTERM)
         while running.process.returncode is None and not self.gone:
             if asyncio.get_running_loop().time() >= deadline:

@@ -5,37 +5,50 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from headgate.tests.support.kube.kubelet.network import Network
 from headgate.tests.support.kube.kubelet.sandbox import Running
 from headgate.tests.support.kube.kubelet.spec import port_number
 
 Object = dict[str, Any]
 
 
-async def until_started(container: Object, ip: str, running: Running) -> bool:
+@dataclass(frozen=True)
+class Place:
+    """Where a container is reached."""
+
+    network: Network
+    ip: str
+
+    def connector(self) -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(socket_factory=lambda _: self.network.socket())
+
+
+async def until_started(container: Object, place: Place, running: Running) -> bool:
     """Wait for the startup probe, where there is one. False: it failed too often."""
     probe = container.get("startupProbe")
     if probe is None:
         return True
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
-    return await _until(probe, container, ip, running, wanted=True)
+    return await _until(probe, container, place, running, wanted=True)
 
 
-async def until_dead(container: Object, ip: str, running: Running) -> None:
+async def until_dead(container: Object, place: Place, running: Running) -> None:
     """Return when the liveness probe failed as often as it may not; without a probe never."""
     probe = container.get("livenessProbe")
     if probe is None:
         await asyncio.Event().wait()
     else:
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
-        await _until(probe, container, ip, running, wanted=False)
+        await _until(probe, container, place, running, wanted=False)
 
 
 async def keep(
-    container: Object, name: str, ip: str, running: Running, tell: Callable[[bool], None]
+    container: Object, name: str, place: Place, running: Running, tell: Callable[[bool], None]
 ) -> None:
     """Tell for ever whether the probe holds, with its thresholds; without a probe it holds."""
     probe = container.get(name)
@@ -45,13 +58,13 @@ async def keep(
     good = False
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
     while True:
-        await _until(probe, container, ip, running, wanted=not good)
+        await _until(probe, container, place, running, wanted=not good)
         good = not good
         tell(good)
 
 
 async def _until(
-    probe: Object, container: Object, ip: str, running: Running, *, wanted: bool
+    probe: Object, container: Object, place: Place, running: Running, *, wanted: bool
 ) -> bool:
     """Probe until `wanted` was the answer as often as its threshold says.
 
@@ -61,7 +74,7 @@ async def _until(
     is_startup = probe is container.get("startupProbe")
     same = failures = 0
     while True:
-        answer = await once(probe, container, ip, running)
+        answer = await once(probe, container, place, running)
         same = same + 1 if answer == wanted else 0
         failures = failures + 1 if not answer else 0
         if same >= threshold:
@@ -71,15 +84,17 @@ async def _until(
         await asyncio.sleep(probe.get("periodSeconds", 10))
 
 
-async def hook(action: Object, container: Object, ip: str, running: Running, grace: float) -> None:
+async def hook(
+    action: Object, container: Object, place: Place, running: Running, grace: float
+) -> None:
     """A preStop hook, for the grace period at most."""
     if "sleep" in action:
         await asyncio.sleep(min(grace, action["sleep"]["seconds"]))
     else:
-        await once({**action, "timeoutSeconds": grace}, container, ip, running)
+        await once({**action, "timeoutSeconds": grace}, container, place, running)
 
 
-async def once(probe: Object, container: Object, ip: str, running: Running) -> bool:
+async def once(probe: Object, container: Object, place: Place, running: Running) -> bool:
     """One probe: whether it succeeded within its timeout."""
     seconds = float(probe.get("timeoutSeconds", 1))
     if "exec" in probe:
@@ -89,16 +104,16 @@ async def once(probe: Object, container: Object, ip: str, running: Running) -> b
             if "tcpSocket" in probe:
                 action = probe["tcpSocket"]
                 port = port_number(container, action["port"])
-                _, writer = await asyncio.open_connection(action.get("host", ip), port)
+                _, writer = await place.network.connect(action.get("host", place.ip), port)
                 writer.close()
                 return True
-            return await _http(probe["httpGet"], container, ip)
+            return await _http(probe["httpGet"], container, place)
     except (OSError, TimeoutError, aiohttp.ClientError):
         return False
 
 
-async def _http(action: Object, container: Object, ip: str) -> bool:
-    host = action.get("host", ip)
+async def _http(action: Object, container: Object, place: Place) -> bool:
+    host = action.get("host", place.ip)
     scheme = action.get("scheme", "HTTP").lower()
     url = f"{scheme}://{host}:{port_number(container, action['port'])}{action.get('path', '/')}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", [])}
@@ -106,7 +121,7 @@ async def _http(action: Object, container: Object, ip: str) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     async with (
-        aiohttp.ClientSession() as session,
+        aiohttp.ClientSession(connector=place.connector()) as session,
         session.get(url, headers=headers, ssl=context, allow_redirects=False) as answer,
     ):
         return 200 <= answer.status < 400

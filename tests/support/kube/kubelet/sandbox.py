@@ -1,4 +1,4 @@
-"""One container as a local process: with its own files, processes and host name, but the machine's network.
+"""One container as a local process, with its own files, processes and host name, and its pod's network.
 
 The container's root is the machine's, under an overlay that is dropped with the container. So the
 interpreter and headgate are there as in an image, any path can be a mount point, and a read-only root is
@@ -38,9 +38,15 @@ class Mount:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a container is started with. `directory` is its own, and new for each start."""
+    """What a container is started with.
+
+    Attributes:
+        directory: its own, and new for each start.
+        network: the file of the network namespace of its pod.
+    """
 
     directory: Path
+    network: str
     hostname: str
     command: list[str]
     env: dict[str, str]
@@ -81,6 +87,7 @@ class Running:
             "--pid",
             "--ipc",
             "--uts",
+            "--net",
             "--root",
         ]
         process = await asyncio.create_subprocess_exec(
@@ -109,7 +116,8 @@ async def start(sandbox: Sandbox) -> Running:
     number = sandbox.directory / "pid"
     with sandbox.log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(LAUNCHER), str(number), "sh", str(script)),
+            *(sys.executable, "-I", "-S", str(LAUNCHER), str(number), sandbox.network),
+            *("sh", str(script)),
             env=sandbox.env,
             stdin=subprocess.DEVNULL,
             stdout=output,

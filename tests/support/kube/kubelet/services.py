@@ -1,6 +1,7 @@
 """What kube-proxy and the cluster's DNS do: connections to services reach pods, and names are known.
 
-Services have addresses of loopback here, so a listener on the address itself can pass connections on.
+A listener on the address of a service passes connections on: to ready pods in turn, to the API server, or
+to a port of the machine's loopback that a test names by the annotation `headgate.test/port`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headgate.tests.support.kube.kubelet.network import Network
 from headgate.tests.support.kube.kubelet.pod import Pod
 from headgate.tests.support.kube.kubelet.spec import port_number, selects
 
 Object = dict[str, Any]
 CHUNK_BYTES = 65536
+OUTSIDE = "headgate.test/port"
 DOMAIN = "svc.cluster.local"
 
 
@@ -25,6 +28,9 @@ class Services:
     """Listeners for all services, and a hosts file for each namespace."""
 
     directory: Path
+    network: Network
+    api_port: int
+    """Of the API server, on loopback."""
     pods: Callable[[], Iterable[Pod]]
     known: dict[str, Object] = field(default_factory=dict)
     _servers: dict[tuple[str, int], asyncio.Server] = field(default_factory=dict)
@@ -39,8 +45,6 @@ class Services:
                 (address, port["port"]): (service["metadata"]["uid"], port)
                 for service in self.known.values()
                 if (address := service["spec"].get("clusterIP")) not in (None, "", "None")
-                # Pods are told the API server's own address instead.
-                if _full_name(service) != "kubernetes.default"
                 for port in service["spec"].get("ports", [])
                 if port.get("protocol", "TCP") == "TCP"
             }
@@ -49,18 +53,17 @@ class Services:
             for key in wanted.keys() - self._servers.keys():
                 uid, port = wanted[key]
                 with contextlib.suppress(OSError):
-                    self._servers[key] = await asyncio.start_server(self._handler(uid, port), *key)
+                    listening = self.network.listen(*key)
+                    handler = self._handler(uid, port)
+                    self._servers[key] = await asyncio.start_server(handler, sock=listening)
         self.write_hosts()
 
     def _handler(
         self, uid: str, port: Object
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            target = self._target(uid, port)
             try:
-                if target is None:
-                    raise ConnectionRefusedError
-                inner_reader, inner_writer = await asyncio.open_connection(*target)
+                inner_reader, inner_writer = await self._dial(uid, port)
             except OSError:
                 writer.transport.abort()
                 return
@@ -68,19 +71,28 @@ class Services:
 
         return pass_on
 
-    def _target(self, uid: str, port: Object) -> tuple[str, int] | None:
-        """The address of a ready pod of the service, of all in turn."""
+    async def _dial(
+        self, uid: str, port: Object
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to what is behind the service; of several ready pods it is each in turn."""
         service = self.known.get(uid)
-        found = [] if service is None else self._pods_of(service)
+        if service is None:
+            raise ConnectionRefusedError
+        outside = service["metadata"].get("annotations", {}).get(OUTSIDE)
+        if _full_name(service) == "kubernetes.default":
+            outside = self.api_port
+        if outside is not None:
+            return await asyncio.open_connection("127.0.0.1", int(outside))
+        found = self._pods_of(service)
         if not found:
-            return None
+            raise ConnectionRefusedError
         self._next[uid] = self._next.get(uid, 0) + 1
         pod = found[self._next[uid] % len(found)]
         wanted = port.get("targetPort", port["port"])
         for container in pod.pod["spec"]["containers"]:
             with contextlib.suppress(StopIteration):
-                return pod.ip, port_number(container, wanted)
-        return None
+                return await self.network.connect(pod.ip, port_number(container, wanted))
+        raise ConnectionRefusedError
 
     def _pods_of(self, service: Object) -> list[Pod]:
         early = service["spec"].get("publishNotReadyAddresses", False)
