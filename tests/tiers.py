@@ -39,6 +39,7 @@ FAST_ONE_IN: dict[str, int] = {
     "keyed/test_keyed_backends.py": 5,
     "keyed_rocksdb/test_rocksdb_checkpoints.py": 3,
     "manifest/test_manifest_forms.py": 3,
+    "monitoring/test_live.py": 0,
     "operators/test_sql_limits.py": 8,
     "panes": 5,
     "process/test_jobs.py": 5,

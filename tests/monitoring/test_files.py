@@ -75,6 +75,19 @@ def test_every_alert_has_a_page_that_says_what_to_do() -> None:
         assert headings == [alert.name, "Cause", "Look at", "Do"]
 
 
+def test_the_pages_have_every_dashboard_alert_and_expression() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    values = (ROOT / "docs" / "monitoring_values.md").read_text()
+    for board in BOARDS:
+        assert f"| `{board.uid}` | {board.description} | {len(board.panels)} |" in page
+    for alert in ALERTS:
+        row = f"| [{alert.name}](runbooks/{alert.name}.md) | {alert.severity} | {alert.after} |"
+        assert row in page
+    for each in watched():
+        expression = each.expression.replace("|", "\\|")
+        assert f"| {each.where} | `{expression}` |" in values, "see the head of that page"
+
+
 def test_promtool_takes_the_rules(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(rules()))
