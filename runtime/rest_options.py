@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .option_types import Duration, Integer, Option, Size, Text
+from .option_types import Duration, Integer, Option, Ports, Size, Text
 
-REST_PORT = Option[int | None](
+REST_PORT = Option[range | None](
     "rest.port",
-    Integer(at_most=65535),
+    Ports(),
     None,
     "",
-    "TCP port of the REST API of the coordinator, which also answers the probes of Kubernetes; 0: any free "
-    "one; unset: there is no REST API.",
+    "TCP port of the REST API of the coordinator, which also answers the probes of Kubernetes: a port, or "
+    "a range such as `8081-8090` of which the first free one is taken. 0: the operating system chooses. "
+    "Unset: there is no REST API.",
 )
 REST_BIND_ADDRESS = Option[str](
     "rest.bind-address",
     Text(),
     "127.0.0.1",
     "",
-    "Address that the REST API binds to. It asks for the job's token, but it does not encrypt.",
+    "Address that the REST API binds to; `env:NAME` reads it from the environment of the process. The API "
+    "asks for the job's token, but it does not encrypt.",
 )
 REST_ADDRESS = Option[str | None](
     "rest.address",

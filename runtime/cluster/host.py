@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ...errors import HeadgateError, UsageError
+from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control import registry
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 DISMISS_S: Final = 5.0
 """A new coordinator waits no longer for the one it has taken over."""
 REST_RETRY_S: Final = 1.0
-"""A coordinator that takes over tries so often to open the port of the REST API."""
+"""The pause between attempts of a coordinator that takes over to open the port of the REST API."""
 _log = logging.getLogger("headgate.cluster")
 
 
@@ -106,26 +105,24 @@ async def host_coordinator(
 async def _open_rest(
     rest: RestServer, coordinator: JobCoordinator, *, takes_over: bool
 ) -> asyncio.Task[None] | None:
-    """Open the REST API. After a takeover its port may still be taken: the task then tries again.
+    """Open the REST API. After a takeover a task does it: its port may be taken, and the job must go on.
 
     Raises:
-        UsageError: the port cannot be opened, and nothing has run yet.
+        HeadgateError: no port can be opened, and nothing has run yet.
     """
 
-    async def again() -> None:
+    async def keep_trying() -> None:
         while not rest.url:
-            await asyncio.sleep(REST_RETRY_S)
-            with contextlib.suppress(UsageError):
+            try:
                 await rest.listen()
+            except HeadgateError as error:
+                _log.warning("no REST API yet, trying again: %s", error)
+                await asyncio.sleep(REST_RETRY_S)
         coordinator.rest_url = rest.url
 
-    try:
-        await rest.listen()
-    except UsageError as error:
-        if not takes_over:
-            raise
-        _log.warning("%s; trying again", error)
-        return asyncio.get_running_loop().create_task(again(), name="open REST API")
+    if takes_over:
+        return asyncio.get_running_loop().create_task(keep_trying(), name="open REST API")
+    await rest.listen()
     coordinator.rest_url = rest.url
     return None
 

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import cast
 
 from ..admission import Admission, ListenerLimits
+from ..listening import Listener
+from ..network_options import PORT_PATIENCE
+from ..options import Options
+from ..rest_options import REST_ADDRESS, REST_BIND_ADDRESS, REST_PORT
 
 
 class Connection(asyncio.Protocol):
@@ -66,20 +70,35 @@ class RestListener:
         """Nothing is open yet."""
         self.admission = Admission(limits, "REST API")
         self.connections: dict[asyncio.BaseTransport, Connection] = {}
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.AbstractServer | None = None
 
     async def listen(
-        self, make_http: Callable[[], asyncio.Protocol], host: str, port: int
+        self, make_http: Callable[[], asyncio.Protocol], options: Options
     ) -> tuple[str, int]:
-        """Open the port; returns the address it is bound to.
+        """Open a port of the option `rest.port`; returns host and port for clients.
 
         Raises:
-            OSError: the port is taken, or there is no such address.
+            HeadgateError: all its ports stay taken, or there is no such address.
         """
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(make_http(), self), host, port)
-        address = self._server.sockets[0].getsockname()
-        return str(address[0]), int(address[1])
+        ports = options.get(REST_PORT)
+        assert ports is not None
+        first, _, _ = (options.get(REST_ADDRESS) or "").partition(",")
+        listener = Listener(
+            ports=ports,
+            bind_host=options.get(REST_BIND_ADDRESS),
+            advertised_host=first.strip() or None,
+            patience_ms=options.get(PORT_PATIENCE),
+            port_key=REST_PORT.key,
+            bind_key=REST_BIND_ADDRESS.key,
+            advertised_key=REST_ADDRESS.key,
+        )
+
+        async def open_server(host: str, port: int) -> asyncio.AbstractServer:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(lambda: Connection(make_http(), self), host, port)
+
+        self._server, told, port = await listener.open(open_server)
+        return told, port
 
     def stop_listening(self) -> None:
         """Take no further connections; those that are open go on."""

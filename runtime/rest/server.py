@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
 
-from ...errors import HeadgateError, InternalError, UsageError
+from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control.messages import Event
 from ..options import Options
 from ..rest_options import (
     REST_ADDRESS,
-    REST_BIND_ADDRESS,
     REST_BODY_MAX,
     REST_CLOSE_TIMEOUT,
     REST_EVENTS,
     REST_OPERATIONS,
-    REST_PORT,
     REST_WATCHERS,
 )
 from .answers import Answer, Health, Wish
@@ -115,25 +112,16 @@ class RestServer:
     # -- the socket ---------------------------------------------------------------------------------
 
     async def listen(self) -> None:
-        """Open the port of the option `rest.port`.
+        """Open a port of the option `rest.port`.
 
         Raises:
-            UsageError: it cannot be opened.
+            HeadgateError: none can be opened.
         """
-        host, port = self._options.get(REST_BIND_ADDRESS), self._options.get(REST_PORT)
         if self._runner.server is None:
             await self._runner.setup()
-        server = self._runner.server
-        assert server is not None
-        try:
-            bound = await self._listener.listen(server, host, port or 0)
-        except OSError as error:
-            raise UsageError(
-                f"the REST API cannot listen rest.bind-address=`{host}` rest.port=`{port}`: {error}",
-                fix="choose another port; 0 takes any free one",
-            ) from None
-        shown = socket.gethostname() if bound[0] in ("0.0.0.0", "::") else bound[0]
-        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
+        assert self._runner.server is not None
+        told, port = await self._listener.listen(self._runner.server, self._options)
+        self.url = f"http://{f'[{told}]' if ':' in told else told}:{port}"
         _log.info("REST API url=`%s`", self.url)
 
     async def close(self) -> None:

@@ -311,14 +311,19 @@ def test_a_port_that_is_taken_is_an_error_before_anything_runs(
 ) -> None:
     monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        job = hg.Job("hosted", options={"rest.port": str(taken.getsockname()[1])})
+        port = str(taken.getsockname()[1])
+        job = hg.Job(
+            "hosted", options={"rest.port": port, "headgate.listener.port-patience": "0 s"}
+        )
         source = from_list([{"a": 1}], schema={"a": "int64"})
         job.read(source, name="in").write(blackhole(), name="out")
-        with pytest.raises(UsageError, match=r"rest\.port"):
+        with pytest.raises(JobError, match=r"taken option=`rest\.port`"):
             hosted(job, lambda _: asyncio.sleep(0))
 
 
-def test_after_a_takeover_the_port_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_takeover_the_port_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The coordinator before may still hold it, and the job must go on."""
     monkeypatch.setattr(host, "REST_RETRY_S", 0.01)
 
@@ -326,15 +331,41 @@ def test_after_a_takeover_the_port_is_tried_again(monkeypatch: pytest.MonkeyPatc
         taken = socket.create_server(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         coordinator: Any = SimpleNamespace(rest_url="")
-        options = Options({"rest.port": str(port)})
+        options = Options({"rest.port": str(port), "headgate.listener.port-patience": "0 s"})
         rest = RestServer(coordinator, "token", options, SystemClock())
         opening = await host._open_rest(rest, coordinator, takes_over=True)
         assert opening is not None
+        while "trying again" not in caplog.text:  # noqa: ASYNC110  a line in the log is no event
+            await asyncio.sleep(0)
         assert coordinator.rest_url == ""
         taken.close()
         async with asyncio.timeout(60):
             await opening
         assert coordinator.rest_url == f"http://127.0.0.1:{port}"
+        await rest.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [(None, "127.0.0.1"), ("jobs.localhost, other", "jobs.localhost")]
+)
+def test_the_address_that_clients_are_told_is_one_that_they_may_ask_for(
+    address: str | None, host: str
+) -> None:
+    texts = {"rest.port": "0", "rest.bind-address": "0.0.0.0"}
+    options = Options({**texts, **({} if address is None else {"rest.address": address})})
+
+    async def main() -> None:
+        rest = RestServer(SimpleNamespace(), "token", options, SystemClock())
+        await rest.listen()
+        port = rest.url.rpartition(":")[2]
+        assert rest.url == f"http://{host}:{port}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        name = rest.url.removeprefix("http://")
+        writer.write(f"GET /healthz HTTP/1.1\r\nHost: {name}\r\n\r\n".encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
         await rest.close()
 
     asyncio.run(main())
