@@ -157,8 +157,11 @@ def _degraded(context: Context, phase: Phase) -> None:
 
 
 def _checkpointing(context: Context) -> None:
-    report = context.report
-    if report is None or context.run is None:
+    report, job = context.report, context.running_job
+    if job is not None and "checkpoint" not in job.spec and not job.spec.get("options"):
+        message = "the job takes no checkpoints: if its head is lost it begins again"
+        _set(context, "CheckpointingHealthy", None, "", "", message)
+    elif report is None or context.run is None:
         _set(context, "CheckpointingHealthy", None, "", "", "the job does not answer")
     elif report.failed_checkpoints:
         message = f"{report.failed_checkpoints} checkpoints in a row have failed"

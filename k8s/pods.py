@@ -21,10 +21,9 @@ from .objects import (
     owner,
     selector,
 )
-from .spec import Kubernetes, Resources, SecretKey
+from .spec import CONTAINER, Kubernetes, Resources, SecretKey
 from .status import Runtime
 
-CONTAINER: Final = "headgate"
 USER: Final = 10001
 GRACE_S: Final = 60
 """Seconds between SIGTERM and SIGKILL: time for a checkpoint."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,6 +25,8 @@ from ..runtime.manifest import spec_fields
 JOB_NAME_LENGTH_MAX: Final = 45
 """Kubernetes appends to it in labels of at most 63 characters, such as that of a StatefulSet's revision."""
 VARIABLE: Final = "${"
+CONTAINER: Final = "headgate"
+"""The name of our container in a pod; a pod template names it to change it."""
 _SECTION: Final = "spec.kubernetes."
 
 
@@ -227,7 +230,45 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     assert isinstance(table, Table)
     plain = {} if kubernetes is None else _plain(kubernetes)
     section = msgspec.convert(plain, Kubernetes, strict=False)
+    checkpoint = table.get("checkpoint")
+    storage = "" if checkpoint is None else str(checkpoint.get("storage"))
+    if not _outlives_pods(storage, section):
+        at = problems.number("spec.checkpoint.storage")
+        problems.add(
+            at,
+            f"the directory `{storage}` goes with its pod, and the state of the job with it",
+            "write s3://bucket/prefix, or mount a volume there in coordinator.podTemplate and "
+            "workers.podTemplate",
+        )
+        return problems.listed()
     return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec))
+
+
+def _outlives_pods(storage: str, kubernetes: Kubernetes) -> bool:
+    """False for a directory that is not on a volume of the user, in the head and in the workers."""
+    if not storage or VARIABLE in storage:
+        return True
+    scheme, separator, rest = storage.partition("://")
+    if separator and scheme != "file":
+        return scheme != "memory"
+    templates = [kubernetes.coordinator.pod_template]
+    if kubernetes.ray.mode != "External":
+        templates.append(kubernetes.workers.pod_template)
+    path = PurePosixPath(rest if separator else storage)
+    return all(
+        any(path.is_relative_to(mount) for mount in _mounts(template)) for template in templates
+    )
+
+
+def _mounts(template: Mapping[str, Any]) -> list[str]:
+    """Where a pod template mounts volumes into the container of headgate."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    return [
+        str(mount.get("mountPath", ""))
+        for container in containers
+        if container.get("name") == CONTAINER
+        for mount in container.get("volumeMounts") or ()
+    ]
 
 
 def parse_deletion(resource: Mapping[str, Any]) -> Deletion:

@@ -99,10 +99,26 @@ def keep_up(context: Context, job: Job, run: Run) -> None:
         context.act(Create(objects.token(deployment), token_key=objects.TOKEN_KEY))
     for wanted in objects.supporting(deployment):
         _keep_current(context, wanted)
-    if not drain(context, keep=run):
+    if not drain(context, keep=run) or _waits_for_strangers(context, deployment):
         return
     for wanted in pod_makers(deployment):
         _keep_made(context, wanted, _replicas(context, wanted))
+
+
+def _waits_for_strangers(context: Context, deployment: objects.Deployment) -> bool:
+    """True while the manifest or the token is that of an earlier StreamJob of this name.
+
+    It goes with that StreamJob. Pods that begin with its token could not talk to those that begin later.
+    """
+    used = [("ConfigMap", objects.manifest_name(context.name, deployment.run.revision))]
+    if deployment.job.kubernetes.ray.token_secret_ref is None:
+        used.append(("Secret", deployment.token_secret))
+    for kind, name in used:
+        found = context.child(kind, name)
+        if found is not None and not is_own(context, found):
+            context.wait(f"{kind} {name} of an earlier StreamJob is to go; if it stays, delete it")
+            return True
+    return False
 
 
 def _keep_current(context: Context, wanted: dict[str, Any]) -> None:

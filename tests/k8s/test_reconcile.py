@@ -341,6 +341,21 @@ def test_the_same_name_again_goes_on_with_the_state_and_says_so() -> None:
     assert world.cluster.storage.claims[-1][1] >= 900
 
 
+def test_pods_do_not_begin_with_the_token_of_an_earlier_stream_job() -> None:
+    world = World()
+    made = {
+        "kind": "Secret",
+        "metadata": {"name": "flights-token", "labels": {"headgate.io/job": "flights"}},
+    }
+    world.cluster.put(made)  # orphaned: nobody collects it
+    for _ in range(10):
+        world.step()
+    assert ("StatefulSet", "flights-head") not in world.cluster.objects
+    assert "Secret flights-token of an earlier StreamJob is to go" in world.status["message"]
+    del world.cluster.objects["Secret", "flights-token"]
+    world.running()
+
+
 def test_a_restore_happens_once_per_nonce() -> None:
     world = World().stable()
     world.cluster.storage.savepoints["s3://b/old"] = 1

@@ -148,6 +148,30 @@ def test_fields_that_do_not_go_together(
     assert found.startswith(f"spec.kubernetes.{section}: ")
 
 
+def mounted(path: str) -> dict[str, Any]:
+    mounts = [{"name": "state", "mountPath": path}]
+    return {"podTemplate": {"spec": {"containers": [{"name": "headgate", "volumeMounts": mounts}]}}}
+
+
+@pytest.mark.parametrize(
+    "storage", ["checkpoints", "/tmp/checkpoints", "file:///state/x", "memory://x"]
+)
+def test_state_that_goes_with_its_pod_is_refused(resource: dict[str, Any], storage: str) -> None:
+    resource["spec"]["checkpoint"]["storage"] = storage
+    (found,) = mistakes(resource)
+    assert found.startswith(f"spec.checkpoint.storage: the directory `{storage}` goes with its pod")
+    resource["spec"]["kubernetes"] |= {"coordinator": mounted("/state")}
+    mistakes(resource)
+
+
+@pytest.mark.parametrize("storage", ["/state", "/state/x", "file:///state/x", "s3a://b/x", "${X}"])
+def test_state_on_a_volume_or_in_a_bucket_is_fine(resource: dict[str, Any], storage: str) -> None:
+    resource["spec"]["checkpoint"]["storage"] = storage
+    both = {"coordinator": mounted("/state"), "workers": mounted("/state/")}
+    resource["spec"]["kubernetes"] |= both
+    parsed(resource)
+
+
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """The fields of a struct and of the structs in it, as a table has them."""
     found: dict[str, Any] = {}
