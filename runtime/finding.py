@@ -100,14 +100,11 @@ async def _on_this_machine(name: str) -> CoordinatorClient:
     client = None if record is None else await connect_to_record(record)
     if client is not None:
         return client
-    running = []
-    for each in registry.records():
-        if registry.is_alive(each):
-            running.append(each.name)
+    running = ", ".join(each.name for each in registry.records() if registry.is_alive(each))
+    elsewhere = "no job runs here; --storage or --cluster find jobs that run elsewhere"
     raise JobNotFound(
         f"no such job runs on this machine name=`{name}`",
-        fix=(f"running jobs: {', '.join(running)}" if running else "no job runs here")
-        + "; --storage or --cluster find jobs that run elsewhere",
+        fix=f"running jobs: {running}" if running else elsewhere,
     )
 
 
