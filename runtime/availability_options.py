@@ -59,8 +59,9 @@ SHUTDOWN_GRACE = Option[int](
     Duration(at_least_ms=100),
     25_000,
     "ms",
-    "How long a process that gets SIGTERM, and leaves its run to the next start of it (`--run-id`), waits "
-    "for a last checkpoint. It should end before the sender of SIGTERM kills: Kubernetes does after 30 s.",
+    "How long a process that gets SIGTERM waits for the checkpoint with which it leaves: a worker on Ray, "
+    "whose tasks go elsewhere, or a run with an id from outside (`--run-id`), which is left to its next "
+    "start. It should end before the sender of SIGTERM kills: Kubernetes does after 30 s.",
 )
 PROBE_RACES = Option[int](
     "headgate.storage.probe.races",

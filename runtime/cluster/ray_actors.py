@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from ..worker.worker import Worker
 from .console import attach
 from .host import host_coordinator
 from .own_directory import own_directory
-from .sigterm import die_of_sigterm
+from .sigterm import die_of_sigterm, on_sigterm
 from .standby import Answer, Standby
 
 _log = logging.getLogger("headgate.cluster")
@@ -86,6 +87,8 @@ class ProcessSetup:
     metrics_host: str
     cluster_name: str
     limits: ListenerLimits
+    grace_s: float
+    """A worker that gets SIGTERM ends after this time at the latest."""
     detached: bool
     """The coordinator outlives the process that started it, and so ends by itself."""
     data: Listener
@@ -112,12 +115,13 @@ class WorkerActor:
     """
 
     def __init__(self) -> None:
-        die_of_sigterm()
         self._hosted = HostedWorker()
+        on_sigterm(self._hosted.leave)
 
     def run(self, worker_id: str, addresses: list[str], token: str, setup: ProcessSetup) -> None:
         """Connect to the coordinator and serve it. Never retried: the coordinator makes new ones."""
         setup.enter()
+        self._hosted.grace_s = setup.grace_s
         if setup.console is not None:
             attach(setup.console)
         tune_process()
@@ -130,7 +134,7 @@ class WorkerActor:
                 uvloop.run(_run_worker(self._hosted, *arguments))
         finally:
             self._hosted.over.set()
-            last = threading.Timer(LEAVE_S, os._exit, (0,))
+            last = threading.Timer(0.0 if self._hosted.leaving else LEAVE_S, os._exit, (0,))
             last.daemon = True
             last.start()
 
@@ -148,6 +152,10 @@ class HostedWorker:
 
     def __init__(self) -> None:
         self.over = threading.Event()
+        self.leaving = False
+        """This process was asked to end."""
+        self.grace_s = 0.0
+        """For so long it waits for its coordinator then."""
         self._worker: Worker | None = None
         self._token = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,6 +168,16 @@ class HostedWorker:
         """Have it greet another coordinator, if it has begun."""
         if self._worker is not None and self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._connect(self._worker, addresses), self._loop)
+
+    def leave(self) -> None:
+        """Have the coordinator move what runs here, and end this process when nothing does, or in time."""
+        self.leaving = True
+        if self._worker is None or self._loop is None or self.over.is_set():
+            os._exit(0)
+        last = threading.Timer(self.grace_s, os._exit, (128 + signal.SIGTERM,))
+        last.daemon = True
+        last.start()
+        self._loop.call_soon_threadsafe(self._worker.leave)
 
     async def _connect(self, worker: Worker, addresses: list[str]) -> None:
         pulse = Pulse(addresses, self._token, worker.worker_id, SystemClock())

@@ -17,7 +17,11 @@ import ray
 from ...errors import JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
-from ..availability_options import CLUSTER_CONNECT_TIMEOUT, STANDBY_COORDINATORS
+from ..availability_options import (
+    CLUSTER_CONNECT_TIMEOUT,
+    SHUTDOWN_GRACE,
+    STANDBY_COORDINATORS,
+)
 from ..control import registry
 from ..control.client import CoordinatorClient, outcome_of
 from ..control.messages import BEGUN, Event
@@ -158,6 +162,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         metrics_host=options.get(METRICS_HOST),
         cluster_name="local" if local else str(address),
         limits=ListenerLimits.of(options),
+        grace_s=options.get(SHUTDOWN_GRACE) / 1000,
         detached=not local,
         data=Listener.data(options),
     )

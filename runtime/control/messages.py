@@ -266,6 +266,10 @@ class Superseded(Message, frozen=True):
     generation: int
 
 
+class Leaving(Message, frozen=True):
+    """This worker's process was asked to end (SIGTERM), and will: its subtasks are to go elsewhere."""
+
+
 class Cancelled(Message, frozen=True):
     """Nothing of what was to be cancelled runs here any more; the numbers are those of Cancel."""
 
@@ -436,6 +440,7 @@ Messages: TypeAlias = (
     | RestoreProgress
     | StepStuck
     | Inventory
+    | Leaving
     | Superseded
     | Cancelled
     | SubtaskFailed

@@ -93,7 +93,7 @@ class Deploying(State):
         asked = job.clock.monotonic()
         await job.pool.ensure(needed)
         job.figures.workers_ms = round(1000 * (job.clock.monotonic() - asked))
-        live = dict(sorted(job.pool.live.items()))
+        live = dict(sorted(job.pool.staying.items()))
         hosts = {worker_id: worker.host_id for worker_id, worker in live.items()}
         workers = [live[worker_id] for worker_id in job.seats.order(hosts, needed)]
         job.pool.retire(workers)

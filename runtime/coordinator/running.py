@@ -14,6 +14,7 @@ from ..control.messages import (
     CheckpointDeclined,
     Deployed,
     FinishSources,
+    Leaving,
     LoopRoundBack,
     LoopRoundOver,
     RestoreProgress,
@@ -26,6 +27,7 @@ from ..control.messages import (
     WatermarkLimit,
     WatermarkReached,
 )
+from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted
 from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
 from ..protocol.failover import RegionId
@@ -157,6 +159,8 @@ class Running(State):
         match event:
             case FromWorker(worker_id, Cancelled() | Deployed() as answer):
                 self._regional.answered(job, worker_id, answer)
+            case FromWorker(worker_id, Leaving()):
+                return self._move_from(job, worker_id)
             case FromWorker(worker_id, message):
                 if job.executions.is_current(message):
                     return self._handle_message(job, message, worker_id)
@@ -481,15 +485,33 @@ class Running(State):
             raise UsageError("the job is stopping already")
         after, plan = check_rescale(job, wish.arguments.get("parallelism"))
         job.publish("rescaling", f"rescaling from parallelism {job.parallelism} to {after}")
+        self._begin_move(job, wish, after, plan)
+        return None
+
+    def _move_from(self, job: JobContext, worker_id: str) -> State | None:
+        """A worker's process is about to end: go on from a checkpoint without it, as after a rescale.
+
+        While something else is under way nothing is done: then the job restarts when the worker is gone.
+        """
+        busy = self._ending is not None or self._stopping or self._draining or job.restarting
+        if busy or not job.keeps_checkpoints or not job.executions.regions_on(worker_id):
+            return None
+        job.publish("leaving", f"{worker_id} has to leave; its tasks go to another worker")
+        self._begin_move(job, _nobody(job), job.parallelism, job.plan)
+        return None
+
+    def _begin_move(
+        self, job: JobContext, wish: ClientWish, parallelism: int, plan: PhysicalPlan
+    ) -> None:
+        """Get all workers that the plan needs; `_room_made` goes on from there."""
         self._wishes[RESCALE] = wish
-        self._rescale_to = after
+        self._rescale_to = parallelism
         # The job works on until all workers are there: it may turn out that there is no room for them.
         self._room = asyncio.get_running_loop().create_task(
             job.pool.ensure(workers_needed(plan, job.spec.slots_per_worker)), name="make room"
         )
         made = RoomMade(job.attempt)
         self._room.add_done_callback(lambda _: job.events.put_nowait(made))
-        return None
 
     def _room_made(self, job: JobContext) -> State | None:
         """Stop the sources, to go on with all workers; or go on as before without new ones."""
@@ -520,9 +542,12 @@ class Running(State):
             return
         job.rescaled_ms = int(1000 * (job.clock.monotonic() - rescale.began))
         job.observed.rescale.observe(job.rescaled_ms / 1000)
+        moved = rescale.before == job.parallelism
         job.publish(
             "rescaled",
-            f"rescaled from parallelism {rescale.before} to {job.parallelism}; "
+            f"tasks were moved to other workers; the job paused for {job.rescaled_ms} ms"
+            if moved
+            else f"rescaled from parallelism {rescale.before} to {job.parallelism}; "
             f"the job paused for {job.rescaled_ms} ms",
             before=rescale.before,
             after=job.parallelism,
@@ -533,6 +558,18 @@ class Running(State):
             pause_ms=job.rescaled_ms,
             checkpoint=job.restored_checkpoint,
         )
+
+
+def _nobody(job: JobContext) -> ClientWish:
+    """A wish of the coordinator's own: how it goes is seen in what is published."""
+
+    def heard(answer: asyncio.Future[dict[str, Any]]) -> None:
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            job.publish("leaving", f"tasks were not moved: {error}")
+
+    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    answer.add_done_callback(heard)
+    return ClientWish("rescale", answer)
 
 
 def _monotonic_ms(job: JobContext) -> int:

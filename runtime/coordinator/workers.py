@@ -20,6 +20,7 @@ from ..control.messages import (
     Cancel,
     Heartbeat,
     Hello,
+    Leaving,
     Messages,
     Shutdown,
     StepStuck,
@@ -144,6 +145,8 @@ class WorkerPool:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.live: dict[str, Worker] = {}
         self._retired: list[Worker] = []
+        self.leaving: set[str] = set()
+        """Workers whose processes are about to end: they get no more subtasks."""
         self._working: frozenset[str] = frozenset()
         """Who has subtasks; the others are spares."""
         self.last_lost = ("", 0)
@@ -154,9 +157,14 @@ class WorkerPool:
             spares,
             start_failures or StartFailures(10, 3_000),
             clock,
-            live=lambda: len(self.live) + len(self._greetings),
+            live=lambda: len(self.staying) + len(self._greetings),
             start=self._start_one,
         )
+
+    @property
+    def staying(self) -> dict[str, Worker]:
+        """The live workers that are not about to leave."""
+        return {key: worker for key, worker in self.live.items() if key not in self.leaving}
 
     async def ensure(self, count: int) -> list[Worker]:
         """Start workers until `count` are live; returns exactly `count`, oldest first.
@@ -164,7 +172,7 @@ class WorkerPool:
         Raises:
             ClusterError: a worker could not be started.
         """
-        while (missing := count - len(self.live)) > 0:  # one may die while others start
+        while (missing := count - len(self.staying)) > 0:  # one may die while others start
             ahead = {start for start in self._spares.starting if not start.done()}
             if missing <= len(ahead):
                 await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +185,7 @@ class WorkerPool:
                     ) from outcome
                 if outcome is not None:
                     raise outcome
-        return sorted(self.live.values(), key=lambda worker: worker.worker_id)[:count]
+        return sorted(self.staying.values(), key=lambda worker: worker.worker_id)[:count]
 
     def lead(self, generation: int) -> None:
         """From now on workers are told that this generation leads."""
@@ -285,6 +293,8 @@ class WorkerPool:
             elif isinstance(message, Superseded):
                 self._leadership.superseded(hello.worker_id, message.generation)
             elif not isinstance(message, Heartbeat):
+                if isinstance(message, Leaving):
+                    self.leaving.add(hello.worker_id)
                 self._put_event(FromWorker(hello.worker_id, message))
             elif (pulse := self._pulses.get(hello.worker_id)) is not None and pulse.link is None:
                 pulse.steps = message.steps  # no thread tells of them
@@ -310,6 +320,7 @@ class WorkerPool:
     def lose(self, worker_id: str, reason: str) -> None:
         """Take a worker out, kill what may be left of it, and tell the coordinator; once."""
         worker = self.live.pop(worker_id, None)
+        self.leaving.discard(worker_id)
         if worker is None:
             if worker_id in self._greetings:
                 self._stillborn.setdefault(worker_id, reason)
@@ -360,12 +371,13 @@ class WorkerPool:
     def retire(self, keep: Collection[Worker]) -> None:
         """Let all other workers go, but for the spares: the job runs at a lower parallelism."""
         self._working = frozenset(worker.worker_id for worker in keep)
-        spare = [worker_id for worker_id in sorted(self.live) if worker_id not in self._working]
+        spare = [each for each in sorted(self.staying) if each not in self._working]
         kept = {*self._working, *spare[: self._spares.count]}
         self._spares.want(len(keep), spares=self._spares.with_spares)
         for worker_id, worker in list(self.live.items()):
             if worker_id not in kept:
                 del self.live[worker_id]
+                self.leaving.discard(worker_id)
                 self._monitor.forget(WorkerId(worker_id))
                 self._pulses.pop(worker_id, None)  # its thread goes on beating until it exits
                 worker.send(Shutdown())

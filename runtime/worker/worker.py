@@ -36,6 +36,7 @@ from ..control.messages import (
     Hello,
     HistoryOver,
     Inventory,
+    Leaving,
     LoopRoundOver,
     Messages,
     Shutdown,
@@ -159,6 +160,10 @@ class Worker:
         if pulse is not None:
             self._pulses[link] = pulse
         self._leader.offer(link)
+
+    def leave(self) -> None:
+        """This process has to end soon: ask the coordinator for Shutdown, once nothing runs here."""
+        self._leader.send(Leaving())
 
     def _begin_pulse(self, welcome: Welcome, link: Link) -> None:
         before, self._pulse = self._pulse, self._pulses.get(link)

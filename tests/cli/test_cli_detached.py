@@ -286,3 +286,26 @@ def test_a_job_on_a_cluster_outlives_its_driver_and_is_found_there(counting: Any
     assert counting("cancel", "counting", *place).returncode == 0
     ray.process.stdin.close()
     ray.end()
+
+
+@pytest.mark.ray
+def test_sigterm_moves_the_tasks_of_a_worker_process(counting: Any) -> None:
+    options = ("-D", "restart-strategy.type=none")
+    run = counting.start("run", "counting.yaml", *options)
+    run.wait_for("checkpoint 2 completed")
+    (job,) = json.loads(counting("list", "--json").stdout)
+    (worker,) = job["workers"]
+    os.kill(worker["pid"], signal.SIGTERM)
+    run.wait_for(f"{worker['worker']} has to leave; its tasks go to another worker")
+    run.wait_for("tasks were moved to other workers; the job paused for ")
+    (after,) = json.loads(counting("list", "--json").stdout)
+    assert after["restarts"] == 0
+    assert [each["pid"] for each in after["workers"]] != [worker["pid"]]
+    run.wait_for("checkpoint")
+    run.interrupt()
+    code, text = run.end()
+    assert code == 0
+    assert "worker lost" not in text
+    found = rows(counting)
+    assert len(found) > 0
+    assert found == list(range(len(found)))
