@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-from .cluster.launch import launch
 from .control.interrupts import Interrupts
 from .control.messages import Event
 from .job_spec import JobSpec
@@ -24,6 +23,8 @@ def run_in_foreground(
         KeyboardInterrupt: the user pressed Ctrl-C a second time, or before the job had begun.
         HeadgateError: as `launch` raises it.
     """
+    from .cluster.launch import launch
+
     if not _signals_are_free():
         return asyncio.run(launch(spec, cluster, on_event=on_event))
     outcome = asyncio.run(_run(spec, cluster, on_event))
@@ -45,6 +46,8 @@ async def _run(
     spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None
 ) -> JobOutcome | None:
     """How the job ended; None: the user wanted it to end at once."""
+    from .cluster.launch import launch
+
     interrupts = Interrupts(
         _say, checkpoints=spec.checkpoint is not None, hands_over=spec.outside_run
     )

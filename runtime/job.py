@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
@@ -93,25 +92,26 @@ class Job(WrittenJob):
                 fix="write `await job.run_async(...)`, or `handle = job.start(...)` to do something else "
                 "while the job runs",
             )
-        spec = checked_spec(
-            self,
-            fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
-            restore_from=restore_from,
-            claim=claim,
-            take_over=take_over,
-            if_exists=if_exists,
-            run_id=run_id,
-        )
-        if runnable(self).as_batch:
-            from .batch.run import run_batch
+        try:
+            spec = checked_spec(
+                self,
+                fresh=fresh,
+                allow_non_restored_state=allow_non_restored_state,
+                restore_from=restore_from,
+                claim=claim,
+                take_over=take_over,
+                if_exists=if_exists,
+                run_id=run_id,
+            )
+            if runnable(self).as_batch:
+                from .batch.run import run_batch
 
-            with _without_frames():
                 return _succeeded(run_batch(spec))
-        from .foreground import run_in_foreground
+            from .foreground import run_in_foreground
 
-        with _without_frames():
             return _succeeded(run_in_foreground(spec, cluster, _on_event(cluster)))
+        except HeadgateError as error:
+            raise _bare(error) from cause_of(error)
 
     async def run_async(
         self,
@@ -130,17 +130,17 @@ class Job(WrittenJob):
         Cancelling the task that awaits it ends the job at once, as a crash would. The arguments and errors
         are those of `run`.
         """
-        spec = checked_spec(
-            self,
-            fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
-            restore_from=restore_from,
-            claim=claim,
-            take_over=take_over,
-            if_exists=if_exists,
-            run_id=run_id,
-        )
-        with _without_frames():
+        try:
+            spec = checked_spec(
+                self,
+                fresh=fresh,
+                allow_non_restored_state=allow_non_restored_state,
+                restore_from=restore_from,
+                claim=claim,
+                take_over=take_over,
+                if_exists=if_exists,
+                run_id=run_id,
+            )
             if runnable(self).as_batch:
                 from .batch.run import run_batch
 
@@ -148,6 +148,8 @@ class Job(WrittenJob):
             from .cluster.launch import launch
 
             return _succeeded(await launch(spec, cluster, on_event=_on_event(cluster)))
+        except HeadgateError as error:
+            raise _bare(error) from cause_of(error)
 
     def start(
         self,
@@ -172,20 +174,22 @@ class Job(WrittenJob):
         """
         from .handle import start
 
-        spec = checked_spec(
-            self,
-            fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
-            restore_from=restore_from,
-            claim=claim,
-            take_over=take_over,
-            if_exists=if_exists,
-            run_id=run_id,
-        )
-        if runnable(self).as_batch:
-            raise UsageError("a batch has no handle", fix="run it: job.run()")
-        with _without_frames():
+        try:
+            spec = checked_spec(
+                self,
+                fresh=fresh,
+                allow_non_restored_state=allow_non_restored_state,
+                restore_from=restore_from,
+                claim=claim,
+                take_over=take_over,
+                if_exists=if_exists,
+                run_id=run_id,
+            )
+            if runnable(self).as_batch:
+                raise UsageError("a batch has no handle", fix="run it: job.run()")
             return start(spec, cluster, _on_event(cluster))
+        except HeadgateError as error:
+            raise _bare(error) from cause_of(error)
 
     def explain(self) -> str:
         """The logical and the physical graph, chains, key groups and guarantees, as text.
@@ -228,8 +232,7 @@ def checked_spec(job: Job, **how: Unpack[HowToRun]) -> JobSpec:
     Raises:
         UsageError: the job is wrong as written.
     """
-    with _without_frames():
-        return runnable(job).spec(**how)
+    return runnable(job).spec(**how)
 
 
 def submit(
@@ -264,22 +267,23 @@ def submit(
     from .handle import handle_of
     from .submission import submit_spec
 
-    spec = checked_spec(
-        job,
-        fresh=fresh,
-        allow_non_restored_state=allow_non_restored_state,
-        restore_from=restore_from,
-        claim=claim,
-        take_over=take_over,
-        if_exists=if_exists,
-        run_id=run_id,
-    )
-    if runnable(job).as_batch:
-        raise UsageError("a batch cannot be detached", fix="run it: job.run()")
-    path = None if log_file is None else Path(log_file)
-    with _without_frames():
-        submitted = submit_spec(spec, cluster, log_file=path)
-    return handle_of(spec, submitted)
+    try:
+        spec = checked_spec(
+            job,
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            restore_from=restore_from,
+            claim=claim,
+            take_over=take_over,
+            if_exists=if_exists,
+            run_id=run_id,
+        )
+        if runnable(job).as_batch:
+            raise UsageError("a batch cannot be detached", fix="run it: job.run()")
+        path = None if log_file is None else Path(log_file)
+        return handle_of(spec, submit_spec(spec, cluster, log_file=path))
+    except HeadgateError as error:
+        raise _bare(error) from cause_of(error)
 
 
 def _in_event_loop() -> bool:
@@ -290,15 +294,9 @@ def _in_event_loop() -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _without_frames() -> Iterator[None]:
-    """Errors of ours, bugs excepted, are one message, and the user's own traceback is their cause."""
-    try:
-        yield
-    except InternalError:
-        raise
-    except HeadgateError as error:
-        raise error.with_traceback(None) from cause_of(error)
+def _bare(error: HeadgateError) -> HeadgateError:
+    """The error without headgate's own frames, unless it is a bug."""
+    return error if isinstance(error, InternalError) else error.with_traceback(None)
 
 
 def _succeeded(outcome: JobOutcome) -> JobOutcome:
