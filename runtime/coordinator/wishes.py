@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from typing import Any
 
@@ -71,11 +72,18 @@ async def dispose_savepoint(job: JobContext, path: Any) -> dict[str, Any]:
     """
     if not isinstance(path, str) or not path:
         raise UsageError("nobody says which savepoint to delete", fix="give the path of one")
-    needed = job.log is not None and job.log.view.newest is None
-    if needed and path.rstrip("/") == job.spec.restore_from.rstrip("/"):
+    began_with = job.spec.restore_from
+    has_own = job.log is not None and job.log.view.newest is not None
+    if began_with and not has_own and _place(job, path) == _place(job, began_with):
         raise UsageError(
             f"the job began with this savepoint and has no checkpoint of its own yet path=`{path}`",
-            fix="take a checkpoint first",
+            fix="take a checkpoint first, or end the job",
         )
     savepoint = await store.dispose(job.open_at, path, job.spec.options)
     return {"path": path, "job": "" if savepoint is None else savepoint.job}
+
+
+def _place(job: JobContext, address: str) -> str:
+    """Where an address leads, however it is written."""
+    place = job.open_at(address, job.spec.options).describe()
+    return os.path.realpath(place) if place.startswith("/") else place

@@ -93,6 +93,12 @@ def windows_job(lab: Any, **options: str) -> hg.Job:
 
 
 @pytest.fixture
+def make_job(lab: Any) -> Callable[[], hg.Job]:
+    """Makes the job of `with_api`, for tests that run it themselves."""
+    return lambda: windows_job(lab)
+
+
+@pytest.fixture
 def with_api(lab: Any) -> Callable[..., Any]:
     """Runs a script beside a job whose REST API is open."""
 

@@ -369,3 +369,25 @@ def test_the_address_that_clients_are_told_is_one_that_they_may_ask_for(
         await rest.close()
 
     asyncio.run(main())
+
+
+def test_a_savepoint_that_the_job_would_need_is_not_deleted(
+    lab: Any, make_job: Callable[[], hg.Job], tmp_path: Path
+) -> None:
+    taken: list[str] = []
+
+    async def take(job: Any) -> None:
+        await job.until("status", status="RUNNING")
+        taken.append((await job.request("savepoint", savepoint=str(tmp_path)))["savepoint"])
+
+    async def dispose(job: Any) -> None:
+        await job.until("status", status="RUNNING")
+        (tmp_path / "link").symlink_to(taken[0])
+        for path in (taken[0], f"file://{taken[0]}/", str(tmp_path / "link")):
+            with pytest.raises(UsageError, match="began with this savepoint"):
+                await job.request("dispose", path=path)
+        await job.request("checkpoint")
+        assert (await job.request("dispose", path=taken[0]))["job"] == "clicks"
+
+    lab.run(make_job(), take, batches=2)
+    lab.run(make_job(), dispose, batches=2, restore_from=taken[0])
