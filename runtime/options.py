@@ -25,6 +25,7 @@ from .liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LIVENESS_OP
 from .metrics_options import METRICS_OPTIONS
 from .network_options import NETWORK_OPTIONS, network_contradictions
 from .option_types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
+from .ray_options import RAY_OPTIONS
 from .recovery_options import RECOVERY_OPTIONS
 from .rest_options import REST_OPTIONS
 from .restart_options import RESTART_OPTIONS
@@ -285,6 +286,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     *METRICS_OPTIONS,
     *NETWORK_OPTIONS,
     *REST_OPTIONS,
+    *RAY_OPTIONS,
     *BATCH_OPTIONS,
     *AVAILABILITY_OPTIONS,
     *(

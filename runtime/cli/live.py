@@ -25,6 +25,7 @@ _SHOWN_ABOVE = frozenset(
         "restart",
         "stuck",
         "takeover",
+        "waiting",
         "stopping",
         "leaving",
         "savepoint",
@@ -74,7 +75,7 @@ class LiveReporter:
         failed = event.kind == "checkpoint" and body.get("status") == "FAILED"
         if event.kind in _SHOWN_ABOVE or failed:
             style = "red" if failed or event.kind == "failure" else ""
-            self.note(event.text, style="yellow" if event.kind == "dropped" else style)
+            self.note(event.text, style="yellow" if event.kind in ("dropped", "waiting") else style)
 
     def note(self, text: str, style: str = "") -> None:
         """A line above the table."""

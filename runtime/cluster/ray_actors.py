@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from ..observe.metrics import MetricsRegistry
 from ..options import Options
 from ..protocol.job_result import JobOutcome
 from ..protocol.standby import Turn
+from ..protocol.worker_nodes import NodeRules
 from ..shipping import unship
 from ..storage.open_store import open_store
 from ..worker.process import tune_process
@@ -46,6 +48,7 @@ from ..worker.worker import Worker
 from .console import attach
 from .host import host_coordinator
 from .own_directory import own_directory
+from .ray_nodes import actor_options, ask, until_placed
 from .sigterm import die_of_sigterm, on_sigterm
 from .standby import Answer, Standby
 
@@ -93,6 +96,8 @@ class ProcessSetup:
     """The coordinator outlives the process that started it, and so ends by itself."""
     data: Listener
     """The data port of each worker."""
+    nodes: NodeRules | None
+    """Where workers may run; None: the embedded Ray has one node only."""
 
     def own_host(self) -> str:
         """The address of this process's machine among the peers."""
@@ -276,15 +281,32 @@ class RayCluster:
     def __init__(self, setup: ProcessSetup) -> None:
         self._setup = setup
         self._workers: list[RayWorker] = []
+        self.notify: Callable[[str], None] = _log.warning
+        """Told what workers wait for that have no room."""
 
     async def start_worker(self, worker_id: str, control: ControlEndpoint) -> RayWorker:
-        """Start a worker actor."""
+        """Start a worker actor; on an existing cluster, wait until Ray has room for it.
+
+        Raises:
+            JobError: there was no room in time.
+        """
+        rules = self._setup.nodes
+        asked = None if rules is None else await ask(rules)
         actor = WorkerActor.options(  # type: ignore[attr-defined]
-            name=worker_id, lifetime="detached", namespace=NAMESPACE
+            name=worker_id,
+            lifetime="detached",
+            namespace=NAMESPACE,
+            **({} if asked is None else actor_options(asked)),
         ).remote()
         running = actor.run.remote(worker_id, control.addresses, control.token, self._setup)
         worker = RayWorker(worker_id, actor, running)
         self._workers.append(worker)
+        if rules is not None and asked is not None:
+            try:
+                await until_placed(actor, rules, asked, self.notify)
+            except BaseException:
+                worker.kill()  # else it would start when nobody expects it any more
+                raise
         return worker
 
     async def find_worker(self, worker_id: str, control: ControlEndpoint) -> RayWorker | None:
@@ -421,6 +443,11 @@ class CoordinatorActor:
 
     async def _lead(self, spec: JobSpec) -> None:
         cluster = RayCluster(self._setup)
+
+        def listening(coordinator: JobCoordinator) -> None:
+            cluster.notify = coordinator.note
+            self._listens(coordinator)
+
         try:
             self._outcome = await host_coordinator(
                 spec,
@@ -430,7 +457,7 @@ class CoordinatorActor:
                 cluster_name=self._setup.cluster_name,
                 host=self._setup.own_host(),
                 token=self._token,
-                on_listening=self._listens,
+                on_listening=listening,
                 takes_over=self._takes_over,
             )
         except FencedError:

@@ -38,6 +38,7 @@ from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
 from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders
 from .ray_actors import NAMESPACE, CoordinatorActor, Pair, ProcessSetup, actor_names
+from .ray_nodes import rules_of
 
 FENCED = "fenced"
 """Reason of the end that a coordinator announces which another one has replaced."""
@@ -165,6 +166,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         grace_s=options.get(SHUTDOWN_GRACE) / 1000,
         detached=not local,
         data=Listener.data(options),
+        nodes=None if local else rules_of(options, spec.slots_per_worker),
     )
 
 

@@ -406,7 +406,7 @@ class Reply(Message, frozen=True):
 
 BEGUN: Final = frozenset({"start", "status"})
 """Kinds of events that a coordinator announces only once the job is its own."""
-WARNINGS: Final = frozenset({"failure", "dropped"})
+WARNINGS: Final = frozenset({"failure", "dropped", "waiting"})
 """Kinds of events that are logged as warnings."""
 
 

@@ -194,6 +194,11 @@ class JobCoordinator:
         if self._context is not None:
             publish_stuck(self._context, worker_id, stuck)
 
+    def note(self, text: str) -> None:
+        """Log and announce what the cluster waits for."""
+        if self._context is not None:
+            self._context.publish("waiting", text)
+
     def _describe(self) -> dict[str, Any]:
         if self._context is None:
             return {"name": self.spec.name, "status": "INITIALIZING", "rest": self.rest_url}

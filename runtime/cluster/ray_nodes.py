@@ -1,0 +1,112 @@
+"""Places worker actors on the nodes of an existing Ray cluster, and says what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from ...errors import JobError
+from ...operators.durations import format_duration
+from ..options import Options
+from ..protocol.worker_nodes import Demand, Node, NodeRules, Shortage, demand, shortage
+from ..ray_options import SLOT_RESOURCE, WORKERS_ON_HEAD
+from ..recovery_options import REGISTRATION_TIMEOUT
+
+LOOK_EVERY_S = 10.0
+"""How often a worker that has not started yet is looked after."""
+_HEAD_RESOURCE = "node:__internal_head__"
+_NODE_LABEL = "ray.io/node-id"
+
+
+def rules_of(options: Options, slots: int) -> NodeRules:
+    """The rules for the workers of a job, each of which has so many slots."""
+    return NodeRules(
+        slot_resource=options.get(SLOT_RESOURCE),
+        slots=slots,
+        on_head=options.get(WORKERS_ON_HEAD),
+        patience_ms=options.get(REGISTRATION_TIMEOUT),
+    )
+
+
+def live_nodes() -> list[Node]:
+    """The nodes of the cluster that are alive. Blocks."""
+    # Ray's public function adds up all nodes. Where a release has no other one the figure is unknown.
+    of_nodes = getattr(ray._private.state, "available_resources_per_node", None)
+    free = of_nodes() if of_nodes is not None else {}
+    return [
+        Node(
+            each["NodeID"],
+            _HEAD_RESOURCE in each["Resources"],
+            each["Resources"],
+            free.get(each["NodeID"]),
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+
+
+def actor_options(asked: Demand) -> dict[str, Any]:
+    """The same demand as options of an actor, which Ray spreads over the nodes that fit."""
+    options: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+    if asked.resources:
+        options["resources"] = asked.resources
+    if asked.not_on:
+        options["label_selector"] = {_NODE_LABEL: f"!{asked.not_on}"}
+    return options
+
+
+async def ask(rules: NodeRules) -> Demand:
+    """What to ask of Ray for a worker, as the cluster is now."""
+    return demand(rules, await asyncio.to_thread(live_nodes))
+
+
+async def until_placed(
+    actor: Any, rules: NodeRules, asked: Demand, notify: Callable[[str], None]
+) -> None:
+    """Wait until Ray has started a worker's actor, or the actor died of it.
+
+    Args:
+        actor: of a worker.
+        rules: of the job.
+        asked: what was asked of Ray for this actor.
+        notify: told what is missing, whenever that changes.
+
+    Raises:
+        JobError: the actor has not started in time; the message says what is missing.
+    """
+    started = asyncio.wrap_future(actor.wait.remote(0.0).future())
+    loop = asyncio.get_running_loop()
+    until = loop.time() + rules.patience_ms / 1000
+    told: Shortage | None = None
+    try:
+        while True:
+            left_s = until - loop.time()
+            await asyncio.wait({started}, timeout=min(max(left_s, 0.0), LOOK_EVERY_S))
+            if started.done():
+                started.exception()  # whoever watches the worker hears of it
+                return
+            found = await asyncio.to_thread(_shortage, rules, asked)
+            if loop.time() >= until:
+                raise _no_room(rules, found)
+            if found is not None and found != told:
+                told = found
+                notify(f"a worker has not started yet: {found.text}; {found.fix}")
+    finally:
+        started.cancel()
+
+
+def _shortage(rules: NodeRules, asked: Demand) -> Shortage | None:
+    return shortage(rules, asked, live_nodes())
+
+
+def _no_room(rules: NodeRules, found: Shortage | None) -> JobError:
+    within = f"within {format_duration(rules.patience_ms)} ({REGISTRATION_TIMEOUT.key})"
+    if found is None:
+        return JobError(
+            f"Ray did not start a worker {within}",
+            fix="look at the cluster's logs; a node may be out of memory or processes",
+        )
+    return JobError(f"a worker found no room {within}: {found.text}", fix=found.fix)
