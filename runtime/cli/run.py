@@ -60,85 +60,96 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+Cluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="`local` (a Ray of its own), `in-process`, or the address of a Ray cluster.",
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start without the state of earlier runs.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="Begin a new run with this savepoint, or with the newest checkpoint in this directory "
+        "of a job's checkpoints (number 7 with @7 behind it).",
+    ),
+]
+Claim = Annotated[
+    ClaimMode | None,
+    typer.Option(
+        "--claim-mode",
+        help="`claim`: delete the savepoint once the run has a checkpoint of its own. Not for "
+        "checkpoints: their job deletes them itself.",
+    ),
+]
+AllowNonRestored = Annotated[
+    bool,
+    typer.Option(
+        "--allow-non-restored-state",
+        help="Drop checkpointed state that no operator of the job claims any more.",
+    ),
+]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="If another run of the job still goes on: end it, and go on from its newest checkpoint. "
+        "Without this such a run is left alone.",
+    ),
+]
+IfExists = Annotated[
+    Existing | None,
+    typer.Option(
+        "--if-exists",
+        help="For a run that starts without state while its file sinks hold output of earlier runs: "
+        "`error` refuses it, `append` writes beside it, `overwrite` deletes it first. "
+        "Without this each sink's own `ifExists` counts, which is `error` unless set.",
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="Names this run of the job, for a supervisor that starts it again: another start with the "
+        "same ID goes on with the run, and is never a second one.",
+    ),
+]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach", help="Return once the job has begun; it goes on without this command."
+    ),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option("--log-file", help="Where the process of a detached job logs."),
+]
+Level = Annotated[
+    LogLevel, typer.Option("--log-level", help="How much of the engine's own log to show.")
+]
+
+
 def run(
     file: File,
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            metavar="CLUSTER",
-            help="`local` (a Ray of its own), `in-process`, or the address of a Ray cluster.",
-        ),
-    ] = "local",
+    cluster: Cluster = "local",
     parallelism: Parallelism = None,
     settings: Settings = None,
     runtime_mode: Mode = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start without the state of earlier runs.")
-    ] = False,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="PATH",
-            help="Begin a new run with this savepoint, or with the newest checkpoint in this directory "
-            "of a job's checkpoints (number 7 with @7 behind it).",
-        ),
-    ] = None,
-    claim_mode: Annotated[
-        ClaimMode | None,
-        typer.Option(
-            "--claim-mode",
-            help="`claim`: delete the savepoint once the run has a checkpoint of its own. Not for "
-            "checkpoints: their job deletes them itself.",
-        ),
-    ] = None,
-    allow_non_restored_state: Annotated[
-        bool,
-        typer.Option(
-            "--allow-non-restored-state",
-            help="Drop checkpointed state that no operator of the job claims any more.",
-        ),
-    ] = False,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="If another run of the job still goes on: end it, and go on from its newest checkpoint. "
-            "Without this such a run is left alone.",
-        ),
-    ] = False,
-    if_exists: Annotated[
-        Existing | None,
-        typer.Option(
-            "--if-exists",
-            help="For a run that starts without state while its file sinks hold output of earlier runs: "
-            "`error` refuses it, `append` writes beside it, `overwrite` deletes it first. "
-            "Without this each sink's own `ifExists` counts, which is `error` unless set.",
-        ),
-    ] = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run-id",
-            metavar="ID",
-            help="Names this run of the job, for a supervisor that starts it again: another start with the "
-            "same ID goes on with the run, and is never a second one.",
-        ),
-    ] = None,
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach", help="Return once the job has begun; it goes on without this command."
-        ),
-    ] = False,
-    log_file: Annotated[
-        Path | None,
-        typer.Option("--log-file", help="Where the process of a detached job logs."),
-    ] = None,
-    log_level: Annotated[
-        LogLevel, typer.Option("--log-level", help="How much of the engine's own log to show.")
-    ] = LogLevel.WARNING,
+    fresh: Fresh = False,
+    from_: From = None,
+    claim_mode: Claim = None,
+    allow_non_restored_state: AllowNonRestored = False,
+    take_over: TakeOver = False,
+    if_exists: IfExists = None,
+    run_id: RunId = None,
+    detach: Detach = False,
+    log_file: LogFile = None,
+    log_level: Level = LogLevel.WARNING,
 ) -> None:
     """Run a job to its end. It resumes from its newest checkpoint, unless told otherwise.
 
@@ -161,17 +172,22 @@ def run(
         if_exists=None if if_exists is None else if_exists.value,
         run_id=run_id,
     )
-    if log_file is not None and not detach:
-        raise UsageError(
-            "--log-file is for a detached job", fix="say --detach too, or redirect stderr"
-        )
+    _check_detached(detach, log_file, as_batch=job.as_batch)
     if job.as_batch:
-        if detach:
-            raise UsageError("a batch cannot be detached", fix="leave out --detach")
         raise typer.Exit(_run_batch(spec))
     if detach:
         raise typer.Exit(_detach(spec, cluster, log_file))
     raise typer.Exit(run_spec(spec, cluster))
+
+
+def _check_detached(detach: bool, log_file: Path | None, *, as_batch: bool) -> None:
+    """Check that the options of detached jobs are given to one."""
+    if log_file is not None and not detach:
+        raise UsageError(
+            "--log-file is for a detached job", fix="say --detach too, or redirect stderr"
+        )
+    if as_batch and detach:
+        raise UsageError("a batch cannot be detached", fix="leave out --detach")
 
 
 def _detach(spec: JobSpec, cluster: str, log_file: Path | None) -> int:
