@@ -408,19 +408,7 @@ def files_sink(
     Raises:
         UsageError: an argument is wrong.
     """
-    if format not in ENCODERS:
-        raise UsageError(
-            f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
-        )
-    return FileSink(
-        address_of(path),
-        format,
-        parse_guarantee(guarantee),
-        None if roll_every is None else parse_duration(roll_every, "roll_every"),
-        roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
-        check_storage_options(storage_options),
-        parse_if_exists(if_exists),
-    )
+    return _sink_of(format, path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
 
 
 def parquet_sink(
@@ -433,15 +421,7 @@ def parquet_sink(
     if_exists: IfExistsLike = "error",
 ) -> FileSink:
     """`files_sink` for Parquet."""
-    return files_sink(
-        path,
-        format="parquet",
-        guarantee=guarantee,
-        roll_every=roll_every,
-        roll_bytes=roll_bytes,
-        storage_options=storage_options,
-        if_exists=if_exists,
-    )
+    return _sink_of("parquet", path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
 
 
 def csv_sink(
@@ -454,15 +434,7 @@ def csv_sink(
     if_exists: IfExistsLike = "error",
 ) -> FileSink:
     """`files_sink` for CSV."""
-    return files_sink(
-        path,
-        format="csv",
-        guarantee=guarantee,
-        roll_every=roll_every,
-        roll_bytes=roll_bytes,
-        storage_options=storage_options,
-        if_exists=if_exists,
-    )
+    return _sink_of("csv", path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
 
 
 def json_sink(
@@ -475,12 +447,29 @@ def json_sink(
     if_exists: IfExistsLike = "error",
 ) -> FileSink:
     """`files_sink` for JSON lines."""
-    return files_sink(
-        path,
-        format="json",
-        guarantee=guarantee,
-        roll_every=roll_every,
-        roll_bytes=roll_bytes,
-        storage_options=storage_options,
-        if_exists=if_exists,
+    return _sink_of("json", path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
+
+
+def _sink_of(
+    format: FileFormat,
+    path: PathLike,
+    guarantee: GuaranteeLike,
+    roll_every: Duration | None,
+    roll_bytes: str | int,
+    storage_options: Mapping[str, str] | None,
+    if_exists: IfExistsLike,
+) -> FileSink:
+    """The sink of these arguments; `files_sink` says what they mean, and what is refused."""
+    if format not in ENCODERS:
+        raise UsageError(
+            f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
+        )
+    return FileSink(
+        address_of(path),
+        format,
+        parse_guarantee(guarantee),
+        None if roll_every is None else parse_duration(roll_every, "roll_every"),
+        roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
+        check_storage_options(storage_options),
+        parse_if_exists(if_exists),
     )

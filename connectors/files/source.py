@@ -495,44 +495,9 @@ def files_source(
     Raises:
         UsageError: an argument is wrong. That nothing is at `path` is found out when the job starts.
     """
-    path = locations.address_of(path)
-    check_count("batch_rows", batch_rows, 1)
-    if format not in FORMATS:
-        raise UsageError(
-            f"no such file format format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
-    policy = parse_policy(on_bad_record)
-    if isinstance(split_bytes, str):
-        split_bytes = parse_size(split_bytes, "split_bytes")
-    check_count("split_bytes", split_bytes, 1)
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
-        raise UsageError(
-            f"must be one ASCII character delimiter=`{delimiter}`",
-            fix='such as "," or ";" or "\\t"; not a quote, and no line break',
-        )
-    locations.parse_location(path)
-    options = locations.check_storage_options(storage_options)
-    if schema is None:
-        if format != "parquet":
-            raise UsageError(
-                f"{format} files carry no types: the source needs a schema path=`{path}`",
-                fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
-            )
-        first = locations.find_files(path, options)[0]
-        store = locations.filesystem(locations.parse_location(path).scheme, options)
-        schema = parquet_footer(store, first.path)[0].remove_metadata()
-    arrow = to_schema(schema)
-    return FileSource(
-        path,
-        format,
-        arrow,
-        arrow.names,
-        policy,
-        batch_rows,
-        split_bytes,
-        TextOptions(delimiter, header, tuple(null_values)),
-        options,
-        record_class(schema),
+    text = TextOptions(delimiter, header, tuple(null_values))
+    return _source_of(
+        format, path, schema, on_bad_record, batch_rows, storage_options, split_bytes, text
     )
 
 
@@ -557,17 +522,9 @@ def csv_source(
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
     """`files_source` for CSV."""
-    return files_source(
-        path,
-        format="csv",
-        schema=schema,
-        on_bad_record=on_bad_record,
-        batch_rows=batch_rows,
-        split_bytes=split_bytes,
-        delimiter=delimiter,
-        header=header,
-        null_values=null_values,
-        storage_options=storage_options,
+    text = TextOptions(delimiter, header, tuple(null_values))
+    return _source_of(
+        "csv", path, schema, on_bad_record, batch_rows, storage_options, split_bytes, text
     )
 
 
@@ -589,15 +546,7 @@ def json_source(
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
     """`files_source` for JSON lines."""
-    return files_source(
-        path,
-        format="json",
-        schema=schema,
-        on_bad_record=on_bad_record,
-        batch_rows=batch_rows,
-        split_bytes=split_bytes,
-        storage_options=storage_options,
-    )
+    return _source_of("json", path, schema, on_bad_record, batch_rows, storage_options, split_bytes)
 
 
 @overload
@@ -617,13 +566,58 @@ def parquet_source(
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
     """`files_source` for Parquet."""
-    return files_source(
+    return _source_of("parquet", path, schema, on_bad_record, batch_rows, storage_options)
+
+
+def _source_of(
+    format: FileFormat,
+    path: PathLike,
+    schema: SchemaLike | None,
+    on_bad_record: BadRecordPolicy,
+    batch_rows: int,
+    storage_options: Mapping[str, str] | None,
+    split_bytes: str | int = SPLIT_BYTES,
+    text: TextOptions = TextOptions(),
+) -> FileSource:
+    """The source of these arguments; `files_source` says what they mean, and what is refused."""
+    path = locations.address_of(path)
+    check_count("batch_rows", batch_rows, 1)
+    if format not in FORMATS:
+        raise UsageError(
+            f"no such file format format=`{format}`", fix=suggest(format, FORMATS, "formats")
+        )
+    policy = parse_policy(on_bad_record)
+    if isinstance(split_bytes, str):
+        split_bytes = parse_size(split_bytes, "split_bytes")
+    check_count("split_bytes", split_bytes, 1)
+    if len(text.delimiter) != 1 or not text.delimiter.isascii() or text.delimiter in '"\r\n\0':
+        raise UsageError(
+            f"must be one ASCII character delimiter=`{text.delimiter}`",
+            fix='such as "," or ";" or "\\t"; not a quote, and no line break',
+        )
+    locations.parse_location(path)
+    options = locations.check_storage_options(storage_options)
+    if schema is None:
+        if format != "parquet":
+            raise UsageError(
+                f"{format} files carry no types: the source needs a schema path=`{path}`",
+                fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
+            )
+        first = locations.find_files(path, options)[0]
+        store = locations.filesystem(locations.parse_location(path).scheme, options)
+        schema = parquet_footer(store, first.path)[0].remove_metadata()
+    arrow = to_schema(schema)
+    return FileSource(
         path,
-        format="parquet",
-        schema=schema,
-        on_bad_record=on_bad_record,
-        batch_rows=batch_rows,
-        storage_options=storage_options,
+        format,
+        arrow,
+        arrow.names,
+        policy,
+        batch_rows,
+        split_bytes,
+        text,
+        options,
+        record_class(schema),
     )
 
 
