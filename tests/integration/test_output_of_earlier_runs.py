@@ -16,7 +16,9 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.sink import Sink
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.coordinator.output import starts_without_state
 from headgate.runtime.job import runnable
+from headgate.runtime.protocol.joblog import LogView
 from headgate.runtime.storage.open_store import open_store
 from headgate.tests.conftest import S3Server
 
@@ -98,6 +100,30 @@ def test_without_a_job_log_too(tmp_path: Path) -> None:
         job().run()
     job().run(if_exists="overwrite")
     assert len(list((tmp_path / "out").glob("*.csv"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("deployed_run", "begins"), [("", True), ("an earlier one", True), ("this", False)]
+)
+def test_a_coordinator_that_takes_over_deletes_only_until_the_run_is_deployed(
+    tmp_path: Path, deployed_run: str, begins: bool
+) -> None:
+    spec = runnable(numbers(tmp_path / "chk", to(tmp_path / "out"))).spec(run_id="this")
+    view = LogView(tail=1, generation=1, run="this", deployed_run=deployed_run)
+    assert starts_without_state(spec, view, fresh=False) is begins
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_has_deleted_already(
+    tmp_path: Path, out: Path
+) -> None:
+    job = hg.Job("numbers")
+    job.checkpoint(every="1h", storage=str(tmp_path / "chk"))
+    job.restart(attempts=0)
+    rows = job.read(generator({"n": "sequence"}, rows=ROWS), name="numbers")
+    rows.map_batches(fails_at_the_end, name="check").write(to(out), name="out")
+    with pytest.raises(JobError, match="the end"):
+        job.run(if_exists="overwrite")
+    assert rows_in(out) == 0, "docs/connectors.md says so"
 
 
 def test_another_step_name_has_its_own_files(tmp_path: Path, out: Path) -> None:
