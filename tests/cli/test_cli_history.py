@@ -13,7 +13,7 @@ def test_history_and_list_need_the_storage_alone(cli, ticker: str) -> None:
     run = cli.start("run", ticker, *IN_PROCESS)
     run.wait_for("RUNNING")
     (alive,) = json.loads(cli("list", "--storage", "checkpoints", "--json").stdout)
-    assert (alive["status"], alive["pid"], alive["ended_ms"]) == ("ALIVE", run.process.pid, None)
+    assert (alive["status"], alive["pid"], alive["ended_ms"]) == ("RUNNING", run.process.pid, None)
     assert cli("stop", "ticker").returncode == 0
     run.end()
 
