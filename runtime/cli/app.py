@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated
 
 import typer
@@ -58,3 +59,14 @@ app.command("history")(history)
 app.command("rescale")(rescale)
 app.add_typer(savepoint_app, name="savepoint")
 app.command("options")(options)
+
+
+@app.command(
+    "k8s",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _k8s(context: typer.Context) -> None:
+    """Run StreamJobs on Kubernetes: `headgate k8s --help`."""
+    # The room k8s is above this one, and is loaded only here: no other verb waits for it.
+    importlib.import_module("headgate.k8s.cli").app(context.args, prog_name="headgate k8s")

@@ -1,0 +1,110 @@
+"""`headgate k8s`: the processes that run in a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import HeadgateError, UsageError
+from .objects import Settings
+
+app = typer.Typer(
+    name="headgate k8s",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _k8s() -> None:
+    """Run StreamJobs on Kubernetes."""
+
+
+@app.command("operator")
+def operator(
+    host: Annotated[str, typer.Option(help="Address that both ports listen on.")] = "127.0.0.1",
+    health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
+    default_image: Annotated[
+        str, typer.Option(help="Image of StreamJobs that name none.")
+    ] = "headgate",
+    watch_namespaces: Annotated[
+        str, typer.Option(help="Namespaces with commas between them; default: the whole cluster.")
+    ] = "",
+    metrics_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Labels `name=value,...` of the namespaces that may read the metrics of jobs; "
+            "empty: all namespaces; without the option: none."
+        ),
+    ] = None,
+    leader_elect: Annotated[
+        bool, typer.Option("--leader-elect", help="Act only while holding the Lease.")
+    ] = False,
+    lease_name: Annotated[str, typer.Option(help="Name of the Lease.")] = "headgate-operator",
+) -> None:
+    """Watch StreamJobs and StreamSnapshots, and do what they ask for, until SIGTERM."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        code = asyncio.run(_operator(
+            host, health_port, metrics_port, default_image, watch_namespaces, metrics_from,
+            lease_name if leader_elect else "",
+        ))  # fmt: skip
+    except HeadgateError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+    raise typer.Exit(code)
+
+
+async def _operator(
+    host: str,
+    health_port: int,
+    metrics_port: int,
+    default_image: str,
+    watch_namespaces: str,
+    metrics_from: str | None,
+    lease: str,
+) -> int:
+    try:
+        from .operator.process import Options, run
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the operator needs the package {error.name}: pip install 'headgate[k8s]'"
+        ) from None
+    namespace = os.environ.get("POD_NAMESPACE", "default")
+    settings = Settings(
+        default_image=default_image,
+        operator_namespace=namespace,
+        metrics_from=None if metrics_from is None else _labels(metrics_from),
+    )
+    return await run(
+        Options(
+            host=host,
+            health_port=health_port,
+            metrics_port=metrics_port,
+            namespaces=tuple(part for part in watch_namespaces.split(",") if part),
+            lease=lease,
+            namespace=namespace,
+            instance=os.environ.get("POD_NAME", f"{socket.gethostname()}-{os.getpid()}"),
+            settings=settings,
+        )
+    )
+
+
+def _labels(text: str) -> dict[str, str]:
+    """Labels as `name=value,name=value`. Raises UsageError if they are of another form."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise UsageError(f"--metrics-from takes name=value,..., not {text!r}")
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,240 @@
+"""The requests that the operator makes to the API server, on top of kubernetes_asyncio.
+
+Objects stay plain mappings: the generated classes of that library know nothing of our resources, and cost
+much memory. The library is used for the configuration, its credentials, and the connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from kubernetes_asyncio import client, config
+
+from ...errors import HeadgateError
+from .kinds import Kind
+
+FIELD_MANAGER: Final = "headgate-operator"
+REQUEST_S: Final = 30.0
+"""Every request but a watch must be answered within this time."""
+WATCH_S: Final = 120
+"""The API server ends a watch after this time, and the operator begins the next one."""
+WATCH_MARGIN_S: Final = 15
+"""A watch that has not ended after this further time is on a dead connection."""
+PAGE: Final = 500
+_LINE_BYTES_MAX: Final = 16 << 20
+_JSON: Final = "application/json"
+_MERGE: Final = "application/merge-patch+json"
+_APPLY: Final = "application/apply-patch+yaml"
+JsonObject: TypeAlias = dict[str, Any]
+
+
+class ApiError(HeadgateError):
+    """The API server refused a request, or did not answer it. Then `status` is 0."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """The API server. Use it in `async with`."""
+
+    def __init__(self, configuration: Any) -> None:
+        self._configuration = configuration
+        self._client: Any = None
+
+    @classmethod
+    async def from_environment(cls) -> Api:
+        """The API server of this pod, or else the one that the kubeconfig file names.
+
+        Raises:
+            ApiError: there is neither.
+        """
+        configuration = client.Configuration()
+        try:
+            if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+                load: Any = config.load_incluster_config  # it has no types
+                load(client_configuration=configuration)
+            else:
+                await config.load_kube_config(
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
+                )
+        except (config.ConfigException, OSError) as error:
+            raise ApiError(
+                0, f"there is no configuration of a Kubernetes cluster: {error}"
+            ) from None
+        return cls(configuration)
+
+    async def __aenter__(self) -> Api:
+        self._client = client.ApiClient(self._configuration)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None:
+        """One object; None if it does not exist."""
+        try:
+            return await self._request("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: Kind, namespace: str) -> tuple[list[JsonObject], str]:
+        """All watched objects of a kind, and the version of the collection to watch from."""
+        query = {"limit": str(PAGE)} | _selecting(kind)
+        items: list[JsonObject] = []
+        while True:
+            answer = await self._request("GET", kind.path(namespace), query)
+            for item in answer.get("items") or ():
+                # The items of a list do not say what they are.
+                items.append({"apiVersion": kind.api_version, "kind": kind.name} | item)
+            more = answer["metadata"].get("continue")
+            if not more:
+                return items, str(answer["metadata"]["resourceVersion"])
+            query["continue"] = more
+
+    async def watch(self, kind: Kind, namespace: str, version: str) -> AsyncIterator[JsonObject]:
+        """Events since a version of the collection, until the API server ends the watch.
+
+        Raises:
+            ApiError: with status 410 if that version is too old; the collection must be listed again.
+        """
+        query = _selecting(kind) | {
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        timeout = aiohttp.ClientTimeout(total=WATCH_S + WATCH_MARGIN_S, sock_connect=REQUEST_S)
+        try:
+            response = await self._send("GET", kind.path(namespace), query, timeout=timeout)
+            async with response:
+                async for line in _lines(response):
+                    event: JsonObject = msgspec.json.decode(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise ApiError(int(status.get("code", 500)), str(status.get("message", "")))
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(error) from None
+
+    async def create(self, made: Mapping[str, Any], kind: Kind) -> JsonObject:
+        """Make an object. Raises ApiError with status 409 if it exists."""
+        path = kind.path(made["metadata"]["namespace"])
+        return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, body=made)
+
+    async def update(self, changed: Mapping[str, Any], kind: Kind) -> JsonObject:
+        """Replace an object of the version that it names. Raises ApiError with status 409 if it changed."""
+        metadata = changed["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return await self._request("PUT", path, {"fieldManager": FIELD_MANAGER}, body=changed)
+
+    async def apply(self, made: Mapping[str, Any], kind: Kind, *, manager: str = "") -> JsonObject:
+        """Server-side apply. With `metadata.resourceVersion` it fails with status 409 if it changed."""
+        metadata = made["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": manager or FIELD_MANAGER, "force": "true"}
+        return await self._request("PATCH", path, query, body=made, content_type=_APPLY)
+
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: JsonObject, *, subresource: str = ""
+    ) -> JsonObject:
+        """A merge patch. With `metadata.resourceVersion` it fails with status 409 if it changed."""
+        query = {"fieldManager": FIELD_MANAGER}
+        path = kind.path(namespace, name, subresource)
+        return await self._request("PATCH", path, query, body=patch, content_type=_MERGE)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with this uid. Raises ApiError with status 409 if another has its name."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", kind.path(namespace, name), body=body)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        body: Any = None,
+        content_type: str = _JSON,
+    ) -> JsonObject:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+        try:
+            response = await self._send(
+                method, path, query, body=body, content_type=content_type, timeout=timeout
+            )
+            async with response:
+                answer: JsonObject = msgspec.json.decode(await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(error) from None
+        except msgspec.DecodeError as error:
+            raise ApiError(0, f"the API server's answer is not JSON: {error}") from None
+        return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        *,
+        body: Any = None,
+        content_type: str = _JSON,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        """The response, of which the body is not read yet. Raises ApiError if it is a refusal."""
+        headers = {"Accept": _JSON, "Content-Type": content_type}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        url = self._configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        response: aiohttp.ClientResponse = await self._client.rest_client.request(
+            method,
+            url,
+            headers=headers,
+            body=body,
+            _preload_content=False,
+            _request_timeout=timeout,
+        )
+        if response.status >= 300:
+            async with response:
+                text = (await response.read()).decode(errors="replace")
+            raise ApiError(response.status, f"{method} {path}: {_message(text)}")
+        return response
+
+
+def _selecting(kind: Kind) -> dict[str, str]:
+    return {"labelSelector": kind.selector} if kind.selector else {}
+
+
+def _no_answer(error: BaseException) -> ApiError:
+    return ApiError(0, f"the API server does not answer: {type(error).__name__} {error}".strip())
+
+
+def _message(text: str) -> str:
+    try:
+        return str(msgspec.json.decode(text)["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return text[:500]
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length up to a bound; aiohttp's own reader gives up on long ones."""
+    rest = bytearray()
+    async for chunk in response.content.iter_any():
+        rest += chunk
+        *whole, last = bytes(rest).split(b"\n")
+        rest = bytearray(last)
+        if len(rest) > _LINE_BYTES_MAX:
+            raise ApiError(0, f"an event of a watch has more than {_LINE_BYTES_MAX} bytes")
+        for line in whole:
+            if line.strip():
+                yield line

@@ -1,0 +1,197 @@
+"""The loop: from a change to a key, from a key to what is observed, to a decision, to its execution."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from ...errors import HeadgateError
+from ...operators.clock import Clock
+from ..actions import Action, Coordinators, JobReport, Object, Observed
+from ..objects import JOB, Settings, token_name
+from ..reconcile import reconcile
+from ..snapshots import SnapshotView, cleaning_name, reconcile_snapshot
+from ..status import StreamJobStatus, StreamSnapshotStatus
+from .api import Api, ApiError
+from .execute import Executor
+from .informer import Informer
+from .kinds import CHILDREN, POD, SECRET, STREAM_JOB, STREAM_SNAPSHOT, WATCHED
+from .metrics import Metrics
+from .queue import Key, WorkQueue
+
+WORKERS: Final = 8
+"""Reconciliations at once, each of another resource."""
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Everything that works while the operator leads."""
+
+    def __init__(
+        self,
+        api: Api,
+        coordinators: Coordinators,
+        settings: Settings,
+        namespaces: Sequence[str],
+        instance: str,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            namespaces: those that are watched; none: the whole cluster.
+            instance: the name of this process, for events.
+            clock: the clocks of this machine.
+        """
+        self._api = api
+        self._coordinators = coordinators
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self.queue = WorkQueue(clock.monotonic)
+        self.informers = [
+            Informer(api, kind, namespace, self._changed, clock.monotonic)
+            for kind in WATCHED
+            for namespace in (namespaces or [""])
+        ]
+        self._executor = Executor(
+            api, coordinators, self._written, instance, lambda: micro_time(clock)
+        )
+
+    async def run(self) -> None:
+        """Watch and reconcile until this is cancelled; no reconciliation begins before all is listed."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self.informers:
+                group.create_task(informer.run())
+            for informer in self.informers:
+                await informer.synced.wait()
+            log.info("all resources are listed")
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    def silence_s(self) -> float:
+        """How long the quietest watch has heard nothing, in seconds."""
+        return self._clock.monotonic() - min(informer.heard_s for informer in self.informers)
+
+    async def _work(self) -> None:
+        while True:
+            await self.reconcile_once(await self.queue.next())
+
+    async def reconcile_once(self, key: Key) -> None:
+        """Reconcile one resource, and put it back into the queue."""
+        began, outcome = self._clock.monotonic(), "success"
+        try:
+            after_ms = await self._reconcile(key)
+        except HeadgateError as error:
+            conflict = isinstance(error, ApiError) and error.status == 409
+            outcome = "conflict" if conflict else "error"
+            log.log(logging.INFO if conflict else logging.WARNING, "%s %s/%s: %s", *key, error)
+            self.queue.failed(key)
+        except Exception:
+            outcome = "error"
+            log.exception("%s %s/%s: this is a mistake in the operator", *key)
+            self.queue.failed(key)
+        else:
+            self.queue.done(key)
+            if after_ms is not None:
+                self.queue.add(key, after_ms / 1000)
+        self._metrics.reconciled(key[0], outcome, self._clock.monotonic() - began)
+
+    async def _reconcile(self, key: Key) -> int | None:
+        kind, namespace, name = key
+        resource = self._get(kind, namespace, name)
+        if resource is None:
+            return None
+        now_ms = self._clock.now_ms()
+        actions: tuple[Action, ...]
+        if kind == STREAM_JOB.name:
+            job_status = msgspec.convert(resource.get("status", {}), StreamJobStatus)
+            observed = await self._observe(namespace, name)
+            actions = reconcile(resource, job_status, observed, now_ms, self._settings).actions
+        else:
+            status = msgspec.convert(resource.get("status", {}), StreamSnapshotStatus)
+            view = await self._view(resource)
+            decided = reconcile_snapshot(resource, status, view, now_ms, self._settings)
+            actions = decided.actions
+        return await self._executor.execute(resource, actions)
+
+    async def _observe(self, namespace: str, name: str) -> Observed:
+        children = {
+            (kind.name, child["metadata"]["name"]): child
+            for kind in CHILDREN
+            for child in self._all(kind.name, namespace)
+            if _job_label(child) == name
+        }
+        # Secrets are not watched, so the one of the job is asked for.
+        secret = await self._api.get(SECRET, namespace, token_name(name))
+        if secret is not None:
+            children["Secret", token_name(name)] = {"kind": "Secret"} | secret
+        pods = tuple(pod for pod in self._all(POD.name, namespace) if _job_label(pod) == name)
+        snapshots = tuple(
+            each
+            for each in self._all(STREAM_SNAPSHOT.name, namespace)
+            if each["spec"]["jobRef"]["name"] == name
+        )
+        report: JobReport | None = None
+        if pods:
+            report = await self._coordinators.report(namespace, name)
+        return Observed(children, pods, snapshots, report)
+
+    async def _view(self, snapshot: Object) -> SnapshotView:
+        namespace, job = snapshot["metadata"]["namespace"], snapshot["spec"]["jobRef"]["name"]
+        cleaning = self._get("Job", namespace, cleaning_name(snapshot["metadata"]["name"]))
+        resource = self._get(STREAM_JOB.name, namespace, job)
+        report = await self._coordinators.report(namespace, job) if resource is not None else None
+        return SnapshotView(resource, report, cleaning)
+
+    def _get(self, kind: str, namespace: str, name: str) -> Object | None:
+        for informer in self._of(kind, namespace):
+            found = informer.get(namespace, name)
+            if found is not None:
+                return found
+        return None
+
+    def _all(self, kind: str, namespace: str) -> Iterable[Object]:
+        for informer in self._of(kind, namespace):
+            yield from (each for each in informer if each["metadata"]["namespace"] == namespace)
+
+    def _of(self, kind: str, namespace: str) -> Iterable[Informer]:
+        for informer in self.informers:
+            if informer.kind.name == kind and informer.namespace in ("", namespace):
+                yield informer
+
+    def _written(self, made: Object) -> None:
+        for informer in self._of(made["kind"], made["metadata"]["namespace"]):
+            informer.put(made)
+
+    def _changed(self, made: Object) -> None:
+        """Have everything reconciled that depends on this object."""
+        kind, metadata = made["kind"], made["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        self._metrics.heard(kind, self._clock.now_ms() / 1000)
+        if kind in (STREAM_JOB.name, STREAM_SNAPSHOT.name):
+            self.queue.add((kind, namespace, name))
+        if kind == STREAM_SNAPSHOT.name:
+            self.queue.add((STREAM_JOB.name, namespace, made["spec"]["jobRef"]["name"]))
+        for owner in metadata.get("ownerReferences", ()):
+            if owner["kind"] == STREAM_SNAPSHOT.name:
+                self.queue.add((owner["kind"], namespace, owner["name"]))
+        job = _job_label(made)
+        if job:
+            self.queue.add((STREAM_JOB.name, namespace, job))
+
+
+def micro_time(clock: Clock) -> str:
+    """The time of day, as Events and Leases have it."""
+    now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _job_label(made: Object) -> str:
+    return str(made["metadata"].get("labels", {}).get(JOB, ""))

@@ -1,0 +1,60 @@
+"""The kinds of objects that the operator reads and writes, and where the API server has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from ..objects import JOB
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object.
+
+    Attributes:
+        name: as in the field `kind` of an object.
+        api_version: as in the field `apiVersion` of an object.
+        plural: the name in paths of the API server.
+        selector: the label selector of the objects that the operator watches; empty: all of them.
+        optional: the definition of the kind may be missing, or the operator may have no right to it.
+    """
+
+    name: str
+    api_version: str
+    plural: str
+    selector: str = JOB
+    optional: bool = False
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The path of the collection, or of one object. Without a namespace: of the whole cluster."""
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [root.strip("/"), self.api_version]
+        parts += ["namespaces", namespace] if namespace else []
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/" + "/".join(parts)
+
+
+STREAM_JOB: Final = Kind("StreamJob", "headgate.io/v1alpha1", "streamjobs", selector="")
+STREAM_SNAPSHOT: Final = Kind(
+    "StreamSnapshot", "headgate.io/v1alpha1", "streamsnapshots", selector=""
+)
+POD: Final = Kind("Pod", "v1", "pods")
+SECRET: Final = Kind("Secret", "v1", "secrets")
+EVENT: Final = Kind("Event", "events.k8s.io/v1", "events")
+LEASE: Final = Kind("Lease", "coordination.k8s.io/v1", "leases")
+CHILDREN: Final = (
+    Kind("StatefulSet", "apps/v1", "statefulsets"),
+    Kind("Deployment", "apps/v1", "deployments"),
+    Kind("ConfigMap", "v1", "configmaps"),
+    Kind("Service", "v1", "services"),
+    Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+    Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    Kind("Job", "batch/v1", "jobs"),
+    Kind("RayCluster", "ray.io/v1", "rayclusters", optional=True),
+)
+"""Objects that a job consists of, beside its pods and its Secret."""
+WATCHED: Final = (STREAM_JOB, STREAM_SNAPSHOT, POD, *CHILDREN)
+"""Secrets are not among them: the operator asks for one by its name."""
+KINDS: Final = {kind.name: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}

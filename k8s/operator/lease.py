@@ -1,0 +1,131 @@
+"""Election of the one operator that acts, by a Lease of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from .api import ApiError, JsonObject
+from .kinds import LEASE, Kind
+
+LEASE_S: Final = 15
+"""Others take over a lease that was not renewed for this time."""
+RENEW_DEADLINE_S: Final = 10.0
+"""A leader that could not renew for this time stops; it must be less than `LEASE_S`."""
+RETRY_S: Final = 2.0
+log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """What an election needs of the API server."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None: ...
+    async def create(self, made: JsonObject, kind: Kind) -> JsonObject: ...
+    async def update(self, changed: JsonObject, kind: Kind) -> JsonObject: ...
+
+
+class LeaseElection:
+    """One candidate.
+
+    Clocks of different machines are never compared: a lease has run out if this candidate has seen no
+    change of it for `LEASE_S` by its own clock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Callable[[], float],
+        now: Callable[[], str],
+        sleep: Callable[[float], Any] = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._clock = clock
+        self._now = now
+        self._sleep = sleep
+        self._seen: tuple[Any, float] = (None, clock())
+        self._renewed_s = clock()
+
+    async def acquire(self) -> None:
+        """Return once this candidate leads."""
+        while not await self._try():
+            await self._sleep(RETRY_S)
+        log.info("%s leads", self._identity)
+
+    async def hold(self) -> None:
+        """Renew the lease; returns once it may be lost, and then nothing more may be done."""
+        while True:
+            await self._sleep(RETRY_S)
+            if await self._try():
+                continue
+            if self._clock() - self._renewed_s >= RENEW_DEADLINE_S or self._is_taken():
+                log.error("%s no longer leads", self._identity)
+                return
+
+    async def release(self) -> None:
+        """Give the lease back, so that the next leader need not wait for its end."""
+        try:
+            found = await self._store.get(LEASE, self._namespace, self._name)
+            if found is not None and found["spec"].get("holderIdentity") == self._identity:
+                spec = found["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._store.update(found | {"spec": spec}, LEASE)
+        except ApiError as error:
+            log.warning("the lease was not released: %s", error)
+
+    async def _try(self) -> bool:
+        """Take or renew the lease; False if another has it, or the API server does not answer."""
+        began = self._clock()
+        try:
+            async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+                found = await self._store.get(LEASE, self._namespace, self._name)
+                if found is None:
+                    await self._store.create(self._lease(None), LEASE)
+                elif self._is_free(found):
+                    await self._store.update(self._lease(found), LEASE)
+                else:
+                    return False
+        except (ApiError, TimeoutError) as error:
+            log.warning("the lease was not renewed: %s", error)
+            return False
+        self._renewed_s = began
+        return True
+
+    def _is_free(self, found: JsonObject) -> bool:
+        spec = found["spec"]
+        if spec != self._seen[0]:
+            self._seen = (spec, self._clock())
+        holder = spec.get("holderIdentity")
+        if holder in (None, "", self._identity):
+            return True
+        return self._clock() - self._seen[1] >= float(spec.get("leaseDurationSeconds", LEASE_S))
+
+    def _is_taken(self) -> bool:
+        spec = self._seen[0]
+        return spec is not None and spec.get("holderIdentity") not in (None, "", self._identity)
+
+    def _lease(self, found: JsonObject | None) -> JsonObject:
+        spec = {} if found is None else dict(found["spec"])
+        if spec.get("holderIdentity") != self._identity:
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions", 0)) + (found is not None)
+            spec["acquireTime"] = self._now()
+        spec |= {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": LEASE_S,
+            "renewTime": self._now(),
+        }
+        if found is not None:
+            return found | {"spec": spec}
+        metadata = {"namespace": self._namespace, "name": self._name}
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.name,
+            "metadata": metadata,
+            "spec": spec,
+        }

@@ -1,0 +1,137 @@
+"""The operator as a process: it serves its ports, waits for the Lease, works, and releases the Lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from ...operators.clock import SystemClock
+from ..actions import Coordinators
+from ..objects import Settings
+from .api import Api
+from .controller import Controller, micro_time
+from .coordinators import RestCoordinators
+from .endpoints import serving
+from .lease import LeaseElection
+from .metrics import Metrics
+
+LOST_LEASE: Final = 1
+"""Exit code of a process that no longer leads: it begins again, as a candidate."""
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the operator was started with.
+
+    Attributes:
+        host: on which both ports are served.
+        namespaces: those that are watched; none: the whole cluster.
+        lease: the name of the Lease; empty: there is no election.
+        namespace: the operator's own, in which the Lease is.
+        instance: the name of this process.
+        settings: what the decisions depend on.
+    """
+
+    host: str
+    health_port: int
+    metrics_port: int
+    namespaces: Sequence[str]
+    lease: str
+    namespace: str
+    instance: str
+    settings: Settings = field(default_factory=Settings)
+
+
+async def run(options: Options) -> int:
+    """Be the operator until SIGTERM or SIGINT; returns the exit code.
+
+    Raises:
+        ApiError: no cluster is configured.
+    """
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with await Api.from_environment() as api:
+        return await _serve(api, RestCoordinators(api), options, stopped)
+
+
+async def _serve(
+    api: Api, coordinators: Coordinators, options: Options, stopped: asyncio.Event
+) -> int:
+    metrics = Metrics()
+    controllers: list[Controller] = []
+
+    def silence_s() -> float:
+        return max((each.silence_s() for each in controllers), default=0.0)
+
+    ports = (options.host, options.health_port, options.metrics_port)
+    async with serving(*ports, silence_s, metrics.text):
+        lead = asyncio.create_task(_lead(api, coordinators, options, metrics, controllers))
+        stop = asyncio.create_task(stopped.wait())
+        try:
+            await asyncio.wait((lead, stop), return_when=asyncio.FIRST_COMPLETED)
+            if lead.done():
+                lead.result()
+                return LOST_LEASE
+            log.info("the operator stops")
+            return 0
+        finally:
+            for task in (lead, stop):
+                task.cancel()
+            await asyncio.gather(lead, stop, return_exceptions=True)
+
+
+async def _lead(
+    api: Api,
+    coordinators: Coordinators,
+    options: Options,
+    metrics: Metrics,
+    controllers: list[Controller],
+) -> None:
+    """Wait for the Lease if there is one, and work; returns once the Lease is lost."""
+    clock = SystemClock()
+    election = None
+    if options.lease:
+        election = LeaseElection(
+            api,
+            options.namespace,
+            options.lease,
+            options.instance,
+            clock.monotonic,
+            lambda: micro_time(clock),
+        )
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        if election is not None:
+            await election.acquire()
+            tasks.append(asyncio.create_task(election.hold()))
+        controller = Controller(
+            api,
+            coordinators,
+            options.settings,
+            options.namespaces,
+            options.instance,
+            metrics,
+            clock,
+        )
+        controllers.append(controller)
+        metrics.leads(True)
+        metrics.watch_queue(controller.queue.oldest_s)
+        tasks.append(asyncio.create_task(controller.run()))
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Nothing is done any more when the Lease is given back.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        metrics.leads(False)
+        if election is not None:
+            await election.release()

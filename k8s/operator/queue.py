@@ -1,0 +1,83 @@
+"""The keys that are to be reconciled: each at most once at a time, and later after failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+Key: TypeAlias = tuple[str, str, str]
+"""Kind, namespace and name."""
+BACKOFF_S: Final = 0.5
+BACKOFF_S_MAX: Final = 60.0
+
+
+class WorkQueue:
+    """Keys with the time from which on they are due.
+
+    A key that is added while it is being worked on is due again once `done` is called for it, so no change
+    is missed and no key is worked on twice at once.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: dict[Key, float] = {}
+        self._working: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, key: Key, after_s: float = 0.0) -> None:
+        """Have a key worked on after this time. If it is due earlier already, that stays."""
+        due = self._clock() + after_s
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        self._changed.set()
+
+    def take(self) -> Key | None:
+        """A key that is due now; None if there is none. Call `done` or `failed` for it."""
+        now = self._clock()
+        due = [(at, key) for key, at in self._due.items() if at <= now and key not in self._working]
+        if not due:
+            return None
+        _, key = min(due)
+        del self._due[key]
+        self._working.add(key)
+        return key
+
+    async def next(self) -> Key:
+        """The next key, once one is due."""
+        while True:
+            key = self.take()
+            if key is not None:
+                return key
+            self._changed.clear()
+            wait_s = self._wait_s()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    def done(self, key: Key) -> None:
+        """The work succeeded: the next failure counts as the first."""
+        self._failures.pop(key, None)
+        self._release(key)
+
+    def failed(self, key: Key) -> None:
+        """The work failed: the key is due again after a pause that doubles each time."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        self._release(key)
+        self.add(key, min(BACKOFF_S * 2 ** min(failures, 16), BACKOFF_S_MAX))
+
+    def oldest_s(self) -> float:
+        """How long the key that is due for longest has waited, in seconds."""
+        return max(0.0, self._clock() - min(self._due.values(), default=self._clock()))
+
+    def _release(self, key: Key) -> None:
+        self._working.discard(key)
+        self._changed.set()
+
+    def _wait_s(self) -> float | None:
+        waiting = [due for key, due in self._due.items() if key not in self._working]
+        return max(0.0, min(waiting) - self._clock()) if waiting else None

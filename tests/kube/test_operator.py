@@ -1,0 +1,240 @@
+"""Goal: the operator, as a process, does on a real API server what `reconcile` decides.
+
+Method: `headgate k8s operator` with the rights of an administrator. There are no nodes here, so no pod
+runs: this is about objects, statuses, events, the Lease and the ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.tests.k8s.conftest import RESOURCE
+from headgate.tests.kube.charts import CRDS
+from headgate.tests.support.kube import control_plane
+from headgate.tests.support.kube.cluster import Cluster, CommandError
+
+Object = dict[str, Any]
+WAIT_S_MAX = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def definitions(api_server: Cluster) -> None:
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS / "templates"))
+    for name in ("streamjobs", "streamsnapshots"):
+        crd = f"crd/{name}.headgate.io"
+        for what in (f"jsonpath={{.status.acceptedNames.plural}}={name}", "condition=Established"):
+            api_server.kubectl("wait", f"--for={what}", crd, "--timeout=60s")
+
+
+class Operator:
+    """A process of the operator for one namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str, log: Path) -> None:
+        self.health, self.metrics = control_plane._free_ports(2)
+        self.log = log
+        command = [
+            *(str(Path(sys.executable).with_name("headgate")), "k8s", "operator"),
+            *("--watch-namespaces", namespace, "--default-image", "headgate:test"),
+            *("--health-port", str(self.health), "--metrics-port", str(self.metrics)),
+            *("--leader-elect", "--lease-name", "operator"),
+        ]
+        own = {"POD_NAME": name, "POD_NAMESPACE": namespace}
+        environment = {**control_plane.environment(cluster.plane), **own}
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                control_plane.bound_to_us(command),
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def read(self, port: int, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def until(self, what: str, seen: Callable[[], bool]) -> None:
+        """Wait for something to be seen; the operator's log says why it is not."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while not seen():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise AssertionError(f"{what} did not come: {self.log.read_text()[-3000:]}")
+            time.sleep(0.1)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def start(
+    api_server: Cluster, namespace: str, tmp_path: Path
+) -> Iterator[Callable[[str], Operator]]:
+    """Starts an operator of this name for the test's namespace."""
+    started: list[Operator] = []
+
+    def make(name: str) -> Operator:
+        started.append(Operator(api_server, namespace, name, tmp_path / f"{name}.log"))
+        return started[-1]
+
+    yield make
+    for one in started:
+        control_plane.stop(one.process)
+
+
+def stream_job(**spec: Any) -> Object:
+    made = copy.deepcopy(RESOURCE)
+    made["metadata"] = {"name": "flights"}
+    made["spec"] |= spec
+    return made
+
+
+def found(cluster: Cluster, namespace: str, *what: str) -> Object | None:
+    try:
+        return cluster.get(*what, "-n", namespace)
+    except CommandError:
+        return None
+
+
+def phase(cluster: Cluster, namespace: str) -> str:
+    job = found(cluster, namespace, "sj", "flights")
+    return "" if job is None else str(job.get("status", {}).get("phase", ""))
+
+
+def holder(cluster: Cluster, namespace: str) -> str:
+    lease = found(cluster, namespace, "lease", "operator")
+    return "" if lease is None else str(lease["spec"].get("holderIdentity", ""))
+
+
+def test_a_stream_job_is_deployed_changed_and_deleted(
+    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+) -> None:
+    operator = start("one")
+    api_server.apply(stream_job(), namespace=namespace)
+    operator.until("Deploying", lambda: phase(api_server, namespace) == "Deploying")
+    made = (
+        "statefulset/flights-head",
+        "deployment/flights-workers",
+        "service/flights-head",
+        "networkpolicy/flights",
+        "pdb/flights-workers",
+    )
+    for each in made:
+        operator.until(each, lambda each=each: found(api_server, namespace, each) is not None)
+    secret = api_server.get("secret", "flights-token", "-n", namespace)
+    assert len(base64.b64decode(secret["data"]["auth_token"])) == 64
+    job = api_server.get("sj", "flights", "-n", namespace)
+    assert job["metadata"]["finalizers"] == ["headgate.io/state"]
+    accepted = [each for each in job["status"]["conditions"] if each["type"] == "Accepted"]
+    assert [each["status"] for each in accepted] == ["True"]
+    events = api_server.get("events.events.k8s.io", "-n", namespace)["items"]
+    about = [e for e in events if e.get("reportingController") == "headgate.io/operator"]
+    assert {e["regarding"]["name"] for e in about} == {"flights"}
+
+    assert operator.read(operator.health, "/healthz") == "ok\n"
+    metrics = operator.read(operator.metrics, "/metrics")
+    assert "headgate_operator_leader 1.0" in metrics
+    reconciled = 'headgate_operator_reconciles_total{kind="StreamJob",outcome="success"}'
+    assert reconciled in metrics
+
+    api_server.kubectl("delete", "sj", "flights", "-n", namespace, "--wait=false")
+    gone = lambda: found(api_server, namespace, "sj", "flights") is None  # noqa: E731
+    operator.until("the end of the StreamJob", gone)
+    assert operator.stop() == 0, operator.log.read_text()
+
+
+def test_a_wrong_spec_is_told_and_a_corrected_one_is_deployed(
+    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+) -> None:
+    operator = start("one")
+    wrong = stream_job(sinks={"out": {"from": "nothing", "print": {}}})
+    wrong["spec"]["sinks"]["out"]["prnt"] = {}
+    api_server.apply(wrong, namespace=namespace)
+    api_server.kubectl("wait", "-n", namespace, "--for=create", "sj/flights")
+    api_server.wait(namespace, "condition=Accepted=False", "sj/flights")
+    assert found(api_server, namespace, "statefulset/flights-head") is None
+    api_server.apply(stream_job(), namespace=namespace)
+    operator.until("Deploying", lambda: phase(api_server, namespace) == "Deploying")
+
+
+def test_the_lease_is_released_and_the_next_operator_leads(
+    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+) -> None:
+    first = start("one")
+    first.until("the Lease", lambda: holder(api_server, namespace) == "one")
+    second = start("two")
+    second.until("its ports", lambda: _is_ready(second))
+    assert "headgate_operator_leader 0.0" in second.read(second.metrics, "/metrics")
+    assert holder(api_server, namespace) == "one"
+    assert first.stop() == 0
+    second.until("the takeover", lambda: holder(api_server, namespace) == "two")
+    # The one that takes over goes on with what it finds.
+    api_server.apply(stream_job(), namespace=namespace)
+    second.until("Deploying", lambda: phase(api_server, namespace) == "Deploying")
+    assert second.stop() == 0
+    assert holder(api_server, namespace) == ""
+
+
+def _is_ready(operator: Operator) -> bool:
+    try:
+        return operator.read(operator.health, "/readyz") == "ok\n"
+    except OSError:
+        return False
+
+
+def test_a_status_is_not_written_over_a_change_that_was_not_seen(
+    api_server: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Here, so that the tests beside this one need no kubernetes_asyncio.
+    from headgate.k8s.operator.api import Api, ApiError
+    from headgate.k8s.operator.kinds import STREAM_JOB
+
+    api_server.apply(stream_job(), namespace=namespace)
+    before = api_server.get("sj", "flights", "-n", namespace)
+    api_server.kubectl("scale", "sj/flights", "-n", namespace, "--replicas=5")
+    now = api_server.get("sj", "flights", "-n", namespace)
+    for name, value in control_plane.environment(api_server.plane).items():
+        monkeypatch.setenv(name, value)
+
+    def status_of(seen: Object) -> Object:
+        version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
+        return {"metadata": version, "status": {"phase": "Pending"}}
+
+    async def write() -> None:
+        async with await Api.from_environment() as api:
+
+            async def put(seen: Object) -> Object:
+                where = (namespace, "flights")
+                return await api.merge(STREAM_JOB, *where, status_of(seen), subresource="status")
+
+            with pytest.raises(ApiError) as stale:
+                await put(before)
+            assert stale.value.status == 409
+            written = await put(now)
+            # The same once more, of the old version, is refused although it would change nothing.
+            with pytest.raises(ApiError) as same:
+                await put(now)
+            assert same.value.status == 409
+            await put(written)
+            gone = {name: now[name] for name in ("apiVersion", "kind")}
+            names = ("namespace", "uid", "resourceVersion")
+            gone["metadata"] = {"name": "gone"} | {name: now["metadata"][name] for name in names}
+            with pytest.raises(ApiError) as missing:
+                await api.apply(gone, STREAM_JOB)  # an apply would make what is not there
+            assert missing.value.status in (404, 409)
+
+    asyncio.run(write())
+    assert json.dumps(before["spec"]) != json.dumps(now["spec"])
