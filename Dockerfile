@@ -5,7 +5,7 @@ ARG BASE=docker.io/library/python:3.12-slim
 
 FROM ${BASE} AS build
 # Extras of headgate that are installed, separated by commas.
-ARG EXTRAS=s3
+ARG EXTRAS=s3,k8s
 WORKDIR /src
 RUN python3 -m venv /opt/headgate
 # The dependencies are a layer of their own, which a change of the code leaves as it is.
