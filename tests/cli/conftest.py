@@ -174,7 +174,10 @@ def shared_ray(cli: Cli) -> Iterator[str]:
         for line in head.stdout:
             said.append(line)
             if "Ray runtime started" in line:
-                yield Path(directory, "ray_current_cluster").read_text().strip()
+                address = Path(directory, "ray_current_cluster")
+                while not (address.exists() and address.read_text().strip()):
+                    time.sleep(0.05)  # Ray writes it just behind that line
+                yield address.read_text().strip()
                 break
         else:
             pytest.fail(f"no Ray: {said}")

@@ -57,7 +57,7 @@ def test_a_leader_that_dies_is_followed_at_once(lab: Any, tmp_path: Path) -> Non
         await listen(job, tmp_path)
         waiting = asyncio.ensure_future(stand_by(job, [Turn.STANDS_BY, Turn.SILENT]).wait())
         await job.checkpoint()
-        while not job.coordinator._clients._subscribers:
+        while not job.coordinator.clients._subscribers:
             await job.tick()
         assert not waiting.done()
         old = job.coordinator
@@ -85,10 +85,10 @@ def test_a_leader_that_is_wrongly_taken_for_dead_harms_nothing(lab: Any, tmp_pat
         standby = stand_by(job)
         waiting = asyncio.ensure_future(standby.wait())
         await job.checkpoint()
-        while not job.coordinator._clients._subscribers:
+        while not job.coordinator.clients._subscribers:
             await job.tick()
         old, task = job.coordinator, job.task
-        for link in list(old._clients._subscribers):
+        for link in list(old.clients._links):
             link.close()
         found.append(await follow_the_lost(job, waiting))
         with pytest.raises(FencedError):
@@ -113,10 +113,10 @@ def test_a_leader_that_hangs_is_followed(lab: Any, tmp_path: Path) -> None:
         async def hang(*_: Any) -> None:
             await never.wait()
 
-        job.coordinator._clients._answer = hang
+        job.coordinator.clients._answer = hang
         assert await stand_by(job, silent_max_ms=50).wait()
         never.set()
-        del job.coordinator._clients._answer
+        del job.coordinator.clients._answer
         await job.request("stop")
 
     lab.run(make_job(lab, collect(guarantee="exactly_once")), script)
@@ -131,7 +131,7 @@ def test_nobody_stands_by_for_a_job_that_has_ended(lab: Any, tmp_path: Path, fen
         turns: list[Turn] = []
         waiting = asyncio.ensure_future(stand_by(job, turns).wait())
         await job.checkpoint()
-        while not job.coordinator._clients._subscribers:
+        while not job.coordinator.clients._subscribers:
             await job.tick()
         turns.append(Turn.OVER)
         if fenced:
