@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ from ..status import StreamJobStatus, StreamSnapshotStatus
 from .api import Api, ApiError
 from .execute import Executor
 from .informer import Informer
-from .kinds import CHILDREN, POD, SECRET, STREAM_JOB, STREAM_SNAPSHOT, WATCHED
+from .kinds import CHILDREN, POD, SECRET, STREAM_JOB, STREAM_SNAPSHOT, WATCHED, Kind
 from .metrics import Metrics
 from .queue import Key, WorkQueue
 
@@ -69,6 +70,7 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             for informer in self.informers:
                 group.create_task(informer.run())
+                self._metrics.watch_kind(informer.kind.name, partial(self._heard_s, informer.kind))
             for informer in self.informers:
                 await informer.synced.wait()
             log.info("all resources are listed")
@@ -78,6 +80,11 @@ class Controller:
     def silence_s(self) -> float:
         """How long the quietest watch has heard nothing, in seconds."""
         return self._clock.monotonic() - min(informer.heard_s for informer in self.informers)
+
+    def _heard_s(self, kind: Kind) -> float:
+        """When the quietest watch of a kind last heard something, bookmarks too: seconds since 1970."""
+        heard_s = min(informer.heard_s for informer in self.informers if informer.kind == kind)
+        return self._clock.now_ms() / 1000 - (self._clock.monotonic() - heard_s)
 
     async def _work(self) -> None:
         while True:
@@ -174,7 +181,6 @@ class Controller:
         """Have everything reconciled that depends on this object."""
         kind, metadata = made["kind"], made["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
-        self._metrics.heard(kind, self._clock.now_ms() / 1000)
         if kind in (STREAM_JOB.name, STREAM_SNAPSHOT.name):
             self.queue.add((kind, namespace, name))
         if kind == STREAM_SNAPSHOT.name:

@@ -47,9 +47,9 @@ class Metrics:
         self._reconciles.labels(kind, outcome).inc()
         self._seconds.labels(kind).observe(seconds)
 
-    def heard(self, resource: str, at_s: float) -> None:
-        """The API server has said something about a kind, in seconds since 1970."""
-        self._last_event.labels(resource).set(at_s)
+    def watch_kind(self, resource: str, heard_s: Callable[[], float]) -> None:
+        """Ask, whenever metrics are read, when the API server last spoke of a kind: seconds since 1970."""
+        self._last_event.labels(resource).set_function(heard_s)
 
     def leads(self, leads: bool) -> None:
         """This process leads now, or no longer."""
