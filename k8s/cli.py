@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,35 @@ def operator(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
     raise typer.Exit(code)
+
+
+@app.command("delete-state")
+def delete_state(
+    job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],
+    uid: Annotated[str, typer.Option(help="The uid of the StreamJob whose state is deleted.")],
+) -> None:
+    """Delete checkpoints and log of a StreamJob that is gone. Savepoints stay.
+
+    State that a StreamJob with another uid went on with is left alone: exit code 1.
+    """
+    from .delete_state import delete_state as delete
+    from .delete_state import state_place
+
+    try:
+        try:
+            text = job.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"manifest cannot be read path=`{job}`: {error}") from None
+        place = state_place(text, str(job), os.environ)
+        if not place.storage:
+            typer.echo(f"job {place.job} has no checkpoint storage: there is no state to delete")
+            return
+        place.check_mounted()
+        deleted = asyncio.run(delete(place, uid))
+    except HeadgateError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+    typer.echo(f"job {place.job}: {deleted}")
 
 
 async def _operator(
