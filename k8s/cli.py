@@ -67,6 +67,30 @@ def operator(
     raise typer.Exit(code)
 
 
+@app.command("worker")
+def worker(
+    head: Annotated[str, typer.Option(help="Host name of the head of Ray.")],
+    slots: Annotated[int, typer.Option(min=1, help="Subtasks of a step that this pod hosts.")] = 1,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that workers may take to leave after SIGTERM.")
+    ] = 50.0,
+) -> None:
+    """Be one node of Ray for the workers of a job, until SIGTERM.
+
+    After SIGTERM the workers move their tasks to other pods, with a checkpoint; then Ray stops.
+    """
+    from .worker_process import Options, run
+
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    pod_ip = os.environ.get("HEADGATE_POD_IP", "")
+    if not pod_ip:
+        typer.echo("error: HEADGATE_POD_IP is not set: it has to be the IP of the pod", err=True)
+        raise typer.Exit(2)
+    raise typer.Exit(asyncio.run(run(Options(head, pod_ip, slots, grace))))
+
+
 @app.command("delete-state")
 def delete_state(
     job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],

@@ -20,6 +20,7 @@ from .objects import (
     workers_name,
 )
 from .pods import head_pod, merged, worker_pod
+from .ray_node import SLOT_RESOURCE
 
 Mode: TypeAlias = Callable[[Deployment], list[dict[str, Any]]]
 """The objects that make pods, the one with the head first."""
@@ -109,7 +110,7 @@ def _ray_cluster(deployment: Deployment, name: str) -> dict[str, Any]:
                 "maxReplicas": replicas,
                 "rayStartParams": {
                     "num-cpus": "0",
-                    "resources": f'"{{\\"headgate_slot\\": {kubernetes.workers.slots}}}"',
+                    "resources": f'"{{\\"{SLOT_RESOURCE}\\": {kubernetes.workers.slots}}}"',
                 },
                 "template": _ray_pod(worker_pod(deployment), "ray-worker"),
             }

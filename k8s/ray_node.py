@@ -1,0 +1,76 @@
+"""How Ray is started in a pod: command lines, and which processes of a node belong to it. Without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from . import ports
+
+SLOT_RESOURCE: Final = "headgate_slot"
+"""The custom resource of Ray of which a node has one for each slot; KubeRay's nodes have it, too."""
+OBJECT_STORE_BYTES: Final = 128 << 20
+"""Records do not travel through Ray's object store, so it is small."""
+WORKER_TITLE: Final = "ray::WorkerActor"
+"""The title of a worker's process begins so."""
+
+
+def start_worker(head: str, pod_ip: str, slots: int) -> list[str]:
+    """The command that joins the cluster of a head and stays in the foreground.
+
+    Args:
+        head: host name of the head.
+        pod_ip: at which the other nodes reach this one.
+        slots: how many subtasks of a step this node hosts.
+    """
+    return [
+        "ray", "start", "--block",
+        f"--address={head}:{ports.RAY_GCS.number}",
+        f"--node-ip-address={pod_ip}",
+        f"--node-manager-port={ports.RAY_NODE.number}",
+        f"--object-manager-port={ports.RAY_OBJECTS.number}",
+        f"--min-worker-port={ports.RAY_WORKERS.number}",
+        f"--max-worker-port={ports.RAY_WORKERS.last}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--num-cpus=0",
+        f"--resources={json.dumps({SLOT_RESOURCE: slots})}",
+    ]  # fmt: skip
+
+
+def descendants(parents: Mapping[int, int], root: int) -> set[int]:
+    """The processes below `root`. `parents` has the parent of each process."""
+    found: set[int] = set()
+    below = {root}
+    while below:
+        below = {pid for pid, parent in parents.items() if parent in below} - found
+        found |= below
+    return found
+
+
+def worker_processes(root: int, proc: Path = Path("/proc")) -> list[int]:
+    """The workers' processes below the process `root`: those that SIGTERM makes leave in good order."""
+    pids = [int(each.name) for each in proc.iterdir() if each.name.isdigit()]
+    parents = dict(_parents(pids, proc))
+    return sorted(
+        pid
+        for pid in descendants(parents, root)
+        if _read(proc / str(pid) / "cmdline").startswith(WORKER_TITLE)
+    )
+
+
+def _parents(pids: Iterable[int], proc: Path) -> Iterable[tuple[int, int]]:
+    for pid in pids:
+        # pid (name) state parent ...: the name may have blanks and brackets.
+        fields = _read(proc / str(pid) / "stat").rpartition(")")[2].split()
+        if len(fields) > 1 and fields[0] != "Z":
+            yield pid, int(fields[1])
+
+
+def _read(path: Path) -> str:
+    """The content of a file; empty if its process has ended."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

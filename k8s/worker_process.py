@@ -1,0 +1,163 @@
+"""`headgate k8s worker`: one node of Ray in a pod, which lets its workers leave before it ends.
+
+Workers die with the raylet of their node. So SIGTERM goes to them first: they move their tasks elsewhere,
+with a checkpoint, and the raylet stops when they are gone or the time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from . import ports
+from .ray_node import start_worker, worker_processes
+
+LOOK_S: Final = 0.2
+STOP_S: Final = 5.0
+"""Ray gets this long between SIGTERM and SIGKILL."""
+log = logging.getLogger("headgate.k8s.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a worker's pod is started with.
+
+    Attributes:
+        head: host name of the head.
+        pod_ip: of this pod.
+        slots: how many subtasks of a step it hosts.
+        grace_s: how long workers may take to leave.
+    """
+
+    head: str
+    pod_ip: str
+    slots: int
+    grace_s: float
+
+
+async def run(options: Options) -> int:
+    """Join the head's cluster until SIGTERM. Returns the exit code: 0, or that of Ray."""
+    node = Node(start_worker(options.head, options.pod_ip, options.slots), options.grace_s)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, node.leave)
+    loop.add_signal_handler(signal.SIGINT, node.leave)
+    async with probes(node, "0.0.0.0", ports.REST.number):
+        # `ray start` gives up after a while, and a head may take longer to come.
+        while not node.leaving.is_set() and not await listens(options.head, ports.RAY_GCS.number):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(node.leaving.wait(), 1.0)
+        return await node.run(options.pod_ip, ports.RAY_NODE.number)
+
+
+class Node:
+    """The process of `ray start --block`, from its start to its end."""
+
+    def __init__(self, command: Sequence[str], grace_s: float) -> None:
+        self._command = command
+        self._grace_s = grace_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._address = ("", 0)
+        self.leaving = asyncio.Event()
+        """Set as soon as the pod is to end."""
+
+    def leave(self) -> None:
+        """The pod is to end."""
+        self.leaving.set()
+
+    async def ready(self) -> bool:
+        """True if the raylet takes connections, and the pod is not to end."""
+        alive = self._process is not None and self._process.returncode is None
+        return alive and not self.leaving.is_set() and await listens(*self._address)
+
+    async def run(self, host: str, port: int) -> int:
+        """Start Ray, wait until it ends or the pod is to end, and end it then.
+
+        Args:
+            host, port: where the raylet will listen.
+
+        Returns:
+            0 if the pod was to end; else the exit code of Ray, at least 1.
+        """
+        if self.leaving.is_set():
+            return 0
+        self._address = (host, port)
+        # A group of its own: a signal to ours must not end the raylet before its workers.
+        self._process = await asyncio.create_subprocess_exec(*self._command, process_group=0)
+        ended = asyncio.ensure_future(self._process.wait())
+        leaving = asyncio.ensure_future(self.leaving.wait())
+        await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if ended.done():
+            log.error("Ray has ended by itself: exit code %s", ended.result())
+            return max(1, ended.result())
+        await self._workers_leave(self._process.pid, ended)
+        await self._stop(self._process, ended)
+        return 0
+
+    async def _workers_leave(self, root: int, ended: asyncio.Future[int]) -> None:
+        """Send SIGTERM to each worker once, for a second one would end it at once; wait for all."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._grace_s
+        told: set[int] = set()
+        while not ended.done() and (left := worker_processes(root)):
+            for pid in set(left) - told:
+                log.info("worker %d is to leave", pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            told.update(left)
+            if loop.time() >= until:
+                log.warning("%d workers have not left after %g s", len(left), self._grace_s)
+                return
+            await asyncio.wait({ended}, timeout=LOOK_S)
+
+    async def _stop(self, process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
+        """End `ray start`, which ends what it has started; then whatever is left of its group."""
+        if not ended.done():
+            process.terminate()
+            await asyncio.wait({ended}, timeout=STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await ended
+
+
+async def listens(host: str, port: int) -> bool:
+    """True if something takes connections there."""
+    try:
+        async with asyncio.timeout(2.0):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+@contextlib.asynccontextmanager
+async def probes(node: Node, host: str, port: int) -> AsyncIterator[None]:
+    """Answer the probes of the kubelet: /healthz while this process lives, /readyz as the node is."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def readyz(_: web.Request) -> web.Response:
+        if await node.ready():
+            return web.json_response({"status": "ready"})
+        return web.json_response({"status": "Ray does not run"}, status=503)
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield
+    finally:
+        await runner.cleanup()
