@@ -220,6 +220,8 @@ class IntervalJoin(JoinOperator):
             found = found.picked(restored.kept(side, found.groups, found.times))
             if not found.rows.num_rows:
                 continue
+            # Deltas put rows that were marked since behind the others; partners go out in order of arrival.
+            found = found.picked(np.argsort(found.ids, kind="stable"))
             slots = self._keys.slots(self._columns.key_columns(side, found.rows))
             own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
 

@@ -156,6 +156,21 @@ def test_any_history(fleet, replay, bounds, how, history, bounds_, key_type, par
         assert found.fleet.gauge(side) == 0
 
 
+def test_partners_keep_their_order_of_arrival_after_a_restore(fleet, replay):
+    """Also if one of them was marked as matched after the base of its snapshots was written."""
+    history = [
+        ("rows", 1, [(2, 16), (2, 15)], 2),
+        ("cut", True),
+        ("rows", 0, [(2, 9)], 1),
+        ("restore", 1),
+        ("rows", 0, [(2, 8)], 1),
+    ]
+    model = Model("right", 7, 8)
+    found = replay(fleet(partial(operator, "right", 7, 8), KEYS, 1), model, history, batch)
+    assert found.out == expected(model, KEY_TYPES[0])
+    assert [row[3:] for row in found.out] == [(0.0, 16), (0.0, 16), (1.0, 15)]
+
+
 # --- what histories do not show -----------------------------------------------------------------
 
 
