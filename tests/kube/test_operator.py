@@ -1,7 +1,7 @@
 """Goal: the operator, as a process, does on a real API server what `reconcile` decides.
 
-Method: `headgate k8s operator` with the rights of an administrator. There are no nodes here, so no pod
-runs: this is about objects, statuses, events, the Lease and the ports.
+Method: `headgate k8s operator` with the rights of an administrator. The image of the pods does not
+exist, so none runs, also where nodes are: this is about objects, statuses, events, the Lease and the ports.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Operator:
 
     def __init__(self, cluster: Cluster, namespace: str, name: str, log: Path) -> None:
         self.health, self.metrics = control_plane._free_ports(2)
-        self.log = log
+        self.log, self.cluster = log, cluster
         command = [
             *(str(Path(sys.executable).with_name("headgate")), "k8s", "operator"),
-            *("--watch-namespaces", namespace, "--default-image", "headgate:test"),
+            *("--watch-namespaces", namespace, "--default-image", "registry.test/missing:1"),
             *("--health-port", str(self.health), "--metrics-port", str(self.metrics)),
             *("--leader-elect", "--lease-name", "operator"),
         ]
@@ -71,7 +71,9 @@ class Operator:
         deadline = time.monotonic() + WAIT_S_MAX
         while not seen():
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise AssertionError(f"{what} did not come: {self.log.read_text()[-3000:]}")
+                seen_last = self.cluster.kubectl("get", "sj,pods,sts,deploy", "-A", "-o", "yaml")
+                log = self.log.read_text()[-3000:]
+                raise AssertionError(f"{what} did not come: {log}\n{seen_last[-9000:]}")
             time.sleep(0.1)
 
     def stop(self) -> int:
