@@ -56,6 +56,8 @@ class Informer:
         self._clock = clock
         self._sleep = sleep
         self._objects: dict[Name, Object] = {}
+        self._seen = 0
+        """The version up to which changes were taken from the API server."""
 
     def get(self, namespace: str, name: str) -> Object | None:
         """The object, as far as is known."""
@@ -65,10 +67,14 @@ class Informer:
         return iter(tuple(self._objects.values()))
 
     def put(self, made: Object) -> None:
-        """Take an object that a write has returned, so that the next look is not older than the write."""
+        """Take an object that a write has returned, so that the next look is not older than the write.
+
+        One that is not known although the watch is past that write was deleted meanwhile, and stays so.
+        """
         key = _name(made)
         known = self._objects.get(key)
-        if known is None or _version(made) > _version(known):
+        newest = self._seen if known is None else _version(known)
+        if _version(made) > newest:
             self._objects[key] = made
 
     async def run(self) -> None:
@@ -94,6 +100,7 @@ class Informer:
     async def _relist(self) -> str:
         items, version = await self._source.list(self.kind, self.namespace)
         self._replace(items)
+        self._seen = int(version)
         return version
 
     def _replace(self, items: list[JsonObject]) -> None:
@@ -114,6 +121,7 @@ class Informer:
             made = event["object"]
             version = str(made["metadata"]["resourceVersion"])
             self.heard_s = self._clock()
+            self._seen = int(version)
             if event["type"] != "BOOKMARK":
                 self._take(event["type"], made)
         self.heard_s = self._clock()

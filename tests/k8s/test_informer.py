@@ -129,6 +129,22 @@ def test_an_event_does_not_undo_a_newer_write_of_our_own() -> None:
     asyncio.run(main())
 
 
+def test_a_write_whose_answer_comes_behind_the_deletion_brings_nothing_back() -> None:
+    """The operator would wait for ever for such an object to go."""
+
+    async def main() -> None:
+        watch = Watch(
+            ([pod("a", 1)], "1"), [event("MODIFIED", pod("a", 2)), event("DELETED", pod("a", 3))]
+        )
+        await watch.run()
+        watch.informer.put(pod("a", 2))
+        assert watch.names() == set()
+        watch.informer.put(pod("a", 4))  # made again
+        assert watch.names() == {"a"}
+
+    asyncio.run(main())
+
+
 def test_bookmarks_count_as_word_from_the_api_server() -> None:
     """A quiet cluster must not look like a watch that has died."""
 
