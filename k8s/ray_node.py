@@ -28,15 +28,22 @@ def start_worker(head: str, pod_ip: str, slots: int) -> list[str]:
     return [
         "ray", "start", "--block",
         f"--address={head}:{ports.RAY_GCS.number}",
+        *fixed_ports(pod_ip),
+        "--num-cpus=0",
+        f"--resources={json.dumps({SLOT_RESOURCE: slots})}",
+    ]  # fmt: skip
+
+
+def fixed_ports(pod_ip: str) -> list[str]:
+    """What `ray start` gets in every pod: the address, the ports of the table, and little memory."""
+    return [
         f"--node-ip-address={pod_ip}",
         f"--node-manager-port={ports.RAY_NODE.number}",
         f"--object-manager-port={ports.RAY_OBJECTS.number}",
         f"--min-worker-port={ports.RAY_WORKERS.number}",
         f"--max-worker-port={ports.RAY_WORKERS.last}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        "--num-cpus=0",
-        f"--resources={json.dumps({SLOT_RESOURCE: slots})}",
-    ]  # fmt: skip
+    ]
 
 
 def descendants(parents: Mapping[int, int], root: int) -> set[int]:
