@@ -91,8 +91,7 @@ async def end_of_run(name: str, run: str, where: Where) -> JobEnded | None:
     """How the run ended, as the storage has it; None: it has not, or its end was forgotten."""
     if not where.storage:
         return None
-    job = await stored_job(name, where)
-    return next((end for end in reversed(job.ends) if end.run == run), None)
+    return (await stored_job(name, where)).end_of(run)
 
 
 async def _on_this_machine(name: str) -> CoordinatorClient:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
-from .control.client import CoordinatorClient, outcome_of
+from .control.client import CoordinatorClient, HungUp, outcome_of
 from .control.messages import BEGUN, Event
 from .coordinator.ended import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
@@ -120,7 +120,7 @@ class JobHandle:
             HeadgateError: the job goes on, because the checkpoint failed; or it does not run.
         """
         wanted = {} if savepoint is None else {"savepoint": _target(savepoint)}
-        self._ask("stop", drain=drain, native=False, **wanted)
+        self._ask_to_end("stop", drain=drain, native=False, **wanted)
         return self.wait()
 
     def cancel(self) -> JobOutcome:
@@ -129,7 +129,7 @@ class JobHandle:
         Raises:
             HeadgateError: the job does not run.
         """
-        self._ask("cancel")
+        self._ask_to_end("cancel")
         return self.wait()
 
     def rescale(self, parallelism: int) -> None:
@@ -184,6 +184,14 @@ class JobHandle:
             return await self._request(verb, arguments)
 
         return run_blocking(ask())
+
+    def _ask_to_end(self, verb: str, **arguments: Any) -> None:
+        try:
+            self._ask(verb, **arguments)
+        except HungUp:
+            # Its process may have died behind the end of the job, before it could say so.
+            if run_blocking(self._job.outcome()) is None:
+                raise
 
     def _ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
         return run_blocking(self._request(verb, arguments))

@@ -107,9 +107,8 @@ async def _before(spec: JobSpec, where: Where) -> Submitted | None:
         job = await stored_job(spec.name, storage)
     except JobNotFound:
         return None
-    for end in job.ends:
-        if end.run == spec.run:
-            return Submitted(Begun.BEFORE, where, end)
+    if (end := job.end_of(spec.run)) is not None:
+        return Submitted(Begun.BEFORE, where, end)
     if job.view.run != spec.run or job.leader is None:
         return None
     alive = await ask_leader(job.leader) is Reach.ANSWERS

@@ -31,44 +31,37 @@ class Leaders:
     def __init__(self, actors: Sequence[Any]) -> None:
         self.actors = actors
 
-    async def find(self, but: Lead | None = None) -> Lead:
-        """Wait for one that leads. Should it only believe so, `while_leading` finds out.
+    async def find(self, but: Lead | None = None) -> Lead | JobOutcome:
+        """Wait for one that leads, or that knows how the job ended.
+
+        One that leads may only believe so; `while_leading` finds out.
 
         Args:
-            but: this one does not, whatever it says.
+            but: this one does not lead, whatever it says.
 
         Raises:
-            HeadgateError: a coordinator could not start, or none is left.
+            HeadgateError: a coordinator could not start, or none is left, or none leads in time.
         """
         # One by one: a process that is being made again answers late.
         loop = asyncio.get_running_loop()
         seeking = {loop.create_task(_seek(actor, but), name="seek leader") for actor in self.actors}
         waiting = set(seeking)
-        problem: HeadgateError = JobError("the coordinator does not come back")
+        problem: HeadgateError | None = None
         try:
             async with asyncio.timeout(TAKEOVER_TIMEOUT_S):
                 while waiting:
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for found in [task.result() for task in done]:
-                        if isinstance(found, Lead):
+                        if isinstance(found, Lead | JobOutcome):
                             return found
                         problem = found or problem
         except TimeoutError:
-            pass
+            problem = problem or _nobody_in_time()
         finally:
             for task in seeking:
                 task.cancel()
             await asyncio.gather(*seeking, return_exceptions=True)
-        raise problem
-
-    async def successor(self, fenced: Lead) -> Lead | None:
-        """Who leads instead of one that was fenced; None: it is none of these."""
-        if len(self.actors) == 1:
-            return None
-        try:
-            return await self.find(but=fenced)
-        except HeadgateError:
-            return None
+        raise problem or _nobody_left()
 
     async def while_leading(self, lead: Lead, watching: Coroutine[Any, Any, _T]) -> _T | None:
         """What `watching` returns; None if another leads, and this one does not know, or hangs."""
@@ -88,15 +81,6 @@ class Leaders:
         newest = max(leads, key=lambda each: each.generation, default=lead)
         return newest.generation > 0 and newest.pid != lead.pid
 
-    async def outcome(self) -> JobOutcome | None:
-        """How the job ended, if one of them knows."""
-        answers = await self._ask("ended")
-        return next((answer for answer in answers if isinstance(answer, JobOutcome)), None)
-
-    async def alive(self) -> bool:
-        """False once all of them are through with the job."""
-        return any(answer is not False for answer in await self._ask("alive"))
-
     async def leave(self) -> None:
         """Give coordinators whose job has ended the time to remove their sockets."""
         with contextlib.suppress(TimeoutError):
@@ -108,19 +92,48 @@ class Leaders:
         return await asyncio.gather(*(_answer(actor, method) for actor in self.actors))
 
 
-async def _seek(actor: Any, but: Lead | None) -> Lead | HeadgateError | None:
-    """Wait until this actor leads. Returns why it never will, or None if it is through with the job."""
+async def _seek(actor: Any, but: Lead | None) -> Lead | JobOutcome | HeadgateError | None:
+    """Wait until this actor leads, or is through with the job.
+
+    Returns how the job ended, if the actor knows; why the actor will never lead; or None if another process
+    has led the job to its end.
+    """
     while True:
+        # This is asked first: a job may end between two answers, so only what an actor says after it was
+        # through with the job is its last word.
+        through = await _answer(actor, "alive") is False
+        if through and isinstance(ended := await _answer(actor, "ended"), JobOutcome):
+            return ended
         answer = await _answer(actor, "lead")
-        if isinstance(answer, Lead) and (but is None or answer.pid != but.pid):
-            return answer
         if isinstance(answer, RayTaskError):
             return _cause(answer)
         if isinstance(answer, ActorDiedError):
             return _removed()  # Ray says of one that it starts again that it is unavailable
-        if await _answer(actor, "alive") is False:
+        if through:
             return None
+        if isinstance(answer, Lead) and (but is None or answer.pid != but.pid):
+            return answer
         await asyncio.sleep(SEARCH_EVERY_S)
+
+
+async def settled(actor: Any, method: str) -> Any:
+    """What an actor answers; one that is being made again is waited for. None: it was removed.
+
+    Raises:
+        HeadgateError: what the actor raises; or it does not answer in time.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TAKEOVER_TIMEOUT_S):
+            while True:
+                answer = await _answer(actor, method)
+                if isinstance(answer, RayTaskError):
+                    raise _cause(answer)
+                if isinstance(answer, ActorDiedError):
+                    return None
+                if not isinstance(answer, RayActorError | TimeoutError):
+                    return answer
+                await asyncio.sleep(SEARCH_EVERY_S)
+    raise _nobody_in_time()
 
 
 async def _answer(actor: Any, method: str) -> Any:
@@ -130,6 +143,22 @@ async def _answer(actor: Any, method: str) -> Any:
             return await asyncio.wrap_future(getattr(actor, method).remote().future())
     except (RayTaskError, RayActorError, TimeoutError) as error:
         return error
+
+
+def _nobody_left() -> JobError:
+    return JobError(
+        "all processes of the coordinator have ended, and none of them knows how the job ended",
+        fix="`headgate history` shows how, if the job has checkpoints; if it had not ended, run it again, "
+        "and it goes on from the newest checkpoint",
+    )
+
+
+def _nobody_in_time() -> JobError:
+    return JobError(
+        f"the coordinator does not come back: no process of it has answered for {TAKEOVER_TIMEOUT_S:.0f} s",
+        fix="look into the logs of Ray: has its machine too little memory, or too much to do? then run the "
+        "job again: it goes on from the newest checkpoint",
+    )
 
 
 def _removed() -> JobError:

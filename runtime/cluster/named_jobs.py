@@ -8,8 +8,9 @@ from typing import Any
 import ray
 
 from ...errors import HeadgateError, JobNotFound
+from ..protocol.job_result import JobOutcome
 from .connect import ray_cluster
-from .leaders import Leaders
+from .leaders import Leaders, settled
 from .ray_actors import NAMESPACE, STANDBY_SUFFIX, actor_names
 
 _PREFIX = actor_names("")[0]
@@ -48,8 +49,16 @@ async def list_on_cluster(address: str, timeout_ms: int) -> list[tuple[str, tupl
 
 async def _find(actors: list[Any]) -> tuple[tuple[str, ...], str]:
     lead = await Leaders(actors).find()
-    token: str = await asyncio.wrap_future(actors[0].credentials.remote().future())
-    return tuple(lead.addresses), token
+    if isinstance(lead, JobOutcome):
+        raise JobNotFound(
+            f"the job does not run: it has just ended as {lead.status}",
+            fix="`headgate history` shows its runs, if it has checkpoints",
+        )
+    for actor in actors:
+        token: str | None = await settled(actor, "credentials")
+        if token is not None:
+            return tuple(lead.addresses), token
+    raise JobNotFound("the job does not run: its coordinator was removed from the cluster")
 
 
 def _names() -> list[str]:

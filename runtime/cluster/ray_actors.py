@@ -394,17 +394,18 @@ class CoordinatorActor:
 
     def _main(self, job: bytes) -> None:
         over = Turn.OVER
+        # Nobody listens behind the end. Who asks for the leader then is told why it failed, if it did.
+        listening: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
         try:
             uvloop.run(self._run(unship(job)))
         except Exception as error:
             if isinstance(error, FencedError):
                 over = Turn.GONE  # the job goes on elsewhere
-            if not self._listening.done():
-                self._listening.set_exception(error)
-            elif not isinstance(error, HeadgateError):
+            if self._listening.done() and not isinstance(error, HeadgateError):
                 _log.exception("the coordinator broke")
+            listening.set_exception(error)
         finally:
-            self._turn = over
+            self._turn, self._listening = over, listening
             if self._setup.detached:
                 self._leave_later()
 
@@ -473,18 +474,20 @@ class CoordinatorActor:
 
     def turn(self) -> Answer:
         """For the other process of a pair."""
-        listens = self._turn is Turn.LEADS and self._listening.done()
-        return Answer(self._turn, tuple(self._listening.result()) if listens else ())
+        listening, turn = self._listening, self._turn
+        listens = turn is Turn.LEADS and listening.done()
+        return Answer(turn, tuple(listening.result()) if listens else ())
 
     def lead(self) -> Lead | None:
         """Where to find this coordinator; None: it is not its turn, or it does not listen yet.
 
         Raises:
-            HeadgateError: it could not start.
+            HeadgateError: it could not start, or failed.
         """
-        if not self._listening.done():
+        listening = self._listening
+        if not listening.done():
             return None
-        addresses = self._listening.result()
+        addresses = listening.result()
         generation = 0 if self._coordinator is None else self._coordinator.generation
         return Lead(addresses, os.getpid(), generation)
 

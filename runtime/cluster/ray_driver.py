@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
-from ...errors import JobError
+from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..availability_options import (
@@ -24,20 +24,23 @@ from ..availability_options import (
 )
 from ..control import registry
 from ..control.client import CoordinatorClient, outcome_of
-from ..control.messages import BEGUN, Event
+from ..control.messages import Event
 from ..control.tokens import make_token
+from ..coordinator.ended import outcome_of_end
 from ..job_spec import JobSpec
 from ..listening import LOOPBACK, Listener
 from ..metrics_options import METRICS_HOST, METRICS_PORT
 from ..options import Options
 from ..protocol.job_result import JobOutcome
 from ..shipping import ship
+from ..storage.open_store import open_store_at
+from ..storage.stored_jobs import find_job
 from .connect import ray_cluster
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
-from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders
-from .ray_actors import NAMESPACE, CoordinatorActor, Pair, ProcessSetup, actor_names
+from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders, settled
+from .ray_actors import NAMESPACE, CoordinatorActor, Lead, Pair, ProcessSetup, actor_names
 from .ray_nodes import rules_of
 
 FENCED = "fenced"
@@ -80,28 +83,41 @@ async def submit_to_ray(spec: JobSpec, address: str) -> None:
     async with _connected(address, Options(spec.options)):
         actors = await _coordinators(spec, _setup(spec, address, None), address)
         try:
-            await _begun(actors)
+            await _begun(spec, actors.leaders, actors.token)
         except BaseException:
             if actors.made:
                 actors.kill()
             raise
 
 
-async def _begun(actors: _Coordinators) -> None:
-    """Wait until the coordinator has begun with the job, or has refused it."""
-    lead = await actors.leaders.find()
-    client = await CoordinatorClient.connect(lead.addresses, actors.token)
+async def _begun(spec: JobSpec, leaders: Leaders, token: str) -> None:
+    """Wait until a coordinator has begun with the job, or has refused it.
+
+    Raises:
+        HeadgateError: the job could not begin.
+    """
+    while True:
+        found = await _reach(spec, leaders, token)
+        outcome = found if isinstance(found, JobOutcome) else await _beginning(found.client)
+        if outcome is None:
+            continue  # its process died; Ray makes another one
+        if isinstance(outcome, JobOutcome) and outcome.error is not None:
+            raise outcome.error
+        return
+
+
+async def _beginning(client: CoordinatorClient) -> JobOutcome | Literal["begun"] | None:
+    """Whether the job begins; or how it ended before that; None: the coordinator went away before."""
     try:
         async for event in client.events():
-            if event.kind in BEGUN:
-                return
-            if event.kind == "ended":
-                outcome = outcome_of(event)
-                if outcome.error is not None:
-                    raise outcome.error
-                return
+            if event.kind != "ended":
+                return "begun"
+            return outcome_of(event)
+    except JobError:
+        pass
     finally:
         await client.close()
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +145,7 @@ async def _coordinators(spec: JobSpec, setup: ProcessSetup, address: str | None)
     Raises:
         JobError: another run of the job goes on.
     """
-    found = await asyncio.to_thread(_running, spec, setup.cluster_name)
+    found = await _running(spec, setup.cluster_name)
     if found is not None:
         return found
     token = make_token(Options(spec.options))
@@ -188,7 +204,7 @@ def _make_coordinators(
     ]
 
 
-def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
+async def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
     """The coordinators of this very run; those of one that has ended, or is to be taken over, are removed.
 
     Raises:
@@ -199,22 +215,21 @@ def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
     same: list[Any] = []
     for name in actor_names(job):
         try:
-            holder = ray.get_actor(name, NAMESPACE)
+            holder = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
         except ValueError:
             continue
         # The log has what the next run needs, and its workers are dropped by whoever leads next.
-        if spec.take_over or not ray.get(holder.alive.remote(), timeout=TAKEOVER_TIMEOUT_S):
-            ray.kill(holder, no_restart=True)
+        if spec.take_over or not await settled(holder, "alive"):
+            await asyncio.to_thread(ray.kill, holder, no_restart=True)
             continue
-        if ray.get(holder.run_id.remote(), timeout=TAKEOVER_TIMEOUT_S) == spec.run:
+        run = await settled(holder, "run_id")
+        if run == spec.run:
             same.append(holder)
             continue
-        lead, token = ray.get(
-            [holder.lead.remote(), holder.credentials.remote()], timeout=TAKEOVER_TIMEOUT_S
-        )
-        held = True
-        if lead is None:
-            continue  # it stands by, or has only just begun
+        lead, token = await settled(holder, "lead"), await settled(holder, "credentials")
+        held = held or run is not None
+        if lead is None or token is None:
+            continue  # it stands by, or has only just begun, or was removed just now
         registry.register(
             registry.JobRecord(
                 name=job,
@@ -231,10 +246,8 @@ def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
             fix=f"stop it first (headgate stop {job}), or end it and go on from its newest checkpoint with "
             "--take-over, in Python take_over=True",
         )
-    if not same:
-        return None
-    token = ray.get(same[0].credentials.remote(), timeout=TAKEOVER_TIMEOUT_S)
-    return _Coordinators(same, token, False)
+    token = await settled(same[0], "credentials") if same else None
+    return None if token is None else _Coordinators(same, token, False)
 
 
 async def _follow(
@@ -245,37 +258,87 @@ async def _follow(
     on_listening: Callable[[list[str], str], None] | None,
 ) -> JobOutcome:
     """Watch the job until it ends; when its coordinator dies, wait for the next one."""
-    lead = await leaders.find()
+    found = await _reach(spec, leaders, token)
+    while not isinstance(found, JobOutcome):
+        lead = found.lead
+        if on_listening is not None:
+            on_listening(lead.addresses, token)
+        try:
+            outcome = await leaders.while_leading(lead, _watch(found.client, on_event))
+        finally:
+            await found.client.close()
+        if outcome is None:
+            text = f"the coordinator of job {spec.name} died (pid {lead.pid}); waiting for its successor"
+            _tell(on_event, text, lead.pid)
+            found = await _reach(spec, leaders, token)
+        elif outcome.reason == FENCED:
+            try:
+                found = await _reach(spec, leaders, token, but=lead)
+            except HeadgateError:
+                return outcome  # another run has the job now
+        else:
+            return outcome
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A coordinator that leads, and a connection to it."""
+
+    lead: Lead
+    client: CoordinatorClient
+
+
+async def _reach(
+    spec: JobSpec, leaders: Leaders, token: str, but: Lead | None = None
+) -> _Reached | JobOutcome:
+    """Connect to the coordinator that leads, or find out how the job ended.
+
+    Args:
+        spec: the job.
+        leaders: the processes of its coordinator.
+        token: the secret of their control servers.
+        but: this one does not lead, whatever it says.
+
+    Raises:
+        HeadgateError: a coordinator could not start, or none leads in time, or it cannot be reached from
+            here; and the job log does not say that the run has ended.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + TAKEOVER_TIMEOUT_S
     while True:
         try:
-            client = await CoordinatorClient.connect(lead.addresses, token)
-        except JobError:
-            # One that adopts a job which is through needs less time than we to find it.
-            ended = await leaders.outcome()
-            if ended is not None:
-                return ended
-            if not await leaders.alive() or loop.time() >= until:
+            found = await leaders.find(but)
+            if isinstance(found, JobOutcome):
+                return found
+            try:
+                client = await CoordinatorClient.connect(found.addresses, token)
+            except JobError:
+                # Either its process died just now, or its job has just ended: then it knows how.
+                if loop.time() >= until:
+                    raise
+                await asyncio.sleep(SEARCH_EVERY_S)
+                continue
+        except HeadgateError:
+            ended = await _logged_end(spec)
+            if ended is None:
                 raise
-            await asyncio.sleep(SEARCH_EVERY_S)
-            lead = await leaders.find()  # its process died just now
-            continue
-        if on_listening is not None:
-            on_listening(lead.addresses, token)
-        try:
-            outcome = await leaders.while_leading(lead, _watch(client, on_event))
-        finally:
-            await client.close()
-        until = loop.time() + TAKEOVER_TIMEOUT_S
-        if outcome is None:
-            text = f"the coordinator of job {spec.name} died (pid {lead.pid}); waiting for its successor"
-            _tell(on_event, text, lead.pid)
-            lead = await leaders.find()
-        elif outcome.reason == FENCED and (other := await leaders.successor(lead)) is not None:
-            lead = other
-        else:
-            return outcome
+            return ended
+        return _Reached(found, client)
+
+
+async def _logged_end(spec: JobSpec) -> JobOutcome | None:
+    """How the job log says that this run ended; None: it does not, or cannot be read from here."""
+    if spec.checkpoint is None:
+        return None
+    storage, clock = spec.checkpoint.storage, SystemClock()
+    try:
+        job = await find_job(open_store_at, storage, spec.name, spec.options, clock)
+    except HeadgateError as error:
+        _log.info("the job log does not say how the job ended: %s", error)
+        return None
+    end = job.end_of(spec.run)
+    return None if end is None else outcome_of_end(end)
 
 
 def _tell(on_event: Callable[[Event], None] | None, text: str, pid: int) -> None:

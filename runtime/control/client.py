@@ -15,6 +15,16 @@ from .link import Link, connect
 from .messages import Event, Hello, Reply, Request
 
 
+class HungUp(JobError):
+    """The coordinator went away before it answered: it may have done what it was asked for, or not."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the coordinator hung up",
+            fix="ask again in a moment: a job that has not ended has another coordinator soon",
+        )
+
+
 class CoordinatorClient:
     """One connection to a coordinator. `events` yields what happens there, after `subscribe`."""
 
@@ -55,7 +65,7 @@ class CoordinatorClient:
             self._events.put_nowait(None)
             for future in self._replies.values():
                 if not future.done():
-                    future.set_exception(JobError("the coordinator hung up"))
+                    future.set_exception(HungUp())
 
     def _settle(self, reply: Reply) -> None:
         future = self._replies.pop(reply.id, None)
@@ -76,7 +86,7 @@ class CoordinatorClient:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._replies[self._next_id] = future
         if self._reader.done():
-            raise JobError("the coordinator hung up")
+            raise HungUp
         body = json.dumps(arguments).encode()
         self._link.send(Request(id=self._next_id, verb=verb, body=body))
         return await future

@@ -47,6 +47,10 @@ class StoredJob:
         """How the newest run ended; None if it goes on, or its coordinator died."""
         return self.view.ended
 
+    def end_of(self, run: str) -> JobEnded | None:
+        """How one of the runs ended; None: it has not, or the history has forgotten it."""
+        return next((end for end in reversed(self.ends) if end.run == run), None)
+
 
 async def find_jobs(
     open_at: AddressOpener, address: str, options: Mapping[str, str], clock: Clock

@@ -15,6 +15,8 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list, generator
 from headgate.errors import FencedError, HeadgateError, JobNotFound, UsageError
+from headgate.runtime.control.client import HungUp
+from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.storage.joblog_store import JobLog
 
 
@@ -183,3 +185,34 @@ def test_a_run_that_has_ended_is_not_run_again(tmp_path: Path) -> None:
     assert job.run(run_id="b").run == "b"
     with pytest.raises(FencedError, match="another run of the job has begun since"):
         job.run(run_id="a")
+
+
+class DiesBehindTheEnd:
+    """A job whose coordinator ends it as asked, and dies before it answers; or dies without ending it."""
+
+    def __init__(self, ends: bool) -> None:
+        self._ends, self._asked = ends, False
+
+    async def connect(self) -> Any:
+        return self
+
+    async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        self._asked = True
+        raise HungUp
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def outcome(self) -> JobOutcome | None:
+        return JobOutcome("CANCELED", "") if self._ends and self._asked else None
+
+    async def over(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("verb", ["stop", "cancel"])
+def test_a_job_that_ended_as_asked_before_its_coordinator_died_has_ended(verb: str) -> None:
+    ask = getattr(hg.JobHandle("job", "run", DiesBehindTheEnd(ends=True)), verb)
+    assert ask().status == "CANCELED"
+    with pytest.raises(HeadgateError, match="hung up"):
+        getattr(hg.JobHandle("job", "run", DiesBehindTheEnd(ends=False)), verb)()
