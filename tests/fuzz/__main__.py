@@ -1,17 +1,21 @@
 """`python -m headgate.tests.fuzz`: run the targets in turn until the time is over.
 
 Cases run in a child process for each target, because a finding may be a crash or a hang. Before each case
-the child writes its seed, so the parent knows which case it was.
+the child writes its seed, so the parent knows which case it was. Whether a case hangs is told from the CPU
+time of the child, not from the clock: on a machine with much to do a case may take any time, and so may the
+start of the child.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import os
 import pkgutil
 import queue
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,10 +25,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import psutil
+
 import headgate.tests.fuzz as home
 
-CASE_SECONDS_MAX = 60
-"""A case that takes longer hangs. The slowest ones take about a second on a quiet machine."""
+CASE_CPU_S_MAX = 60.0
+"""A case that uses more CPU time hangs. The slowest ones use about a second."""
+LOOK_EVERY_S = 10.0
+IDLE_LOOKS_MAX = 12
+"""A child that has used no CPU time at so many looks in a row waits for something that never comes."""
+IDLE_CPU_S = 0.01
+STACK_S = 10.0
+"""A child that hangs has this time to say where."""
 CASES_PER_CHILD = 500
 FINDINGS_MAX = 10
 
@@ -71,27 +83,73 @@ def run_child(target: str, first: int, count: int, findings: Findings) -> int:
     thread = threading.Thread(target=_read, args=(child, lines), daemon=True)
     thread.start()
     case, output = first, []
+    patience = Patience(cpu_seconds(child.pid))
+    hangs = ""
     try:
-        while True:
-            line = lines.get(timeout=CASE_SECONDS_MAX)
+        while not hangs:
+            try:
+                line = lines.get(timeout=LOOK_EVERY_S)
+            except queue.Empty:
+                hangs = patience.look(cpu_seconds(child.pid))
+                continue
             if line is None:
                 break
             if line.startswith("case "):
                 case, output = int(line.split()[1]), []
+                patience.begin(cpu_seconds(child.pid))
                 findings.cases[target] += 1
             else:
                 output.append(line)
-    except queue.Empty:
-        findings.add(target, case, f"no end within {CASE_SECONDS_MAX} s\n{''.join(output)}")
-        return case + 1
+        if hangs:
+            child.send_signal(signal.SIGABRT)  # it writes its stack, and dies
+            thread.join(STACK_S)
     finally:
         child.kill()
         code = child.wait()
         thread.join()
+    if hangs:
+        rest = [line for line in iter(lines.get, None) if line is not None]
+        findings.add(target, case, f"{hangs}\n{''.join(output)}{''.join(rest)}")
+        return case + 1
     if code == 0:
         return first + count
     findings.add(target, case, f"the process ended with {code}\n{''.join(output[-60:])}")
     return case + 1
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has used."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+class Patience:
+    """Tells a case that hangs from one that is slow, by the CPU time that its process has used."""
+
+    def __init__(self, used: float) -> None:
+        """`used`: CPU time so far, in seconds, as everywhere here."""
+        self._idle = 0
+        self._last = used
+        self._began: float | None = None
+        """Used when the case began; None: the process is only starting, which is no case."""
+
+    def begin(self, used: float) -> None:
+        """A case begins."""
+        self._idle = 0
+        self._last = self._began = used
+
+    def look(self, used: float) -> str:
+        """Called when nothing was heard for `LOOK_EVERY_S`; returns why the case hangs, if it does."""
+        self._idle = self._idle + 1 if used - self._last < IDLE_CPU_S else 0
+        self._last = used
+        if self._began is not None and used - self._began > CASE_CPU_S_MAX:
+            return f"no end within {CASE_CPU_S_MAX:.0f} s of CPU time"
+        if self._idle >= IDLE_LOOKS_MAX:
+            return f"no CPU time used for {IDLE_LOOKS_MAX * LOOK_EVERY_S:.0f} s: it waits"
+        return ""
 
 
 def _read(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
@@ -103,6 +161,7 @@ def _read(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
 
 def child(target: str, first: int, count: int) -> None:
     """The child: run the cases one after the other; the first finding ends it."""
+    faulthandler.enable(sys.stdout)
     run = load(target)
     for seed in range(first, first + count):
         print(f"case {seed}", flush=True)
