@@ -1,15 +1,21 @@
-"""What the operator needs to do in the API server: its actions and its views, and nothing else.
+"""The rights of the operator; `python -m headgate.k8s.permissions` writes them into the chart.
 
-The chart grants at least this. There is no `*`, and Secrets can neither be listed nor watched: the operator
-asks for one by its name, and makes it if it is not there.
+This table is their only source. It has what the operator's requests need, and nothing else: no `*`, and no
+listing or watching of Secrets, of which the operator asks for each by its name. Most other objects it lists
+and watches, and never asks for one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-VIEW: Final = ("get", "list", "watch")
+import yaml
+
+LOOK: Final = ("list", "watch")
+FILE: Final = Path("helm") / "headgate" / "files" / "permissions.yaml"
+_COMMENT: Final = "# generated: python -m headgate.k8s.permissions\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +26,47 @@ class Permission:
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
 
+    def rule(self) -> dict[str, Any]:
+        """As a rule of a Role."""
+        return {
+            "apiGroups": [self.group],
+            "resources": list(self.resources),
+            "verbs": list(self.verbs),
+        }
 
-PERMISSIONS: Final = (
-    Permission("headgate.io", ("streamjobs",), (*VIEW, "patch")),
-    Permission("headgate.io", ("streamsnapshots",), (*VIEW, "create", "patch", "delete")),
-    Permission("headgate.io", ("streamjobs/status", "streamsnapshots/status"), ("get", "patch")),
+
+JOBS: Final = (
+    Permission("headgate.io", ("streamjobs",), (*LOOK, "patch")),
+    Permission("headgate.io", ("streamsnapshots",), (*LOOK, "create", "patch", "delete")),
+    Permission("headgate.io", ("streamjobs/status", "streamsnapshots/status"), ("patch",)),
     # Owners that block their deletion need it where the API server checks owner references.
     Permission("headgate.io", ("streamjobs/finalizers", "streamsnapshots/finalizers"), ("update",)),
-    Permission("apps", ("statefulsets", "deployments"), (*VIEW, "create", "patch", "delete")),
-    Permission("", ("configmaps",), (*VIEW, "create", "delete")),
-    Permission("", ("services",), (*VIEW, "create", "patch")),
+    Permission("apps", ("statefulsets",), ("get", *LOOK, "create", "patch", "delete")),
+    Permission("apps", ("deployments",), (*LOOK, "create", "patch", "delete")),
+    Permission("", ("configmaps",), (*LOOK, "create", "delete")),
+    Permission("", ("services",), (*LOOK, "create", "patch")),
     Permission("", ("secrets",), ("get", "create")),
-    Permission("", ("pods",), VIEW),
-    Permission("networking.k8s.io", ("networkpolicies",), (*VIEW, "create", "patch")),
-    Permission("policy", ("poddisruptionbudgets",), (*VIEW, "create", "patch")),
-    Permission("batch", ("jobs",), (*VIEW, "create")),
-    Permission("ray.io", ("rayclusters",), (*VIEW, "create", "delete")),
-    Permission("events.k8s.io", ("events",), ("create", "patch")),
-    Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),
+    Permission("", ("pods",), LOOK),
+    Permission("networking.k8s.io", ("networkpolicies",), (*LOOK, "create", "patch")),
+    Permission("policy", ("poddisruptionbudgets",), (*LOOK, "create", "patch")),
+    Permission("batch", ("jobs",), (*LOOK, "create")),
+    Permission("events.k8s.io", ("events",), ("create",)),
 )  # fmt: skip
-"""In every namespace that is watched; the Lease only in the operator's own."""
+"""In every namespace that is watched."""
+KUBERAY: Final = (Permission("ray.io", ("rayclusters",), (*LOOK, "create", "delete")),)
+"""The same, for jobs with `ray.mode: KubeRay`."""
+LEASE: Final = (Permission("coordination.k8s.io", ("leases",), ("get", "update")),)
+"""In the operator's own namespace, and on the Lease of the chart's release only."""
+LEASE_CREATION: Final = (Permission("coordination.k8s.io", ("leases",), ("create",)),)
+"""In the operator's own namespace. A right to create cannot be bound to a name."""
+
+
+def rendered() -> str:
+    """The file of the chart, from which its roles are made."""
+    parts = {"jobs": JOBS, "kubeRay": KUBERAY, "lease": LEASE, "leaseCreation": LEASE_CREATION}
+    rules = {name: [each.rule() for each in table] for name, table in parts.items()}
+    return _COMMENT + yaml.safe_dump(rules, sort_keys=False, default_flow_style=None)
+
+
+if __name__ == "__main__":
+    FILE.write_text(rendered(), encoding="utf-8")

@@ -21,6 +21,9 @@ from headgate.tests.support.kube.programs import Programs, find
 NODES = ("node-a", "node-b")
 STUB = Path(__file__).with_name("stub")
 """An operator that does nothing, as the image `stub/headgate`."""
+STUB_JOB = Path(__file__).with_name("stub_job")
+"""A job whose pods do nothing, as the image `stub/job`."""
+STUBS = (f"stub/headgate:*={STUB}", f"stub/job:*={STUB_JOB}")
 _numbers = itertools.count(1)
 
 
@@ -54,7 +57,7 @@ def cluster(api_server: Cluster) -> Cluster:
     """The same with two nodes, whose containers are processes of this machine."""
     if os.geteuid() != 0:
         skip_or_fail("containers as processes need root: run `sudo make test-kube`")
-    api_server.start_nodes(*NODES, images=(*IMAGES, f"stub/headgate:*={STUB}"))
+    api_server.start_nodes(*NODES, images=(*IMAGES, *STUBS))
     return api_server
 
 

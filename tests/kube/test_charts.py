@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from headgate.k8s.permissions import JOBS, KUBERAY, LEASE, LEASE_CREATION, Permission
 from headgate.tests.kube.charts import (
     CHART,
     CRDS,
@@ -35,33 +36,16 @@ from headgate.tests.support.kube.programs import Programs
 
 NO_SCHEMA = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 """Resources of the Prometheus operator, of which there are no schemas here."""
-READ, WRITE = {"get", "list", "watch"}, {"create", "patch", "delete"}
-RIGHTS = {
-    ("headgate.io", "streamjobs"): READ | {"patch"},
-    ("headgate.io", "streamsnapshots"): READ | WRITE,
-    ("headgate.io", "streamjobs/status"): {"get", "patch"},
-    ("headgate.io", "streamsnapshots/status"): {"get", "patch"},
-    ("headgate.io", "streamjobs/finalizers"): {"update"},
-    ("headgate.io", "streamsnapshots/finalizers"): {"update"},
-    ("apps", "statefulsets"): READ | WRITE,
-    ("apps", "deployments"): READ | WRITE,
-    ("batch", "jobs"): READ | WRITE,
-    ("", "services"): READ | WRITE,
-    ("", "configmaps"): READ | WRITE,
-    ("", "secrets"): {"get", "create", "patch"},
-    ("", "pods"): READ | {"delete"},
-    ("", "events"): READ | {"create", "patch"},
-    ("events.k8s.io", "events"): {"create", "patch"},
-    ("networking.k8s.io", "networkpolicies"): READ | WRITE,
-    ("policy", "poddisruptionbudgets"): READ | WRITE,
-}
-"""All that the operator may do in namespaces of jobs."""
 
 
 @pytest.fixture(scope="module")
 def rendered(programs: Programs) -> dict[str, list[Object]]:
     """Each scenario, in a cluster with the Prometheus operator."""
     return {name: render(programs, *scenario(name), *MONITORING) for name in SCENARIOS}
+
+
+def table(*permissions: Permission) -> dict[tuple[str, str], set[str]]:
+    return rules({"rules": [each.rule() for each in permissions]})
 
 
 def rules(role: Object) -> dict[tuple[str, str], set[str]]:
@@ -120,13 +104,19 @@ def test_the_operator_has_the_rights_of_the_table_and_no_more(
     cluster = of_kind(rendered["defaults"], "ClusterRole")
     assert [
         rules(role) for role in cluster if role["metadata"]["name"] == f"{name}-{NAMESPACE}"
-    ] == [RIGHTS]
+    ] == [table(*JOBS)]
     roles = of_kind(rendered["namespaced"], "Role")
     own = {r["metadata"]["namespace"]: rules(r) for r in roles if r["metadata"]["name"] == name}
-    assert own == {"streams": RIGHTS, "streams-test": RIGHTS}
+    assert own == {"streams": table(*JOBS), "streams-test": table(*JOBS)}
     assert of_kind(rendered["namespaced"], "ClusterRoleBinding") == []
+    (leader,) = (r for r in roles if r["metadata"]["name"] == f"{name}-leader")
+    assert leader["metadata"]["namespace"] == NAMESPACE
+    assert leader["rules"] == [
+        {**LEASE[0].rule(), "resourceNames": [name]},
+        *(each.rule() for each in LEASE_CREATION),
+    ]
     kuberay = [rules(role) for role in of_kind(rendered["available"], "ClusterRole")]
-    assert {**RIGHTS, ("ray.io", "rayclusters"): READ | WRITE} in kuberay
+    assert table(*JOBS, *KUBERAY) in kuberay
 
 
 def test_no_role_has_a_wildcard_or_sees_secrets_that_it_cannot_name(

@@ -1,50 +1,19 @@
 {{/*
-What the operator may do in the namespaces of its jobs: the one table of its rights. Secrets are read by name and
-never listed. Of pods it needs the sight, and deletion for restarts.
+What the operator may do in the namespaces of its jobs. The table is k8s/permissions.py, which writes the file.
 */}}
 {{- define "headgate.operatorRules" -}}
-- apiGroups: [headgate.io]
-  resources: [streamjobs]
-  verbs: [get, list, watch, patch]
-- apiGroups: [headgate.io]
-  resources: [streamsnapshots]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [headgate.io]
-  resources: [streamjobs/status, streamsnapshots/status]
-  verbs: [get, patch]
-- apiGroups: [headgate.io]
-  resources: [streamjobs/finalizers, streamsnapshots/finalizers]
-  verbs: [update]
-- apiGroups: [apps]
-  resources: [statefulsets, deployments]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [services, configmaps]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [secrets]
-  verbs: [get, create, patch]
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [get, list, watch, delete]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create, patch]
-- apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [policy]
-  resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch, delete]
+{{- $table := .Files.Get "files/permissions.yaml" | fromYaml -}}
+{{- toYaml $table.jobs }}
 {{- if .Values.rbac.kubeRay }}
-- apiGroups: [ray.io]
-  resources: [rayclusters]
-  verbs: [get, list, watch, create, patch, delete]
+{{ toYaml $table.kubeRay }}
 {{- end }}
+{{- end -}}
+
+{{/* What the operator may do with the Lease of its leader, in its own namespace. */}}
+{{- define "headgate.leaseRules" -}}
+{{- $table := .Files.Get "files/permissions.yaml" | fromYaml -}}
+{{- range $table.lease }}
+{{- toYaml (list (merge (dict "resourceNames" (list (include "headgate.fullname" $))) .)) }}
+{{- end }}
+{{ toYaml $table.leaseCreation }}
 {{- end -}}

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -29,6 +30,17 @@ START_S_MAX = 180
 STOP_S_MAX = 15
 ADVERTISED = "192.0.2.1"
 """An address for documentation (RFC 5737), which no machine has."""
+AUDITED = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None"},
+    ],
+}
+"""What service accounts ask for, but not those of the controllers: a test compares it with their rights."""
 SERVICE_RANGE = "10.96.0.0/16"
 """Addresses of services, which exist in the network of the pods only (`kubelet/network.py`)."""
 UNUSED_CONTROLLERS = (
@@ -47,6 +59,12 @@ class ControlPlane:
     ca_file: Path
     kubeconfig: Path
     directory: Path
+
+    def requests(self, user: str) -> list[dict[str, Any]]:
+        """The API server's audit log: all that a service account asked for until now."""
+        lines = (self.directory / "audit.log").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if event["user"]["username"] == user]
 
     def context(self) -> ssl.SSLContext:
         """What verifies the API server's certificate."""
@@ -95,6 +113,7 @@ def _prepare(directory: Path, port: int) -> ControlPlane:
     )
     (directory / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
     (directory / "certificates").mkdir()
+    (directory / "audit.json").write_text(json.dumps(AUDITED))
     plane = ControlPlane(
         server=f"https://127.0.0.1:{port}",
         port=port,
@@ -142,6 +161,12 @@ def _apiserver(
         *("--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"),
         *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
         *(f"--service-cluster-ip-range={SERVICE_RANGE}", "--profiling=false"),
+        *(
+            f"--audit-policy-file={plane.directory / 'audit.json'}",
+            f"--audit-log-path={plane.directory / 'audit.log'}",
+        ),
+        # As on OpenShift: an owner that blocks its deletion is a right of its own.
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--kubelet-preferred-address-types=InternalIP",
     ]
     return _process("kube-apiserver", command, plane.directory, lambda: _ready(plane))

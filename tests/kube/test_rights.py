@@ -1,0 +1,231 @@
+"""Goal: the operator may do what it does, nothing else, and it does everything that it may.
+
+Method: the chart installs the real operator, and the API server's audit log says what it asks for while
+jobs are deployed, changed, rescaled and deleted. Their pods do nothing (tests/kube/stub_job).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headgate.k8s.objects import CONTENT
+from headgate.k8s.permissions import JOBS, KUBERAY, LEASE, LEASE_CREATION, Permission
+from headgate.tests.k8s.conftest import RESOURCE
+from headgate.tests.kube.charts import CHART
+from headgate.tests.kube.test_install import WAIT, definitions
+from headgate.tests.kube.test_resources import kuberay
+from headgate.tests.support.kube.cluster import Cluster, CommandError
+
+Object = dict[str, Any]
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+VERBS = (
+    *("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"),
+    *("bind", "escalate", "impersonate"),
+)
+NOT_LOGGED = {
+    ("headgate.io", "streamjobs/finalizers", "update"),
+    ("headgate.io", "streamsnapshots/finalizers", "update"),
+}
+"""Rights that the API server asks about when an object gets an owner; see the test below."""
+WAIT_S_MAX = 90.0
+__all__ = ["definitions", "kuberay"]
+
+
+def rights(*permissions: Permission) -> set[Right]:
+    return {
+        (each.group, resource, verb)
+        for each in permissions
+        for resource in each.resources
+        for verb in each.verbs
+    }
+
+
+def until(what: str, seen: Callable[[], bool], why: Callable[[], str]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not seen():
+        assert time.monotonic() < deadline, f"{what} did not come: {why()}"
+        time.sleep(0.2)
+
+
+class Installed:
+    """The operator of a release for one namespace, its own."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        self.account = f"system:serviceaccount:{namespace}:streams-headgate"
+
+    def job(self, name: str, **kubernetes: Any) -> None:
+        """Apply a StreamJob."""
+        made = copy.deepcopy(RESOURCE)
+        made["metadata"] = {"name": name}
+        made["spec"]["kubernetes"] = kubernetes
+        self.cluster.apply(made, namespace=self.namespace)
+
+    def until(self, what: str, seen: Callable[[], bool]) -> None:
+        def why() -> str:
+            inside = ("-n", self.namespace)
+            state = self.cluster.kubectl("get", "sj,ss,pods", *inside, "-o", "wide")
+            log = self.cluster.kubectl("logs", "deployment/streams-headgate", *inside)
+            return f"{state}\n{log[-6000:]}"
+
+        until(what, seen, why)
+
+    def asked(self) -> set[Right]:
+        """What the operator has asked for, and was allowed."""
+        found = set()
+        for event in self.cluster.plane.requests(self.account):
+            at = event["objectRef"]
+            resource = "/".join(part for part in (at["resource"], at.get("subresource")) if part)
+            decision = event["annotations"]["authorization.k8s.io/decision"]
+            assert decision == "allow", event
+            found.add((at.get("apiGroup", ""), resource, event["verb"]))
+        return found
+
+    def did(self, group: str, resource: str, verb: str) -> bool:
+        return (group, resource, verb) in self.asked()
+
+
+@pytest.fixture
+def installed(
+    cluster: Cluster, namespace: str, definitions: str, request: pytest.FixtureRequest
+) -> Iterator[Installed]:
+    """With the parameter `cluster` the operator is one of the whole cluster."""
+    watched = "" if getattr(request, "param", "") == "cluster" else namespace
+    settings = (
+        f"watchNamespaces={{{watched}}},crds.install=false,rbac.kubeRay=true,"
+        "image.repository=headgate,jobs.image=stub/job:1"
+    )
+    arguments = ("-n", namespace, "--set", settings, "--set-string", "image.tag=1", *WAIT)
+    cluster.helm("install", "streams", str(CHART), *arguments)
+    yield Installed(cluster, namespace)
+    cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
+
+
+def test_it_asks_for_all_that_it_may_and_for_nothing_else(
+    installed: Installed, kuberay: None
+) -> None:
+    cluster, namespace = installed.cluster, installed.namespace
+    inside = ("-n", namespace)
+    short = {"upgrade": {"rollback": {"stabilizationPeriod": "1s"}}}
+    short |= {"deletion": {"policy": "Stop", "stateRetention": "Delete"}}
+    short |= {"savepoints": {"every": "1s", "retain": 1}}
+    installed.job("flights", **short)
+    installed.job(
+        "rays", ray={"mode": "KubeRay", "version": "2.50.0"}, deletion={"policy": "Abort"}
+    )
+    cluster.wait(namespace, "condition=Ready", "sj/flights", seconds=90)
+    installed.until("a RayCluster", lambda: installed.did("ray.io", "rayclusters", "create"))
+    # Somebody changes objects that may be changed while the pods run: they are put right.
+    for what in ("service/flights-head", "networkpolicy/flights", "pdb/flights-workers"):
+        cluster.kubectl("annotate", what, f"{CONTENT}=x", "--overwrite", *inside)
+    cluster.kubectl("scale", "sj/flights", "--replicas=4", *inside)
+    ready = "jsonpath={.status.parallelism.current}=4"
+    cluster.wait(namespace, ready, "sj/flights", seconds=90)
+    # Another revision: pods go and come, and the manifest of the old one is deleted in the end.
+    installed.job("flights", env={"LEVEL": "2"}, **short)
+    dropped = lambda: installed.did("", "configmaps", "delete")  # noqa: E731
+    installed.until("the end of the old manifest", dropped)
+    surplus = lambda: installed.did("headgate.io", "streamsnapshots", "delete")  # noqa: E731
+    installed.until("the end of a surplus savepoint", surplus)
+    cluster.kubectl("delete", "sj", "flights", "rays", *inside, "--timeout=90s")
+
+    granted = rights(*JOBS, *KUBERAY, *LEASE, *LEASE_CREATION)
+    asked = installed.asked()
+    assert asked - granted == set()
+    assert granted - asked == NOT_LOGGED
+
+
+@pytest.mark.parametrize("installed", ["namespace", "cluster"], indirect=True)
+def test_everything_else_is_refused(
+    installed: Installed, kuberay: None, request: pytest.FixtureRequest
+) -> None:
+    """Every verb on every resource of the API server, by its own answer."""
+    ask = Review(installed.cluster, installed.account)
+    resources = ask.resources()
+    assert {("", "secrets"), ("", "pods/exec"), ("headgate.io", "streamjobs/status")} <= resources
+    # The subresource of finalizers is known to authorization only.
+    every = {(group, what, verb) for group, what in resources for verb in VERBS} | NOT_LOGGED
+    jobs = rights(*JOBS, *KUBERAY)
+    own = {each for each in every if ask.may(each, installed.namespace)}
+    assert own == jobs | rights(*LEASE_CREATION)
+    elsewhere = {each for each in every if ask.may(each, "kube-system")}
+    assert elsewhere == (jobs if "cluster" in request.node.callspec.id else set())
+    # The Lease of this release, and no other.
+    update = ("coordination.k8s.io", "leases", "update")
+    assert ask.may(update, installed.namespace, "streams-headgate")
+    assert not ask.may(update, installed.namespace, "other")
+
+
+class Review:
+    """Asks the API server whether an account may do something."""
+
+    def __init__(self, cluster: Cluster, account: str) -> None:
+        self.plane, self.account = cluster.plane, account
+        self.context = cluster.plane.context()
+
+    def call(self, path: str, body: Object | None = None) -> Object:
+        request = urllib.request.Request(
+            self.plane.server + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self.plane.token}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=30, context=self.context) as answer:
+            found: Object = json.load(answer)
+            return found
+
+    def resources(self) -> set[tuple[str, str]]:
+        """All resources and subresources, with their API groups."""
+        groups = self.call("/apis")["groups"]
+        paths = {"": "/api/v1"} | {
+            group["name"]: f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups
+        }
+        return {
+            (group, resource["name"])
+            for group, path in paths.items()
+            for resource in self.call(path)["resources"]
+        }
+
+    def may(self, right: Right, namespace: str, name: str = "") -> bool:
+        group, what, verb = right
+        resource, _, subresource = what.partition("/")
+        attributes = {"group": group, "resource": resource, "subresource": subresource}
+        attributes |= {"verb": verb, "namespace": namespace, "name": name}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": self.account, "resourceAttributes": attributes},
+        }
+        answer = self.call("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+
+def test_an_owner_needs_the_right_to_its_finalizers(installed: Installed) -> None:
+    """Why the table has it: the API server of these tests checks owner references, as OpenShift's does."""
+    cluster, namespace = installed.cluster, installed.namespace
+    cluster.kubectl("create", "serviceaccount", "plain", "-n", namespace)
+    rule = ("--verb=create", "--resource=configmaps", "-n", namespace)
+    cluster.kubectl("create", "role", "plain", *rule)
+    bound = (f"--serviceaccount={namespace}:plain", "--role=plain", "-n", namespace)
+    cluster.kubectl("create", "rolebinding", "plain", *bound)
+    for kind in ("StreamJob", "StreamSnapshot"):
+        owner = {"apiVersion": "headgate.io/v1alpha1", "kind": kind, "name": "x", "uid": "u-1"}
+        owner |= {"blockOwnerDeletion": True}
+        metadata = {"name": kind.lower(), "namespace": namespace, "ownerReferences": [owner]}
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        create = ("create", "-f", "-", "--dry-run=server")
+        token = cluster.token(namespace, "plain")
+        with pytest.raises(CommandError, match="cannot set blockOwnerDeletion"):
+            cluster.kubectl(*create, stdin=json.dumps(made), token=token)
+        token = cluster.token(namespace, "streams-headgate")
+        cluster.kubectl(*create, stdin=json.dumps(made), token=token)
