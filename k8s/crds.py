@@ -304,6 +304,8 @@ def _hint(hint: Any) -> dict[str, Any]:
         return _hint(some)
     if origin is list:
         return _list(arguments[0])
+    if origin is dict:
+        return {"type": "object", **_ANY}
     if origin is Literal:
         return {"type": "string"}  # a newer operator may know more words than an older definition
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

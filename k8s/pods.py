@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from . import ports
 from .objects import (
     HEAD,
     JOB,
     MANIFEST_KEY,
+    PREFIX,
     REVISION,
     RUN,
     TOKEN_KEY,
@@ -21,7 +26,7 @@ from .objects import (
     owner,
     selector,
 )
-from .spec import CONTAINER, Kubernetes, Resources, SecretKey
+from .spec import CONTAINER, Job, Resources
 from .status import Runtime
 
 USER: Final = 10001
@@ -44,6 +49,11 @@ _MERGED_BY: Final = {
     "ports": "containerPort",
 }
 """Lists whose entries are merged by another field than `name`."""
+_SERVING: Final = frozenset(
+    ("args", "ports", "lifecycle", "startupProbe", "livenessProbe", "readinessProbe")
+)
+_STORAGE_OPTIONS: Final = "s3."
+_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _APPENDED: Final = frozenset(("tolerations", "envFrom"))
 
 
@@ -96,20 +106,34 @@ def cleaning_job(
     runtime: Runtime,
     command: list[str],
     *,
-    environment: list[dict[str, Any]] | None = None,
+    manifest: str = "",
 ) -> dict[str, Any]:
-    """A Kubernetes Job that deletes state with the identity of the job's pods, when these are gone."""
+    """A Kubernetes Job that deletes state, when the pods of the job are gone.
+
+    Its pod reaches the storage as that of the coordinator did: by the same identity, credentials, variables
+    and volumes, on such a node.
+
+    Args:
+        manifest: name of a ConfigMap that is mounted where the coordinator has it; empty: none.
+    """
     container = _container(command, runtime.image, runtime.image_pull_policy)
-    container["env"] = [{"name": "HOME", "value": "/tmp"}, *(environment or ())]
+    container["env"] = [{"name": "HOME", "value": "/tmp"}, *_variables(runtime.env)]
     container["resources"] = _amounts(Resources(), HEAD)
     container["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
     if runtime.credentials_secret:
         container["envFrom"] = [{"secretRef": {"name": runtime.credentials_secret}}]
     spec = _pod(runtime.service_account_name, runtime.image_pull_secrets)
-    spec |= {"restartPolicy": "Never", "containers": [container]}
+    spec |= {"containers": [container]}
     spec["volumes"] = [{"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}}]
+    if manifest:
+        spec["volumes"].append({"name": "manifest", "configMap": {"name": manifest}})
+        mount = {"name": "manifest", "mountPath": MANIFEST_PATH, "readOnly": True}
+        container["volumeMounts"].append(mount)
+    template = merged({"metadata": {}, "spec": spec}, runtime.pod_template)
     common = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "cleaning"}
     # Only the object has the label of the job: its pod is none of those that the job consists of.
+    users = template["metadata"].get("labels", {})
+    users = {key: value for key, value in users.items() if not key.startswith(PREFIX)}
     metadata = {
         "name": name,
         "namespace": namespace,
@@ -122,9 +146,22 @@ def cleaning_job(
         "metadata": metadata,
         "spec": {
             "backoffLimit": 6,
-            "template": {"metadata": {"labels": common}, "spec": spec},
+            "template": {
+                "metadata": template["metadata"] | {"labels": users | common},
+                "spec": _ending(template["spec"], command),
+            },
         },
     }
+
+
+def _ending(spec: dict[str, Any], command: list[str]) -> dict[str, Any]:
+    """A pod that runs one command to its end.
+
+    Other containers would never end. What serves a coordinator is dropped: its probes, hooks and arguments.
+    """
+    (container,) = (each for each in spec["containers"] if each["name"] == CONTAINER)
+    kept = {name: value for name, value in container.items() if name not in _SERVING}
+    return spec | {"restartPolicy": "Never", "containers": [kept | {"command": command}]}
 
 
 def state_cleaning_job(deployment: Deployment, name: str) -> dict[str, Any]:
@@ -135,32 +172,59 @@ def state_cleaning_job(deployment: Deployment, name: str) -> dict[str, Any]:
     """
     command = ["headgate", "k8s", "delete-state", "--job", f"{MANIFEST_PATH}/{MANIFEST_KEY}"]
     command += ["--uid", deployment.uid]
-    made = cleaning_job(
+    return cleaning_job(
         name,
         deployment.namespace,
         deployment.name,
         owner(deployment.name, deployment.uid),
-        runtime_of(deployment.job.kubernetes, deployment.settings),
+        runtime_of(deployment.job, deployment.settings),
         command,
-        environment=_user_environment(deployment.job.kubernetes),
+        manifest=manifest_name(deployment.name, deployment.run.revision),
     )
-    spec = made["spec"]["template"]["spec"]
-    source = {"name": manifest_name(deployment.name, deployment.run.revision)}
-    spec["volumes"].append({"name": "manifest", "configMap": source})
-    mount = {"name": "manifest", "mountPath": MANIFEST_PATH, "readOnly": True}
-    spec["containers"][0]["volumeMounts"].append(mount)
-    return made
 
 
-def runtime_of(kubernetes: Kubernetes, settings: Settings) -> Runtime:
+def savepoint_cleaning_job(
+    name: str,
+    namespace: str,
+    job: str,
+    owner_reference: dict[str, Any],
+    runtime: Runtime,
+    path: str,
+) -> dict[str, Any]:
+    """The Job that deletes the files of a savepoint."""
+    command = ["headgate", "savepoint", "dispose", path]
+    for key, value in runtime.options.items():
+        command += ["-D", f"{key}={_for_container(str(value), runtime.env)}"]
+    return cleaning_job(name, namespace, job, owner_reference, runtime, command)
+
+
+def _for_container(text: str, env: Mapping[str, Any]) -> str:
+    """`${NAME}` of a manifest as `$(NAME)`, which Kubernetes replaces in the command of a container.
+
+    A default counts unless the variable is among `env`: what is in the image is not known here.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        name, default = found.groups()
+        return f"$({name})" if default is None or name in env else str(default)
+
+    return _VARIABLE.sub(written, text)
+
+
+def runtime_of(job: Job, settings: Settings) -> Runtime:
     """What a pod needs to reach the job's storage."""
+    kubernetes = job.kubernetes
     credentials = kubernetes.storage.credentials_secret_ref
+    options = job.spec.get("options") or {}
     return Runtime(
         image=kubernetes.image or settings.default_image,
         image_pull_policy=kubernetes.image_pull_policy or "",
         image_pull_secrets=[each.name for each in kubernetes.image_pull_secrets],
         service_account_name=kubernetes.service_account_name or "",
         credentials_secret=credentials.name if credentials else "",
+        env=msgspec.to_builtins(kubernetes.env),
+        pod_template=kubernetes.coordinator.pod_template,
+        options={key: options[key] for key in options if key.startswith(_STORAGE_OPTIONS)},
     )
 
 
@@ -275,7 +339,8 @@ def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
         "HEADGATE_POD_NAME": "metadata.name",
         "HEADGATE_NAMESPACE": "metadata.namespace",
     }
-    user = [each for each in _user_environment(kubernetes) if each["name"] not in own]
+    users = _variables(msgspec.to_builtins(kubernetes.env))
+    user = [each for each in users if each["name"] not in own]
     listed = [{"name": name, "value": value} for name, value in own.items()]
     from_fields = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -284,12 +349,13 @@ def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
     return [*listed, *from_fields, *(each for each in user if each["name"] not in fields)]
 
 
-def _user_environment(kubernetes: Kubernetes) -> list[dict[str, Any]]:
+def _variables(env: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`kubernetes.env` as a container has it: texts, and keys of Secrets."""
     return [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": value.name, "key": value.key}}}
-        if isinstance(value, SecretKey)
+        {"name": name, "valueFrom": {"secretKeyRef": value}}
+        if isinstance(value, dict)
         else {"name": name, "value": value}
-        for name, value in kubernetes.env.items()
+        for name, value in env.items()
     ]
 
 

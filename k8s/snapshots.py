@@ -23,7 +23,7 @@ from .actions import (
 )
 from .context import POLL_CHANGING_MS, POLL_MS
 from .objects import Settings, owned_by
-from .pods import cleaning_job, runtime_of
+from .pods import runtime_of, savepoint_cleaning_job
 from .snapshot_spec import Snapshot, parse_snapshot
 from .spec import Job, milliseconds, parse_job
 from .status import (
@@ -144,7 +144,7 @@ class _Work:
         assert self.view.job is not None
         parsed = parse_job(self.view.job)
         if isinstance(parsed, Job):
-            return runtime_of(parsed.kubernetes, self.settings)
+            return runtime_of(parsed, self.settings)
         return self.status.runtime
 
     @property
@@ -265,14 +265,13 @@ class _Work:
             "blockOwnerDeletion": True,
         }
         assert self.status.runtime is not None
-        command = ["headgate", "savepoint", "dispose", path]
-        return cleaning_job(
+        return savepoint_cleaning_job(
             cleaning_name(str(metadata["name"])),
             str(metadata["namespace"]),
             job,
             reference,
             self.status.runtime,
-            command,
+            path,
         )
 
     def _end(self, phase: SnapshotPhase, message: str) -> None:

@@ -7,7 +7,7 @@ people want to see, and the decisions that the operator writes down before it ac
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -190,13 +190,22 @@ class StreamJobStatus(Status):
 
 
 class Runtime(Status):
-    """What a pod needs to reach a savepoint when the StreamJob is gone."""
+    """What a pod needs to reach the storage of a job when the StreamJob is gone.
+
+    Attributes:
+        env: as in the section `kubernetes` of the StreamJob.
+        pod_template: that of the coordinator, for its volumes, its identity and its node.
+        options: of the storage, such as `s3.endpoint`; they may have variables.
+    """
 
     image: str = ""
     image_pull_policy: str = ""
     image_pull_secrets: list[str] = []
     service_account_name: str = ""
     credentials_secret: str = ""
+    env: dict[str, Any] = {}
+    pod_template: dict[str, Any] = {}
+    options: dict[str, Any] = {}
 
 
 class StreamSnapshotStatus(Status):

@@ -36,6 +36,7 @@ FAST_ONE_IN: dict[str, int] = {
     "joins/test_interval.py": 3,
     "joins/test_join_jobs.py": 4,
     "joins/test_windowed.py": 3,
+    "k8s/test_delete_state_s3.py": 0,
     "keyed/test_keyed_backends.py": 5,
     "keyed_rocksdb/test_rocksdb_checkpoints.py": 3,
     "manifest/test_manifest_forms.py": 3,

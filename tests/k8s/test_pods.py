@@ -13,7 +13,7 @@ import headgate
 from headgate.k8s import objects, ports
 from headgate.k8s.modes import MODES, pod_makers
 from headgate.k8s.objects import Deployment, Settings
-from headgate.k8s.pods import cleaning_job, merged, runtime_of, state_cleaning_job
+from headgate.k8s.pods import merged, runtime_of, savepoint_cleaning_job, state_cleaning_job
 from headgate.runtime.manifest import load_job
 
 Make = Callable[..., Deployment]
@@ -256,15 +256,83 @@ def test_merging_leaves_its_arguments_alone() -> None:
     assert json.dumps([base, over]) == before
 
 
-def test_a_cleaning_job_has_the_identity_of_the_job(deployment: Make) -> None:
-    of = deployment(**EVERYTHING)
-    runtime = runtime_of(of.job.kubernetes, of.settings)
-    made = cleaning_job(
-        "x", "air", "flights", {}, runtime, ["headgate", "savepoint", "dispose", "s3://b/s"]
+VOLUME: dict[str, Any] = {
+    "metadata": {
+        "labels": {"azure.workload.identity/use": "true", "headgate.io/job": "flights"},
+        "annotations": {"vault.example/inject": "true"},
+    },
+    "spec": {
+        "nodeSelector": {"disk": "fast"},
+        "initContainers": [{"name": "login", "image": "login"}],
+        "volumes": [{"name": "state", "persistentVolumeClaim": {"claimName": "flights"}}],
+        "containers": [
+            {
+                "name": "headgate",
+                "args": ["--more"],
+                "command": ["sh"],
+                "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+                "env": [{"name": "REGION", "value": "eu"}],
+                "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+                "resources": {"requests": {"memory": "2Gi"}},
+            },
+            {"name": "proxy", "image": "proxy"},
+        ],
+    },
+}
+"""A coordinator's pod template with which it reaches its storage, and with what ends no pod of a Job."""
+
+
+def cleaning_jobs(of: Deployment) -> list[dict[str, Any]]:
+    """What deletes the state of a job, and what deletes a savepoint."""
+    savepoint = savepoint_cleaning_job(
+        "x", "air", "flights", {}, runtime_of(of.job, of.settings), "s3://b/s"
     )
-    assert "headgate.io/job" not in made["spec"]["template"]["metadata"]["labels"]
-    spec = made["spec"]["template"]["spec"]
-    assert spec["serviceAccountName"] == "flights"
-    assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert spec["containers"][0]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
-    assert not_restricted(made["spec"]["template"]) == []
+    return [state_cleaning_job(of, "flights-clean"), savepoint]
+
+
+def test_a_cleaning_job_has_the_identity_of_the_job(deployment: Make) -> None:
+    for made in cleaning_jobs(deployment(**EVERYTHING)):
+        labels = made["spec"]["template"]["metadata"]["labels"]
+        assert not any(key.startswith("headgate.io/") for key in labels)
+        spec = made["spec"]["template"]["spec"]
+        assert spec["serviceAccountName"] == "flights"
+        assert spec["imagePullSecrets"] == [{"name": "registry"}]
+        (container,) = spec["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+        password = {"secretKeyRef": {"name": "broker", "key": "password"}}
+        assert {"name": "PASSWORD", "valueFrom": password} in container["env"]
+        assert not_restricted(made["spec"]["template"]) == []
+
+
+def test_a_cleaning_job_reaches_the_storage_as_the_coordinator_does(deployment: Make) -> None:
+    of = deployment(coordinator={"podTemplate": VOLUME})
+    for made in cleaning_jobs(of):
+        template = made["spec"]["template"]
+        spec = template["spec"]
+        (container,) = spec["containers"]  # a second one would keep the pod from ending
+        assert VOLUME["spec"]["volumes"][0] in spec["volumes"]
+        assert {"name": "state", "mountPath": "/state"} in container["volumeMounts"]
+        assert {"name": "REGION", "value": "eu"} in container["env"]
+        assert container["resources"]["requests"]["memory"] == "2Gi"
+        assert container["command"][0] == "headgate"
+        assert not {"args", "lifecycle", "livenessProbe", "ports"} & container.keys()
+        assert spec["restartPolicy"] == "Never"
+        assert spec["nodeSelector"] == {"disk": "fast"}
+        assert [each["name"] for each in spec["initContainers"]] == ["login"]
+        assert template["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+        assert template["metadata"]["annotations"] == {"vault.example/inject": "true"}
+
+
+def test_a_savepoint_is_deleted_in_the_storage_of_the_job(deployment: Make) -> None:
+    of = deployment(env={"HOST": "minio", "PORT": "9000"})
+    of.job.spec["options"] = {
+        "s3.endpoint": "http://${HOST}:${PORT:-1}",
+        "s3.region": "${REGION:-eu}",
+        "pipeline.name": "x",
+    }
+    _, made = cleaning_jobs(of)
+    command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command == [
+        *("headgate", "savepoint", "dispose", "s3://b/s"),
+        *("-D", "s3.endpoint=http://$(HOST):$(PORT)", "-D", "s3.region=eu"),
+    ]

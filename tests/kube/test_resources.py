@@ -18,7 +18,7 @@ import pytest
 from headgate.k8s import objects
 from headgate.k8s.modes import MODES, pod_makers
 from headgate.k8s.objects import Deployment, Settings
-from headgate.k8s.pods import cleaning_job, runtime_of, state_cleaning_job
+from headgate.k8s.pods import runtime_of, savepoint_cleaning_job, state_cleaning_job
 from headgate.k8s.spec import Job, parse_job
 from headgate.k8s.status import Run, Start
 from headgate.tests.k8s.conftest import RESOURCE
@@ -181,15 +181,14 @@ def test_every_object_of_a_job_is_taken(
     settings = Settings(metrics_from={"kubernetes.io/metadata.name": "monitoring"})
     uid = found["metadata"]["uid"]
     of = Deployment("flights", namespace, uid, job, run, settings)
-    runtime = runtime_of(job.kubernetes, settings)
-    dispose = ["headgate", "savepoint", "dispose", "s3://bucket/savepoint"]
+    owner, runtime = objects.owner("flights", uid), runtime_of(job, settings)
     made = [
         objects.manifest(of),
         objects.token(of),
         *objects.supporting(of),
         *pod_makers(of),
         state_cleaning_job(of, "flights-clean"),
-        cleaning_job("x", namespace, "flights", objects.owner("flights", uid), runtime, dispose),
+        savepoint_cleaning_job("x", namespace, "flights", owner, runtime, "s3://bucket/savepoint"),
     ]
     for each in made:
         apply(api_server, each, namespace, "--warnings-as-errors")
