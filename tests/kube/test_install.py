@@ -24,10 +24,9 @@ OPERATOR = "deployment/streams-headgate"
 
 @pytest.fixture(scope="module")
 def definitions(api_server: Cluster) -> str:
-    """The resource definitions, once for all releases of this module."""
-    return api_server.helm(
-        "install", "headgate-crds", str(CRDS), "-n", "kube-system", "--take-ownership"
-    )
+    """The resource definitions, once for all releases of a module."""
+    release = ("headgate-crds", str(CRDS), "-n", "kube-system")
+    return api_server.helm("upgrade", "--install", *release, "--take-ownership")
 
 
 @pytest.fixture

@@ -98,12 +98,12 @@ def installed(
     cluster: Cluster, namespace: str, definitions: str, request: pytest.FixtureRequest
 ) -> Iterator[Installed]:
     """With the parameter `cluster` the operator is one of the whole cluster."""
-    watched = "" if getattr(request, "param", "") == "cluster" else namespace
+    watched = [] if getattr(request, "param", "") == "cluster" else [namespace]
     settings = (
-        f"watchNamespaces={{{watched}}},crds.install=false,rbac.kubeRay=true,"
-        "image.repository=headgate,jobs.image=stub/job:1"
+        "crds.install=false,rbac.kubeRay=true,image.repository=headgate,jobs.image=stub/job:1"
     )
-    arguments = ("-n", namespace, "--set", settings, "--set-string", "image.tag=1", *WAIT)
+    watched_json = ("--set-json", f"watchNamespaces={json.dumps(watched)}")
+    arguments = ("-n", namespace, "--set", settings, *watched_json, *WAIT)
     cluster.helm("install", "streams", str(CHART), *arguments)
     yield Installed(cluster, namespace)
     cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
