@@ -47,6 +47,7 @@ class CompletedCheckpoint:
     id: int
     completed_ms: int
     path: str = ""
+    size_bytes: int = 0
 
 
 @final
@@ -62,6 +63,7 @@ class JobReport:
         failure: the last one, in words.
         checkpoint: the last completed one.
         failed_checkpoints: in a row, up to now.
+        checkpoint_failure: why the last of them failed.
         restored: what the run began with, in words; empty if it began without state.
         operations: by trigger id. After a restart of the coordinator earlier ones may be missing.
     """
@@ -74,6 +76,7 @@ class JobReport:
     failure: str = ""
     checkpoint: CompletedCheckpoint | None = None
     failed_checkpoints: int = 0
+    checkpoint_failure: str = ""
     restored: str = ""
     operations: Mapping[str, Operation] = field(default_factory=dict)
 

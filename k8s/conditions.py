@@ -137,9 +137,10 @@ def _of_transition(context: Context, transition: Transition) -> str:
 
 def _of_start(context: Context, run: Run) -> str:
     report = context.report
-    state = (
-        "its coordinator does not answer yet" if report is None else f"the job is {report.state}"
-    )
+    if report is None:
+        state = "its coordinator does not answer yet"
+    else:
+        state = f"the job is {report.state}" + (f": {report.failure}" if report.failure else "")
     return context.waits_for or f"run {run.number}: {state}"
 
 
@@ -165,6 +166,7 @@ def _checkpointing(context: Context) -> None:
         _set(context, "CheckpointingHealthy", None, "", "", "the job does not answer")
     elif report.failed_checkpoints:
         message = f"{report.failed_checkpoints} checkpoints in a row have failed"
+        message += f", the last one: {report.checkpoint_failure}" * bool(report.checkpoint_failure)
         _set(context, "CheckpointingHealthy", False, "", "Failing", message)
     else:
         last = report.checkpoint

@@ -148,9 +148,11 @@ def _observe(context: Context) -> None:
         report.run_id, report.state, report.epoch, report.restarts, short(report.failure)
     )
     if report.checkpoint is not None:
-        completed_at = rfc3339(report.checkpoint.completed_ms)
-        status.checkpoint = Checkpoint(report.checkpoint.id, completed_at, report.checkpoint.path)
-        if report.checkpoint.completed_ms > since_1970_ms(run.started_at):
+        last = report.checkpoint
+        status.checkpoint = Checkpoint(
+            last.id, rfc3339(last.completed_ms), last.path, last.size_bytes
+        )
+        if last.completed_ms > since_1970_ms(run.started_at):
             run.checkpointed = True
     if not context.healthy:
         run.running_since = ""

@@ -96,7 +96,8 @@ class Transition(Status):
 class Checkpoint(Status):
     id: int
     completed_at: Time
-    path: str = ""
+    path: Annotated[str, Meta(description="a run can begin with it while it is retained")] = ""
+    size_bytes: Annotated[int, Meta(description="of the state in it")] = 0
 
 
 class LastSavepoint(Status):

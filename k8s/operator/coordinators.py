@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections import OrderedDict
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from ...errors import HeadgateError, JobError
 from ...runtime.rest.answers import (
@@ -22,41 +22,51 @@ from ...runtime.rest.client import RestClient
 from .. import ports
 from ..actions import CallJob, CompletedCheckpoint, JobReport, Operation
 from ..objects import TOKEN_KEY, head_name
-from .api import Api
-from .kinds import KINDS, SECRET
+from .kinds import KINDS, SECRET, Kind
 
 ANSWER_S: Final = 10.0
-JOBS_MAX: Final = 4096
-TRIGGERS_MAX: Final = 16
-"""Operations of one job whose outcome is asked for: the last ones that this operator asked for."""
 log = logging.getLogger(__name__)
-_Job = tuple[str, str]
+_STATES: Final[Mapping[str, str]] = {
+    "INITIALIZING": "CREATED",
+    "RECONCILING": "RESTARTING",
+    "FAILING": "RESTARTING",
+    "HANDED_OVER": "RESTARTING",
+}
+"""States of a job that the decisions do not tell apart from others. In all of these the job comes back by
+itself, or its next state says that it does not."""
+
+
+class Store(Protocol):
+    """The part of the API server that is needed to reach a job."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None: ...
+
+
+def service_url(namespace: str, job: str) -> str:
+    """The REST API of a job, by the Service of its head."""
+    return f"http://{head_name(job)}.{namespace}.svc:{ports.REST.number}"
 
 
 class RestCoordinators:
-    """`Coordinators` over HTTP, by the Service of each job's head, with the token from its Secret.
+    """`Coordinators` over HTTP, with the token from the Secret of each job. Nothing is remembered here."""
 
-    The REST API tells of an operation by its trigger id, and has no list of them. So this remembers the
-    trigger ids it has sent. After a restart of the operator it knows none: then `reconcile` makes the same
-    request again, with the same trigger id, which is still one operation.
-    """
+    def __init__(self, store: Store, url: Callable[[str, str], str] = service_url) -> None:
+        """Nothing is asked yet.
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._triggers: OrderedDict[_Job, list[str]] = OrderedDict()
+        Args:
+            store: the API server.
+            url: where the REST API of a job is, by namespace and name.
+        """
+        self._store = store
+        self._url = url
 
     async def report(self, namespace: str, job: str) -> JobReport | None:
         """What the coordinator answers; None if it cannot be reached."""
         try:
             async with await self._client(namespace, job) as client:
                 answer = await client.job()
-                operations: dict[str, Operation] = {}
-                for trigger in self._triggers.get((namespace, job), ()):
-                    try:
-                        operations[trigger] = _operation(await client.operation(trigger))
-                    except HeadgateError as error:
-                        log.debug("operation %s of %s/%s: %s", trigger, namespace, job, error)
-                return _report(answer, operations)
+                operations = await client.operations()
+                return _report(answer, {each.trigger_id: _operation(each) for each in operations})
         except HeadgateError as error:
             log.debug("%s/%s does not answer: %s", namespace, job, error)
             return None
@@ -68,27 +78,19 @@ class RestCoordinators:
             if answer.run != call.run_id:
                 raise JobError(f"run {answer.run} of {namespace}/{job} answers, not {call.run_id}")
             await client.begin(_wish(call))
-        known = self._triggers.setdefault((namespace, job), [])
-        self._triggers.move_to_end((namespace, job))
-        if call.trigger_id not in known:
-            known.append(call.trigger_id)
-            del known[:-TRIGGERS_MAX]
-        if len(self._triggers) > JOBS_MAX:
-            self._triggers.popitem(last=False)
 
     async def _client(self, namespace: str, job: str) -> RestClient:
-        host = f"{head_name(job)}.{namespace}.svc"
         token = await self._token(namespace, job)
-        return RestClient(f"http://{host}:{ports.REST.number}", token, timeout_s=ANSWER_S)
+        return RestClient(self._url(namespace, job), token, timeout_s=ANSWER_S)
 
     async def _token(self, namespace: str, job: str) -> str:
         """The token that the head has mounted: of the job's own Secret, or one that the user named."""
-        head = await self._api.get(KINDS["StatefulSet"], namespace, head_name(job))
+        head = await self._store.get(KINDS["StatefulSet"], namespace, head_name(job))
         if head is None:
             raise JobError(f"{namespace}/{job} has no head")
         volumes = head["spec"]["template"]["spec"].get("volumes", ())
         names = [each["secret"]["secretName"] for each in volumes if each["name"] == "token"]
-        secret = await self._api.get(SECRET, namespace, names[0]) if names else None
+        secret = await self._store.get(SECRET, namespace, names[0]) if names else None
         data: dict[str, Any] = (secret or {}).get("data", {})
         if TOKEN_KEY not in data:
             raise JobError(f"{namespace}/{job} has no Secret with the key {TOKEN_KEY}")
@@ -114,18 +116,31 @@ def _wish(call: CallJob) -> Wish:
 def _report(answer: JobAnswer, operations: dict[str, Operation]) -> JobReport:
     checkpoint = None
     if answer.last_checkpoint:
-        checkpoint = CompletedCheckpoint(answer.last_checkpoint, answer.last_checkpoint_at_ms)
+        checkpoint = CompletedCheckpoint(
+            answer.last_checkpoint,
+            answer.last_checkpoint_at_ms,
+            answer.last_checkpoint_path,
+            answer.last_checkpoint_bytes,
+        )
     return JobReport(
         run_id=answer.run,
-        state="CREATED" if answer.status == "INITIALIZING" else answer.status,
+        state=_STATES.get(answer.status, answer.status),
         parallelism=answer.parallelism,
         epoch=answer.generation,
         restarts=answer.restarts,
-        failure=answer.reason,
+        failure=_failure(answer),
         checkpoint=checkpoint,
+        failed_checkpoints=answer.checkpoints_failed_in_a_row,
+        checkpoint_failure=answer.checkpoint_failure,
         restored=answer.restored_from,
         operations=operations,
     )
+
+
+def _failure(answer: JobAnswer) -> str:
+    """The last failure, and why it was the last one if the job has ended with it."""
+    gave_up = answer.reason if answer.status == "FAILED" else ""
+    return "; ".join(text for text in (answer.failure, gave_up) if text)
 
 
 def _operation(answer: OperationAnswer) -> Operation:
@@ -138,6 +153,6 @@ def _operation(answer: OperationAnswer) -> Operation:
     return Operation(
         "completed",
         path=str(result.get("savepoint") or result.get("path") or ""),
-        size_bytes=int(result.get("bytes") or 0),
+        size_bytes=int(result.get("size_bytes") or 0),
         checkpoint_id=int(result.get("checkpoint") or 0),
     )

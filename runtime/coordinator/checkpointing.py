@@ -94,6 +94,7 @@ class CheckpointDriver:
         generation: int,
         retain: int,
         history: int,
+        directory: str,
         broadcast: Callable[[Messages], None],
         put_event: Callable[[PublishResult], None],
         wake_at: Callable[[int], None],
@@ -106,6 +107,7 @@ class CheckpointDriver:
         self._clock = clock
         self._generation = generation
         self._retain = retain
+        self._directory = directory
         self._broadcast = broadcast
         self._put_event = put_event
         self._wake_at = wake_at
@@ -139,6 +141,10 @@ class CheckpointDriver:
         self.last_size_bytes = size_of(newest.manifest) if newest else 0
         self.completed = 0
         self.failed = 0
+        self.failed_in_a_row = 0
+        """Checkpoints that failed since the last one completed. A restart of the job does not reset it."""
+        self.last_failure = ""
+        """Why the last of these failed; empty if the last checkpoint completed."""
         self.history = CheckpointHistory(history)
         self.figures = CheckpointFigures()
 
@@ -146,6 +152,10 @@ class CheckpointDriver:
     def publishing(self) -> bool:
         """True while the answer to a log write is due."""
         return bool(self._unanswered)
+
+    def path_of(self, checkpoint_id: int) -> str:
+        """What a run names to begin with this checkpoint; empty if the job keeps none."""
+        return f"{self._directory}@{checkpoint_id}" if self._directory and checkpoint_id else ""
 
     @property
     def in_progress(self) -> int:
@@ -286,7 +296,8 @@ class CheckpointDriver:
         if result.error is not None:
             _log.error("checkpoint %s not published: %s", checkpoint_id, result.error)
             return self._carry_out(self.protocol.publish_failed(checkpoint_id, now))
-        ended = self.history.completed(checkpoint_id, now, result.savepoint)
+        path = result.savepoint or self.path_of(checkpoint_id)
+        ended = self.history.completed(checkpoint_id, now, path)
         if ended is not None:
             self.on_ended(ended)
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
@@ -296,6 +307,7 @@ class CheckpointDriver:
             self.last_completed = result.checkpoint_id
             self.last_completed_at_ms = now
             self.completed += 1
+            self.failed_in_a_row, self.last_failure = 0, ""
             if self.on_completed is not None:
                 self.on_completed()
             # Until the trim has its turn others may begin, and build on this one.
@@ -381,7 +393,10 @@ class CheckpointDriver:
             self.on_ended(ended)
         if reason.counts:
             self.last_declined = declined
-            self.failed += kind == "checkpoint"
+            if kind == "checkpoint":
+                self.failed += 1
+                self.failed_in_a_row += 1
+                self.last_failure = text
             record = self.history.record(checkpoint_id)
             why = f"failed: {text}" if record is None or declined else explain(record)
             self.announce(

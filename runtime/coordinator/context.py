@@ -421,6 +421,7 @@ class JobContext:
             "began_ms": self.began_ms,
             "uptime_ms": self.time_in("RUNNING")[0],
             "reason": "" if self.end is None else self.end.reason,
+            "failure": self._last_failure(),
             "attempt": self.attempt,
             "restarts": self.restarts,
             "restarted_tasks": self.restarted_tasks,
@@ -434,6 +435,10 @@ class JobContext:
             "checkpoints_failed": checkpoints.failed,
             "last_checkpoint_ms": checkpoints.last_duration_ms,
             "last_checkpoint_at_ms": checkpoints.last_completed_at_ms,
+            "last_checkpoint_bytes": checkpoints.last_size_bytes,
+            "last_checkpoint_path": checkpoints.path_of(checkpoints.last_completed),
+            "checkpoints_failed_in_a_row": checkpoints.failed_in_a_row,
+            "checkpoint_failure": checkpoints.last_failure,
             "workers": self.pool.describe(),
             "metrics": self._metrics_endpoints(),
             "vertices": [self._describe_vertex(vertex) for vertex in self.plan.vertices],
@@ -446,6 +451,13 @@ class JobContext:
             "busy_steps": describe_busy(self.pool.live.values()),
             "exceptions": [story.as_json() for story in self.failures.stories],
         }
+
+    def _last_failure(self) -> str:
+        """What went wrong last, though the job may run again; empty: nothing has."""
+        if not self.failures.stories:
+            return ""
+        root = self.failures.stories[-1].root
+        return f"{root.where}: {root.text}"
 
     def _describe_backpressure(self) -> list[dict[str, Any]]:
         """Nobody waits for anybody unless the job runs: what is known is old then."""

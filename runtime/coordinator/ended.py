@@ -61,6 +61,7 @@ class Ended(State):
                 checkpoint=job.checkpoints.last_completed,
                 duration_ms=job.checkpoints.last_duration_ms,
                 savepoint=end.savepoint,
+                size_bytes=end.savepoint_bytes,
             )
 
 

@@ -87,7 +87,13 @@ from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, adopting, deploying, ended
 from .steady_clock import SteadyClock
-from .views import describe_config, describe_metrics, describe_plan, describe_subtasks
+from .views import (
+    checkpoint_directory,
+    describe_config,
+    describe_metrics,
+    describe_plan,
+    describe_subtasks,
+)
 from .watchdog import Watchdog
 from .wishes import dispose_savepoint
 from .workers import WorkerPool
@@ -446,6 +452,7 @@ class JobCoordinator:
             generation=generation,
             retain=checkpoint.retain if checkpoint is not None else 1,
             history=Options(self.spec.options).get(CHECKPOINT_HISTORY),
+            directory=checkpoint_directory(self.spec) if log is not None else "",
             broadcast=broadcast,
             put_event=self._events.put_nowait,
             wake_at=self._wake_at,

@@ -354,7 +354,9 @@ class Running(State):
             kept += [f"checkpoint {done.checkpoint_id}"] * job.keeps_checkpoints
             what = f"stopped with {' and '.join(kept)}"
             reason = what if kept else "stopped; the job keeps no checkpoints"
-            self._terminate(job, End(JobStatus.STOPPED, reason, wish=wish, savepoint=address))
+            size = 0 if manifest is None else size_of(manifest)
+            end = End(JobStatus.STOPPED, reason, None, wish, address, size)
+            self._terminate(job, end)
         elif done.token == LEAVE and self._leaving is not None:
             self._terminate(job, handing_over(self._leaving))
         elif done.token == RESCALE and job.rescale is not None:
@@ -367,7 +369,12 @@ class Running(State):
                 size_bytes=size_of(manifest),
             )
         elif wish is not None:
-            wish.done(checkpoint=done.checkpoint_id, duration_ms=job.checkpoints.last_duration_ms)
+            wish.done(
+                checkpoint=done.checkpoint_id,
+                duration_ms=job.checkpoints.last_duration_ms,
+                size_bytes=job.checkpoints.last_size_bytes,
+                path=job.checkpoints.path_of(done.checkpoint_id),
+            )
 
     def _refused(self, job: JobContext, refused: RequestFailed, *, failed: bool) -> None:
         wish = self._wishes.pop(refused.token, None)

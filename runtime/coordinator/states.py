@@ -46,6 +46,7 @@ class End:
     wish: ClientWish | None = None
     savepoint: str = ""
     """Address of the savepoint that the client wanted with the end."""
+    savepoint_bytes: int = 0
 
 
 def adopting() -> State:

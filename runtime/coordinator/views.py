@@ -15,9 +15,12 @@ from ...errors import UsageError
 from ...operators.elements import WATERMARK_MIN
 from ..control.statistics import SubtaskStatistics
 from ..explain import describe_partitioning, explain_plan
+from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry
 from ..plan import PhysicalPlan, Vertex
+from ..protocol import names
 from ..protocol.ids import SubtaskId
+from ..storage.open_store import join_address
 from .context import JobContext
 
 MASKED: Final = "******"
@@ -88,6 +91,13 @@ def describe_config(job: JobContext) -> dict[str, Any]:
 def masked(key: str, value: str) -> str:
     """`value`, unless `key` says that it is a secret; a user name and password in an address are hidden."""
     return MASKED if _SECRET_KEY.search(key) else _USERINFO.sub(MASKED, value)
+
+
+def checkpoint_directory(spec: JobSpec) -> str:
+    """The address below which a job's checkpoints are, without credentials; empty: it keeps none."""
+    if spec.checkpoint is None:
+        return ""
+    return masked("", join_address(spec.checkpoint.storage, names.job_dir(spec.name)))
 
 
 def describe_plan(job: JobContext) -> dict[str, Any]:

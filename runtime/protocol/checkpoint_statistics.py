@@ -84,7 +84,7 @@ class CheckpointRecord:
         parts: of those that have acknowledged, in this order.
         end_ms: when it completed or failed.
         failure: why it failed; empty otherwise.
-        path: of a savepoint.
+        path: what a run names to begin with it, once it is complete.
     """
 
     checkpoint_id: int

@@ -60,6 +60,8 @@ class JobAnswer(Answer, frozen=True):
     run: str = ""
     reason: str = ""
     """Why the job ended."""
+    failure: str = ""
+    """What went wrong last, though the job may run again; empty: nothing has."""
     parallelism: int = 0
     max_parallelism: int = 0
     generation: int = 0
@@ -74,8 +76,15 @@ class JobAnswer(Answer, frozen=True):
     last_checkpoint_ms: int = 0
     """How long it took."""
     last_checkpoint_at_ms: int = 0
+    last_checkpoint_bytes: int = 0
+    last_checkpoint_path: str = ""
+    """What `headgate run --from` takes, as long as the checkpoint is retained."""
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
+    checkpoints_failed_in_a_row: int = 0
+    """Those that failed since the last one completed, across restarts of the job."""
+    checkpoint_failure: str = ""
+    """Why the last checkpoint failed; empty if it completed."""
     restored_checkpoint: int = 0
     restored_from: str = ""
     restored_bytes: int = 0
@@ -404,10 +413,17 @@ class OperationAnswer(Answer, frozen=True):
     """Why it FAILED."""
 
 
+class OperationsAnswer(Answer, frozen=True):
+    """The operations that the coordinator remembers, oldest first."""
+
+    operations: list[OperationAnswer]
+
+
 TriggerId = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9._-]{1,128}$",
+        # `.` and `..` are no names in a path, and Python's `$` also matches in front of a last line break.
+        pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}$(?!\n)",
         description="Chosen by the client; the same id is the same operation, however often it is sent.",
     ),
 ]

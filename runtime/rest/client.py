@@ -140,6 +140,10 @@ class RestClient:
         """How far an operation is; with `wait_s` (at most 60) once it has ended, or after this time."""
         return await self._get("operation", OperationAnswer, wait_s=wait_s, trigger_id=trigger_id)
 
+    async def operations(self) -> list[OperationAnswer]:
+        """The operations that the coordinator remembers, oldest first."""
+        return (await self._get("operations", answers.OperationsAnswer)).operations
+
     async def carry_out(self, wish: Wish) -> dict[str, Any]:
         """Begin an operation and wait for its end, however long it takes; returns its result.
 

@@ -72,6 +72,11 @@ class Operations:
             )
         return entry.answer
 
+    @property
+    def all(self) -> list[OperationAnswer]:
+        """All that are remembered, oldest first."""
+        return [entry.answer for entry in self._entries.values()]
+
     def _end(self, trigger_id: str, now_ms: int, **changes: Any) -> None:
         entry = self._entries[trigger_id]
         entry.answer = msgspec.structs.replace(entry.answer, ended_ms=now_ms, **changes)

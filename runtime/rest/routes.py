@@ -204,6 +204,13 @@ ROUTES: Final = (
     *(_operation(verb, body) for verb, body in VERBS.items()),
     Route(
         "GET",
+        "/v1/operations",
+        "operations",
+        answers.OperationsAnswer,
+        "The operations that the coordinator remembers, oldest first.",
+    ),
+    Route(
+        "GET",
         "/v1/operations/{trigger_id}",
         "operation",
         answers.OperationAnswer,

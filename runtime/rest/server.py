@@ -24,7 +24,7 @@ from ..rest_options import (
     REST_OPERATIONS,
     REST_WATCHERS,
 )
-from .answers import Answer, Health, Wish
+from .answers import Answer, Health, OperationsAnswer, Wish
 from .events import EventQueue, encode
 from .gate import allowed_names, check_names, check_token
 from .listener import Connection, RestListener
@@ -249,6 +249,9 @@ class RestServer:
             self._operations.fail(trigger_id, problem_of(broken), self._clock.now_ms())
         finally:
             self._ended.pop(trigger_id).set()
+
+    async def _get_operations(self, request: web.Request) -> web.StreamResponse:
+        return _answer(OperationsAnswer(operations=self._operations.all))
 
     async def _get_operation(self, request: web.Request) -> web.StreamResponse:
         trigger_id = request.match_info["trigger_id"]

@@ -102,6 +102,7 @@ class DrivenJob:
             generation=1,
             retain=self.retain,
             history=10,
+            directory="memory://jobs/job" if self.log is not None else "",
             broadcast=self.sent.append,
             put_event=self.events.put_nowait,
             wake_at=lambda _: None,

@@ -27,6 +27,7 @@ _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 lab = _module.lab
+trouble = _module.trouble
 
 
 class Api:
