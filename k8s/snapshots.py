@@ -302,6 +302,12 @@ class _Work:
         )
 
 
+def is_at_rest(resource: Object) -> bool:
+    """True if nothing about the job can change what is done about this StreamSnapshot."""
+    ended = resource.get("status", {}).get("phase") in _ENDED
+    return ended and "deletionTimestamp" not in resource["metadata"]
+
+
 def cleaning_name(snapshot: str) -> str:
     """Of the Kubernetes Job that deletes the files of a snapshot."""
     return f"{snapshot[:55]}-dispose"

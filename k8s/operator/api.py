@@ -34,11 +34,15 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class ApiError(HeadgateError):
-    """The API server refused a request, or did not answer it. Then `status` is 0."""
+    """The API server refused a request, or did not answer it. Then `status` is 0.
 
-    def __init__(self, status: int, message: str) -> None:
+    `retry_after_s` is how long it asks to be left alone.
+    """
+
+    def __init__(self, status: int, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class Api:
@@ -122,6 +126,8 @@ class Api:
                         status = event["object"]
                         raise ApiError(int(status.get("code", 500)), str(status.get("message", "")))
                     yield event
+        except msgspec.DecodeError as error:
+            raise ApiError(0, f"an event of a watch is not JSON: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _no_answer(error) from None
 
@@ -207,7 +213,11 @@ class Api:
         if response.status >= 300:
             async with response:
                 text = (await response.read()).decode(errors="replace")
-            raise ApiError(response.status, f"{method} {path}: {_message(text)}")
+            raise ApiError(
+                response.status,
+                f"{method} {path}: {_message(text)}",
+                retry_after_s=_seconds(response.headers.get("Retry-After", "")),
+            )
         return response
 
 
@@ -217,6 +227,11 @@ def _selecting(kind: Kind) -> dict[str, str]:
 
 def _no_answer(error: BaseException) -> ApiError:
     return ApiError(0, f"the API server does not answer: {type(error).__name__} {error}".strip())
+
+
+def _seconds(text: str) -> float:
+    """The header Retry-After as the API server writes it: whole seconds."""
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
 
 
 def _message(text: str) -> str:

@@ -16,7 +16,7 @@ from ...operators.clock import Clock
 from ..actions import Action, Coordinators, JobReport, Object, Observed
 from ..objects import JOB, Settings, token_name
 from ..reconcile import reconcile
-from ..snapshots import SnapshotView, cleaning_name, reconcile_snapshot
+from ..snapshots import SnapshotView, cleaning_name, is_at_rest, reconcile_snapshot
 from ..status import StreamJobStatus, StreamSnapshotStatus
 from .api import Api, ApiError
 from .execute import Executor
@@ -99,7 +99,7 @@ class Controller:
             conflict = isinstance(error, ApiError) and error.status == 409
             outcome = "conflict" if conflict else "error"
             log.log(logging.INFO if conflict else logging.WARNING, "%s %s/%s: %s", *key, error)
-            self.queue.failed(key)
+            self.queue.failed(key, error.retry_after_s if isinstance(error, ApiError) else 0.0)
         except Exception:
             outcome = "error"
             log.exception("%s %s/%s: this is a mistake in the operator", *key)
@@ -174,23 +174,40 @@ class Controller:
                 yield informer
 
     def _written(self, made: Object) -> None:
+        """The operator has written this itself: only what else depends on it is reconciled.
+
+        Its own reconciliation says when it is due again. Were it due at once, a status that differs each
+        time, as that of a job with many checkpoints does, would be written without a pause.
+        """
         for informer in self._of(made["kind"], made["metadata"]["namespace"]):
             informer.put(made)
+        for key in self._dependents(made):
+            self.queue.add(key)
 
     def _changed(self, made: Object) -> None:
         """Have everything reconciled that depends on this object."""
         kind, metadata = made["kind"], made["metadata"]
-        namespace, name = metadata["namespace"], metadata["name"]
         if kind in (STREAM_JOB.name, STREAM_SNAPSHOT.name):
-            self.queue.add((kind, namespace, name))
+            self.queue.add((kind, metadata["namespace"], metadata["name"]))
+        for key in self._dependents(made):
+            self.queue.add(key)
+
+    def _dependents(self, made: Object) -> Iterable[Key]:
+        """The resources, beside the object itself, whose reconciliation looks at this object."""
+        kind, metadata = made["kind"], made["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
         if kind == STREAM_SNAPSHOT.name:
-            self.queue.add((STREAM_JOB.name, namespace, made["spec"]["jobRef"]["name"]))
+            yield STREAM_JOB.name, namespace, made["spec"]["jobRef"]["name"]
+        if kind == STREAM_JOB.name:
+            for snapshot in self._all(STREAM_SNAPSHOT.name, namespace):
+                if snapshot["spec"]["jobRef"]["name"] == name and not is_at_rest(snapshot):
+                    yield STREAM_SNAPSHOT.name, namespace, snapshot["metadata"]["name"]
         for owner in metadata.get("ownerReferences", ()):
             if owner["kind"] == STREAM_SNAPSHOT.name:
-                self.queue.add((owner["kind"], namespace, owner["name"]))
+                yield owner["kind"], namespace, owner["name"]
         job = _job_label(made)
         if job:
-            self.queue.add((STREAM_JOB.name, namespace, job))
+            yield STREAM_JOB.name, namespace, job
 
 
 def micro_time(clock: Clock) -> str:

@@ -132,6 +132,8 @@ class Informer:
         known = self._objects.get(key)
         if known is not None and _version(known) > _version(made):
             return  # older than a write of our own, whose event is still to come
+        if known is not None and _version(known) == _version(made) and type_ != "DELETED":
+            return  # a write of our own, which is known
         if type_ == "DELETED":
             self._objects.pop(key, None)
         else:

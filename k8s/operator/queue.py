@@ -63,12 +63,21 @@ class WorkQueue:
         self._failures.pop(key, None)
         self._release(key)
 
-    def failed(self, key: Key) -> None:
-        """The work failed: the key is due again after a pause that doubles each time."""
+    def failed(self, key: Key, at_least_s: float = 0.0) -> None:
+        """The work failed: the key is due again after a pause that doubles each time.
+
+        Args:
+            key: what failed.
+            at_least_s: the pause is not shorter than this, even if the key was added meanwhile; at most
+                `BACKOFF_S_MAX` is taken.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._release(key)
-        self.add(key, min(BACKOFF_S * 2 ** min(failures, 16), BACKOFF_S_MAX))
+        if at_least_s:
+            self._due.pop(key, None)
+        pause_s = max(BACKOFF_S * 2 ** min(failures, 16), at_least_s)
+        self.add(key, min(pause_s, BACKOFF_S_MAX))
 
     def oldest_s(self) -> float:
         """How long the key that is due for longest has waited, in seconds."""

@@ -1,0 +1,222 @@
+"""From a change to the reconciliations it causes: the controller over an API server in memory, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes_asyncio", reason="pip install 'headgate[k8s]'")
+
+from headgate.k8s.actions import CallJob, CompletedCheckpoint, JobReport
+from headgate.k8s.objects import Settings
+from headgate.k8s.operator.api import ApiError
+from headgate.k8s.operator.controller import Controller
+from headgate.k8s.operator.metrics import Metrics
+from headgate.testing.loop import VirtualClock, VirtualLoop
+from headgate.tests.k8s.conftest import RESOURCE
+from headgate.tests.k8s.memory_api import MemoryApi
+
+Object = dict[str, Any]
+SOON_S = 0.1
+"""Much less than the time between two looks at something that waits."""
+
+
+@dataclass
+class Job:
+    """The coordinator of the job; without an answer there is none."""
+
+    answer: JobReport | None = None
+    reports: int = 0
+    calls: list[CallJob] = field(default_factory=list)
+    each_time: Callable[[], None] = lambda: None
+
+    async def report(self, namespace: str, job: str) -> JobReport | None:
+        self.reports += 1
+        self.each_time()
+        return self.answer
+
+    async def call(self, namespace: str, job: str, call: CallJob) -> None:
+        self.calls.append(call)
+
+
+class World:
+    """An operator that leads, in a loop that only moves when told to."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop(1)
+        asyncio.set_event_loop(self.loop)
+        self.api, self.job = MemoryApi(), Job()
+        self.metrics = Metrics()
+        api: Any = self.api
+        self.controller = Controller(
+            api, self.job, Settings(), (), "one", self.metrics, VirtualClock(self.loop)
+        )
+        self.task = self.loop.create_task(self.controller.run())
+
+    def run(self, seconds: float = SOON_S) -> None:
+        self.loop.drive(self.loop.time() + seconds)
+        assert not self.task.done(), self.task
+
+    def found(self, kind: str, name: str) -> Object:
+        return self.api.objects[kind, "air", name]
+
+    def close(self) -> None:
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            self.loop.run_until_complete(self.task)
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    made.run()
+    yield made
+    made.close()
+
+
+def snapshot(**spec: Any) -> Object:
+    return {
+        "apiVersion": "headgate.io/v1alpha1",
+        "kind": "StreamSnapshot",
+        "metadata": {"name": "monday", "namespace": "air"},
+        "spec": {"jobRef": {"name": "flights"}, **spec},
+    }
+
+
+def head_pod() -> Object:
+    labels = {"headgate.io/job": "flights", "headgate.io/run": "u-1-1"}
+    metadata = {"name": "flights-head-0", "namespace": "air", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}, "status": {}}
+
+
+def running(checkpoint: int = 0) -> JobReport:
+    last = CompletedCheckpoint(checkpoint, 1_767_225_700_000 + checkpoint) if checkpoint else None
+    return JobReport("u-1-1", "RUNNING", 3, checkpoint=last)
+
+
+def started(world: World) -> None:
+    """A StreamJob whose first run has a pod, and runs."""
+    world.api.put(RESOURCE)
+    world.run(1)
+    world.api.put(head_pod())
+    world.job.answer = running()
+    world.run(1)
+    assert world.found("StreamJob", "flights")["status"]["phase"] == "Running"
+
+
+def test_a_stream_job_wakes_the_snapshots_that_wait_for_it(world: World) -> None:
+    world.api.put(snapshot())
+    world.run(7)
+    assert world.found("StreamSnapshot", "monday")["status"]["message"] == (
+        "there is no StreamJob flights"
+    )
+    world.api.put(RESOURCE)
+    world.run()
+    assert world.found("StreamSnapshot", "monday")["status"]["message"] == "the job does not answer"
+
+
+def test_what_the_operator_writes_itself_wakes_them_too(world: World) -> None:
+    """A savepoint is deleted as soon as the run that began with it has a checkpoint of its own."""
+    started(world)
+    world.run(40)
+    # Not at the time at which both are looked at anyway.
+    world.run(7)
+    job = world.found("StreamJob", "flights")
+    job["status"]["run"]["start"] = {"kind": "Path", "path": "s3://b/sp"}
+    world.api.put(job)
+    status = {"phase": "Completed", "path": "s3://b/sp", "runtime": {"image": "i"}}
+    made = snapshot(deletionPolicy="Delete") | {"status": status}
+    world.api.put(made, finalizers=["headgate.io/snapshot"])
+    world.run(1)
+    world.api.remove("StreamSnapshot", "air", "monday")
+    world.run(1)
+    waits = world.found("StreamSnapshot", "monday")["status"]["message"]
+    assert waits == "the job flights may still begin with s3://b/sp"
+    world.job.answer = running(checkpoint=4)
+    while not world.found("StreamJob", "flights")["status"]["run"].get("checkpointed"):
+        world.run(SOON_S / 2)
+    world.run(SOON_S)
+    assert ("Job", "air", "monday-dispose") in world.api.objects
+
+
+def test_a_snapshot_wakes_the_job_that_is_to_be_restored_from_it(world: World) -> None:
+    job = copy.deepcopy(RESOURCE)
+    job["spec"]["kubernetes"] = {"restore": {"snapshotRef": {"name": "monday"}, "nonce": 1}}
+    job["metadata"]["finalizers"] = ["headgate.io/state"]
+    world.api.put(snapshot() | {"status": {"phase": "Running", "attempts": 1}})
+    world.api.put(job)
+    world.run(7)
+    assert "run" not in world.found("StreamJob", "flights").get("status", {})
+    done = world.found("StreamSnapshot", "monday")
+    done["status"] |= {"phase": "Completed", "path": "s3://b/sp"}
+    world.api.put(done)
+    world.run()
+    assert world.found("StreamJob", "flights")["status"]["run"]["start"]["path"] == "s3://b/sp"
+
+
+def test_the_operators_own_status_does_not_wake_the_job_again(world: World) -> None:
+    """Each look at a job that takes many checkpoints finds another one, and writes it down."""
+    started(world)
+    numbers = iter(range(1, 10**9))
+
+    def each_time() -> None:
+        world.job.answer = running(next(numbers))
+
+    world.job.each_time = each_time
+    world.run(60)
+    before = world.job.reports
+    world.run(600)
+    assert 600 / 15 - 2 <= world.job.reports - before <= 600 / 15 + 2
+
+
+def test_a_snapshot_that_has_ended_is_not_looked_at_for_each_change_of_its_job(
+    world: World,
+) -> None:
+    status = {"phase": "Completed", "path": "s3://b/sp"}
+    world.api.put(snapshot() | {"status": status}, finalizers=["headgate.io/snapshot"])
+    world.run(5)
+    world.api.calls.clear()
+    reports = world.job.reports
+    for parallelism in range(1, 20):
+        job = copy.deepcopy(RESOURCE)
+        job["spec"]["parallelism"] = parallelism
+        world.api.put(job)
+        world.run()
+    assert world.job.reports == reports
+    assert world.api.made("merge status", "StreamSnapshot") == []
+
+
+def test_a_refused_write_is_tried_again_after_growing_pauses(world: World) -> None:
+    world.api.put(RESOURCE, finalizers=["headgate.io/state"])
+    world.run(1)
+    world.api.refuses = [ApiError(500, "etcd is away")] * 10**6
+    world.api.put(replace_spec(world.found("StreamJob", "flights"), parallelism=5))
+    world.api.calls.clear()
+    world.run(30)
+    # After 0.5, 1, 2, 4, 8 and 16 s.
+    assert 5 <= len(world.api.calls) <= 8, world.api.calls
+
+
+def replace_spec(made: Object, **spec: Any) -> Object:
+    return {**made, "spec": made["spec"] | spec}
+
+
+def test_a_server_that_asks_to_wait_is_left_alone(world: World) -> None:
+    world.api.put(RESOURCE, finalizers=["headgate.io/state"])
+    world.run(1)
+    world.api.refuses = [ApiError(429, "too many requests", retry_after_s=20)]
+    world.api.put(replace_spec(world.found("StreamJob", "flights"), parallelism=5))
+    world.run(1)
+    world.api.calls.clear()
+    world.run(18)
+    assert world.api.calls == []
+    world.run(3)
+    assert world.api.made("merge status", "StreamJob")
