@@ -15,6 +15,8 @@ LEASE_S: Final = 15
 RENEW_DEADLINE_S: Final = 10.0
 """A leader that could not renew for this time stops; it must be less than `LEASE_S`."""
 RETRY_S: Final = 2.0
+ANSWER_S: Final = 5.0
+"""The API server must answer within this time, or it counts as a failure."""
 log = logging.getLogger(__name__)
 
 
@@ -61,29 +63,32 @@ class LeaseElection:
 
     async def hold(self) -> None:
         """Renew the lease; returns once it may be lost, and then nothing more may be done."""
-        while True:
-            await self._sleep(RETRY_S)
-            if await self._try():
-                continue
-            if self._clock() - self._renewed_s >= RENEW_DEADLINE_S or self._is_taken():
-                log.error("%s no longer leads", self._identity)
-                return
+        while self._left_s() > 0:
+            await self._sleep(min(RETRY_S, self._left_s()))
+            if not await self._try(self._left_s()) and self._is_taken():
+                break
+        log.error("%s no longer leads", self._identity)
+
+    def _left_s(self) -> float:
+        """How long this candidate may still lead if it cannot renew."""
+        return max(0.0, self._renewed_s + RENEW_DEADLINE_S - self._clock())
 
     async def release(self) -> None:
         """Give the lease back, so that the next leader need not wait for its end."""
         try:
-            found = await self._store.get(LEASE, self._namespace, self._name)
-            if found is not None and found["spec"].get("holderIdentity") == self._identity:
-                spec = found["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._store.update(found | {"spec": spec}, LEASE)
-        except ApiError as error:
-            log.warning("the lease was not released: %s", error)
+            async with asyncio.timeout(ANSWER_S):
+                found = await self._store.get(LEASE, self._namespace, self._name)
+                if found is not None and found["spec"].get("holderIdentity") == self._identity:
+                    spec = found["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._store.update(found | {"spec": spec}, LEASE)
+        except (ApiError, TimeoutError) as error:
+            log.warning("the lease was not released: %s", _text(error))
 
-    async def _try(self) -> bool:
+    async def _try(self, at_most_s: float = ANSWER_S) -> bool:
         """Take or renew the lease; False if another has it, or the API server does not answer."""
         began = self._clock()
         try:
-            async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+            async with asyncio.timeout(min(at_most_s, ANSWER_S)):
                 found = await self._store.get(LEASE, self._namespace, self._name)
                 if found is None:
                     await self._store.create(self._lease(None), LEASE)
@@ -92,9 +97,9 @@ class LeaseElection:
                 else:
                     return False
         except (ApiError, TimeoutError) as error:
-            log.warning("the lease was not renewed: %s", error)
+            log.warning("the lease was not renewed: %s", _text(error))
             return False
-        self._renewed_s = began
+        self._renewed_s, self._seen = began, (None, began)
         return True
 
     def _is_free(self, found: JsonObject) -> bool:
@@ -129,3 +134,7 @@ class LeaseElection:
             "metadata": metadata,
             "spec": spec,
         }
+
+
+def _text(error: Exception) -> str:
+    return str(error) or "the API server does not answer"
