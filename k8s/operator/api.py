@@ -238,7 +238,7 @@ def _message(text: str) -> str:
     try:
         return str(msgspec.json.decode(text)["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        return text[:500]
+        return " ".join(text[:500].split())
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -19,6 +19,7 @@ from ..reconcile import reconcile
 from ..snapshots import SnapshotView, cleaning_name, is_at_rest, reconcile_snapshot
 from ..status import StreamJobStatus, StreamSnapshotStatus
 from .api import Api, ApiError
+from .endpoints import WatchHealth
 from .execute import Executor
 from .informer import Informer
 from .kinds import CHILDREN, POD, SECRET, STREAM_JOB, STREAM_SNAPSHOT, WATCHED, Kind
@@ -57,7 +58,9 @@ class Controller:
         self._clock = clock
         self.queue = WorkQueue(clock.monotonic)
         self.informers = [
-            Informer(api, kind, namespace, self._changed, clock.monotonic)
+            Informer(
+                api, kind, namespace, self._changed, clock.monotonic, appeared=self._reconcile_jobs
+            )
             for kind in WATCHED
             for namespace in (namespaces or [""])
         ]
@@ -77,9 +80,15 @@ class Controller:
             for _ in range(WORKERS):
                 group.create_task(self._work())
 
-    def silence_s(self) -> float:
-        """How long the quietest watch has heard nothing, in seconds."""
-        return self._clock.monotonic() - min(informer.heard_s for informer in self.informers)
+    def watches(self) -> list[WatchHealth]:
+        """How each watch is."""
+        now_s = self._clock.monotonic()
+        return [
+            WatchHealth(
+                each.kind.plural, each.namespace, now_s - each.heard_s, each.trouble, each.missing
+            )
+            for each in self.informers
+        ]
 
     def _heard_s(self, kind: Kind) -> float:
         """When the quietest watch of a kind last heard something, bookmarks too: seconds since 1970."""
@@ -172,6 +181,13 @@ class Controller:
         for informer in self.informers:
             if informer.kind.name == kind and informer.namespace in ("", namespace):
                 yield informer
+
+    def _reconcile_jobs(self) -> None:
+        """A kind has come to exist, which jobs may have waited for."""
+        for informer in self.informers:
+            if informer.kind == STREAM_JOB:
+                for job in informer:
+                    self._changed(job)
 
     def _written(self, made: Object) -> None:
         """The operator has written this itself: only what else depends on it is reconciled.

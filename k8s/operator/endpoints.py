@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
 
 from aiohttp import web
 
@@ -12,27 +13,58 @@ SILENCE_S_MAX: Final = 300.0
 """The operator is not healthy if one of its watches heard nothing for this time: it is restarted then."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class WatchHealth:
+    """How the watch of one kind of object is.
+
+    Attributes:
+        plural: the kind, as `kubectl get` names it.
+        namespace: empty: the whole cluster.
+        silent_s: for how long nothing was heard, in seconds.
+        trouble: why the last request failed; empty if it did not.
+        missing: the kind is optional, and is not defined or may not be read.
+    """
+
+    plural: str
+    namespace: str
+    silent_s: float
+    trouble: str = ""
+    missing: bool = False
+
+    def __str__(self) -> str:
+        where = f" in {self.namespace}" if self.namespace else ""
+        if self.missing:
+            return f"{self.plural}{where} are not watched: {self.trouble}"
+        why = f": {self.trouble}" if self.trouble else ""
+        return f"nothing was heard of {self.plural}{where} for {self.silent_s:.0f} s{why}"
+
+
 @contextlib.asynccontextmanager
 async def serving(
     host: str,
     health_port: int,
     metrics_port: int,
-    silence_s: Callable[[], float],
+    watches: Callable[[], Sequence[WatchHealth]],
     metrics: Callable[[], bytes],
+    silence_s_max: float = SILENCE_S_MAX,
 ) -> AsyncIterator[None]:
     """Answer on both ports for the time of the block.
 
     Args:
-        silence_s: how long the quietest watch has heard nothing; 0 while this process does not lead.
+        host: address that both ports listen on.
+        health_port, metrics_port: their numbers.
+        watches: how the watches are; none while this process does not lead.
         metrics: all metrics in Prometheus' text format.
+        silence_s_max: a watch that has heard nothing for longer is not healthy.
     """
 
     async def healthz(_: web.Request) -> web.Response:
-        silent_s = silence_s()
-        if silent_s > SILENCE_S_MAX:
-            text = f"a watch has heard nothing for {silent_s:.0f} s\n"
-            return web.Response(text=text, status=503)
-        return web.Response(text="ok\n")
+        found = watches()
+        dead = [each for each in found if each.silent_s > silence_s_max]
+        lines = ["not healthy" if dead else "ok"]
+        lines += [str(each) for each in dead or found if each in dead or each.trouble]
+        return web.Response(text="\n".join(lines) + "\n", status=503 if dead else 200)
 
     async def readyz(_: web.Request) -> web.Response:
         # A process that waits for the Lease is ready too: it is there to take over.

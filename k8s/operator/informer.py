@@ -14,7 +14,7 @@ from .kinds import Kind
 
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
-OPTIONAL_RETRY_S: Final = 60.0
+OPTIONAL_RETRY_S: Final = 15.0
 """Time between two looks whether an optional kind has come to exist."""
 log = logging.getLogger(__name__)
 Name: TypeAlias = tuple[str, str]
@@ -35,6 +35,8 @@ class Informer:
     Attributes:
         synced: set once the objects were listed for the first time.
         heard_s: when the API server last said something about this kind, by `clock`.
+        trouble: why the last list or watch failed; empty if it did not.
+        missing: the kind is optional, and is not defined or may not be read: `trouble` says why.
     """
 
     def __init__(
@@ -45,17 +47,33 @@ class Informer:
         changed: Callable[[Object], None],
         clock: Callable[[], float],
         sleep: Callable[[float], Any] = asyncio.sleep,
+        appeared: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is asked yet; `changed` is called with every object that comes, changes or goes."""
+        """Nothing is asked yet.
+
+        Args:
+            source: the API server.
+            kind: of the objects.
+            namespace: of the objects; empty: all namespaces.
+            changed: is called with every object that comes, changes or goes.
+            clock: seconds that only grow.
+            sleep: waits.
+            appeared: is called when a kind that was `missing` is there.
+        """
         self.kind = kind
         self.namespace = namespace
         self.synced = asyncio.Event()
         self.heard_s = clock()
+        self.trouble = ""
+        self.missing = False
         self._source = source
         self._changed = changed
         self._clock = clock
         self._sleep = sleep
+        self._appeared = appeared
         self._objects: dict[Name, Object] = {}
+        self._failures = 0
+        """In a row; a list alone does not end the row, because its watch may be what fails."""
         self._seen = 0
         """The version up to which changes were taken from the API server."""
 
@@ -79,34 +97,58 @@ class Informer:
 
     async def run(self) -> None:
         """List and watch, for ever."""
-        pause_s = RETRY_S
         while True:
             try:
                 version = await self._relist()
-                pause_s = RETRY_S
                 while True:
                     version = await self._watch(version)
             except ApiError as error:
-                if error.status == 410:
-                    continue  # the version is too old: list again
-                if self.kind.optional and error.status in (403, 404):
-                    self._replace([])
-                    await self._sleep(OPTIONAL_RETRY_S)
-                    continue
-                log.warning("watching %s: %s", self.kind.plural, error)
-            await self._sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, RETRY_S_MAX)
+                pause_s = self._pause_s(error)
+            await self._sleep(pause_s)
+
+    def _pause_s(self, error: ApiError) -> float:
+        """Note why a list or a watch has failed; returns the seconds until the next list."""
+        if self.kind.optional and error.status in (403, 404):
+            self._is_missing(str(error))
+            return OPTIONAL_RETRY_S
+        failures, self._failures = self._failures, self._failures + 1
+        if error.status == 410:
+            log.info("watching %s: the version is too old, all are listed again", self.kind.plural)
+            if not failures:
+                return 0.0
+        else:
+            self.trouble = str(error)
+            log.warning("watching %s: %s", self.kind.plural, error)
+        pause_s: float = min(RETRY_S * 2 ** min(failures, 16), RETRY_S_MAX) * random.uniform(
+            0.5, 1.0
+        )
+        return max(pause_s, min(error.retry_after_s, RETRY_S_MAX))
+
+    def _is_missing(self, why: str) -> None:
+        if not self.missing or why != self.trouble:
+            log.warning("%s are not watched: %s", self.kind.plural, why)
+        self.missing, self.trouble = True, why
+        self._heard()
+        self._replace([])
+
+    def _heard(self) -> None:
+        self.heard_s = self._clock()
 
     async def _relist(self) -> str:
         items, version = await self._source.list(self.kind, self.namespace)
+        self._heard()
+        if self.trouble:
+            log.info("%s are watched again", self.kind.plural)
+        appeared, self.missing, self.trouble = self.missing, False, ""
         self._replace(items)
         self._seen = int(version)
+        if appeared:
+            self._appeared()
         return version
 
     def _replace(self, items: list[JsonObject]) -> None:
         before = self._objects
         self._objects = {_name(item): item for item in items}
-        self.heard_s = self._clock()
         self.synced.set()
         for key, gone in before.items():
             if key not in self._objects:
@@ -120,11 +162,13 @@ class Informer:
         async for event in self._source.watch(self.kind, self.namespace, version):
             made = event["object"]
             version = str(made["metadata"]["resourceVersion"])
-            self.heard_s = self._clock()
+            self._heard()
+            self._failures = 0
             self._seen = int(version)
             if event["type"] != "BOOKMARK":
                 self._take(event["type"], made)
-        self.heard_s = self._clock()
+        self._heard()
+        self._failures = 0
         return version
 
     def _take(self, type_: str, made: Object) -> None:

@@ -15,7 +15,7 @@ from ..objects import Settings
 from .api import Api
 from .controller import Controller, micro_time
 from .coordinators import RestCoordinators
-from .endpoints import serving
+from .endpoints import WatchHealth, serving
 from .lease import LeaseElection
 from .metrics import Metrics
 
@@ -67,11 +67,11 @@ async def _serve(
     metrics = Metrics()
     controllers: list[Controller] = []
 
-    def silence_s() -> float:
-        return max((each.silence_s() for each in controllers), default=0.0)
+    def watches() -> list[WatchHealth]:
+        return [watch for each in controllers for watch in each.watches()]
 
     ports = (options.host, options.health_port, options.metrics_port)
-    async with serving(*ports, silence_s, metrics.text):
+    async with serving(*ports, watches, metrics.text):
         lead = asyncio.create_task(_lead(api, coordinators, options, metrics, controllers))
         stop = asyncio.create_task(stopped.wait())
         try:

@@ -1,4 +1,4 @@
-"""The operator's side of an API server, in memory and without waiting: what `k8s/operator` asks of `Api`."""
+"""An API server in memory, which answers at once: what `k8s/operator` asks of `Api`."""
 
 from __future__ import annotations
 

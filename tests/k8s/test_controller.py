@@ -1,4 +1,7 @@
-"""From a change to the reconciliations it causes: the controller over an API server in memory, on virtual time."""
+"""Goal: a change causes the reconciliations that it should, and no others.
+
+Method: the controller over an API server in memory, on virtual time.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from headgate.k8s.actions import CallJob, CompletedCheckpoint, JobReport
 from headgate.k8s.objects import Settings
 from headgate.k8s.operator.api import ApiError
 from headgate.k8s.operator.controller import Controller
+from headgate.k8s.operator.informer import OPTIONAL_RETRY_S
 from headgate.k8s.operator.metrics import Metrics
 from headgate.testing.loop import VirtualClock, VirtualLoop
 from headgate.tests.k8s.conftest import RESOURCE
@@ -220,3 +224,25 @@ def test_a_server_that_asks_to_wait_is_left_alone(world: World) -> None:
     assert world.api.calls == []
     world.run(3)
     assert world.api.made("merge status", "StreamJob")
+
+
+def test_a_job_that_waits_for_kuberay_goes_on_when_it_is_installed() -> None:
+    with contextlib.closing(World()) as world:
+        world.api.missing = {"RayCluster"}
+        _install_kuberay_late(world)
+
+
+def _install_kuberay_late(world: World) -> None:
+    job = copy.deepcopy(RESOURCE)
+    job["spec"]["kubernetes"] = {"ray": {"mode": "KubeRay", "version": "2.55.1"}}
+    world.api.put(job)
+    world.run(100)
+    assert ("RayCluster", "air", "flights-ray") not in world.api.objects
+    (watch,) = [each for each in world.controller.watches() if each.missing]
+    assert str(watch) == (
+        "rayclusters are not watched: the server could not find the requested resource"
+    )
+    world.api.missing.clear()
+    world.run(OPTIONAL_RETRY_S + SOON_S)
+    assert ("RayCluster", "air", "flights-ray") in world.api.objects
+    assert not [each for each in world.controller.watches() if each.trouble]

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("kubernetes_asyncio", reason="pip install 'headgate[k8s]'")
 
 from headgate.k8s.operator.api import ApiError
-from headgate.k8s.operator.informer import Informer
-from headgate.k8s.operator.kinds import POD, Kind
+from headgate.k8s.operator.informer import OPTIONAL_RETRY_S, Informer
+from headgate.k8s.operator.kinds import KINDS, POD, Kind
 from headgate.k8s.operator.metrics import Metrics
 
 
@@ -159,5 +159,125 @@ def test_bookmarks_count_as_word_from_the_api_server() -> None:
         assert name + b"400.0" in metrics.text()
         assert watch.changed == ["a"]
         assert watch.server.asked == ["list", "watch from 1", "watch from 8"]
+
+    asyncio.run(main())
+
+
+class TestOptionalKinds:
+    """RayClusters, which exist only where KubeRay is installed."""
+
+    def watch(self, *answers: Any) -> tuple[Watch, list[str]]:
+        watch, appeared = Watch(*answers), []
+        watch.informer = Informer(
+            watch.server,
+            KINDS["RayCluster"],
+            "",
+            watch._note,
+            lambda: watch.now,
+            lambda _: asyncio.sleep(0),
+            lambda: appeared.append("now"),
+        )
+        return watch, appeared
+
+    def test_it_is_told_once_why_one_is_missing(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def main() -> None:
+            watch, appeared = self.watch(*[ApiError(404, "no such resource")] * 5, ([], "1"))
+            with caplog.at_level("INFO"):
+                await watch.run()
+            said = [each.message for each in caplog.records]
+            assert said == [
+                "rayclusters are not watched: no such resource",
+                "rayclusters are watched again",
+            ]
+            assert appeared == ["now"]
+            assert (watch.informer.missing, watch.informer.trouble) == (False, "")
+
+        asyncio.run(main())
+
+    def test_another_reason_is_told_again(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def main() -> None:
+            refused = [ApiError(404, "not defined"), ApiError(403, "forbidden")]
+            watch, _ = self.watch(*refused, ([], "1"))
+            with caplog.at_level("WARNING"):
+                await watch.run()
+            assert [each.message for each in caplog.records] == [
+                "rayclusters are not watched: not defined",
+                "rayclusters are not watched: forbidden",
+            ]
+
+        asyncio.run(main())
+
+    def test_its_objects_are_forgotten_and_all_else_goes_on(self) -> None:
+        async def main() -> None:
+            watch, _ = self.watch(([pod("a", 1)], "1"), ApiError(410, ""), ApiError(404, "gone"))
+            pauses: list[float] = []
+
+            async def sleep(seconds: float) -> None:
+                pauses.append(seconds)
+                if len(pauses) == 2:
+                    watch.server.done.set()
+                    await asyncio.Event().wait()
+
+            watch.informer._sleep = sleep
+            await watch.run()
+            assert watch.changed == ["a", "a"]
+            assert watch.informer.synced.is_set()
+            assert (watch.informer.missing, watch.informer.trouble) == (True, "gone")
+            assert pauses == [0.0, OPTIONAL_RETRY_S]
+
+        asyncio.run(main())
+
+
+def pauses_of(*answers: Any) -> list[float]:
+    """The pauses of an informer that gets these answers."""
+
+    async def main() -> list[float]:
+        watch, pauses = Watch(*answers), []
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+
+        watch.informer._sleep = sleep
+        await watch.run()
+        return pauses
+
+    return asyncio.run(main())
+
+
+def test_a_version_that_is_always_too_old_is_not_asked_for_without_a_pause() -> None:
+    listed, old = ([pod("a", 1)], "1"), ApiError(410, "Expired")
+    first, *more = pauses_of(*[listed, old] * 6, ([], "1"))
+    assert first == 0
+    assert all(each > 0 for each in more)
+    assert more[-1] > 4
+
+
+def test_a_watch_that_always_fails_is_left_alone_for_longer_each_time() -> None:
+    """Also if each list before it works."""
+    listed, refused = ([pod("a", 1)], "1"), ApiError(500, "no")
+    pauses = pauses_of(*[listed, refused] * 8, ([], "1"))
+    assert pauses[0] <= 1
+    assert pauses[-1] >= 15
+
+
+def test_the_server_says_how_long_it_wants_to_be_left_alone() -> None:
+    busy = ApiError(429, "busy", retry_after_s=12)
+    assert pauses_of(busy, ([], "1")) == [12]
+    for_ever = ApiError(429, "busy", retry_after_s=9999)
+    assert pauses_of(for_ever, ([], "1")) == [30]
+
+
+def test_a_trouble_is_told_until_it_is_over() -> None:
+    async def main() -> None:
+        watch = Watch(ApiError(503, "busy"), ([pod("a", 1)], "1"))
+        seen: list[str] = []
+
+        async def sleep(seconds: float) -> None:
+            seen.append(watch.informer.trouble)
+
+        watch.informer._sleep = sleep
+        await watch.run()
+        assert seen == ["busy"]
+        assert watch.informer.trouble == ""
 
     asyncio.run(main())
