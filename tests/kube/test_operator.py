@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import copy
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.charts import CRDS
+from headgate.tests.kube.operators import (
+    Object,
+    Operator,
+    found,
+    holder,
+    phase,
+    stream_job,
+)
 from headgate.tests.support.kube import control_plane
-from headgate.tests.support.kube.cluster import Cluster, CommandError
-
-Object = dict[str, Any]
-WAIT_S_MAX = 60.0
+from headgate.tests.support.kube.cluster import Cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,47 +34,6 @@ def definitions(api_server: Cluster) -> None:
         crd = f"crd/{name}.headgate.io"
         for what in (f"jsonpath={{.status.acceptedNames.plural}}={name}", "condition=Established"):
             api_server.kubectl("wait", f"--for={what}", crd, "--timeout=60s")
-
-
-class Operator:
-    """A process of the operator for one namespace."""
-
-    def __init__(self, cluster: Cluster, namespace: str, name: str, log: Path) -> None:
-        self.health, self.metrics = control_plane._free_ports(2)
-        self.log, self.cluster = log, cluster
-        command = [
-            *(str(Path(sys.executable).with_name("headgate")), "k8s", "operator"),
-            *("--watch-namespaces", namespace, "--default-image", "registry.test/missing:1"),
-            *("--health-port", str(self.health), "--metrics-port", str(self.metrics)),
-            *("--leader-elect", "--lease-name", "operator"),
-        ]
-        own = {"POD_NAME": name, "POD_NAMESPACE": namespace}
-        environment = {**control_plane.environment(cluster.plane), **own}
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                control_plane.bound_to_us(command),
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def read(self, port: int, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return str(answer.read().decode())
-
-    def until(self, what: str, seen: Callable[[], bool]) -> None:
-        """Wait for something to be seen; the operator's log says why it is not."""
-        deadline = time.monotonic() + WAIT_S_MAX
-        while not seen():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                seen_last = self.cluster.kubectl("get", "sj,pods,sts,deploy", "-A", "-o", "yaml")
-                log = self.log.read_text()[-3000:]
-                raise AssertionError(f"{what} did not come: {log}\n{seen_last[-9000:]}")
-            time.sleep(0.1)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
 
 
 @pytest.fixture
@@ -95,30 +50,6 @@ def start(
     yield make
     for one in started:
         control_plane.stop(one.process)
-
-
-def stream_job(**spec: Any) -> Object:
-    made = copy.deepcopy(RESOURCE)
-    made["metadata"] = {"name": "flights"}
-    made["spec"] |= spec
-    return made
-
-
-def found(cluster: Cluster, namespace: str, *what: str) -> Object | None:
-    try:
-        return cluster.get(*what, "-n", namespace)
-    except CommandError:
-        return None
-
-
-def phase(cluster: Cluster, namespace: str) -> str:
-    job = found(cluster, namespace, "sj", "flights")
-    return "" if job is None else str(job.get("status", {}).get("phase", ""))
-
-
-def holder(cluster: Cluster, namespace: str) -> str:
-    lease = found(cluster, namespace, "lease", "operator")
-    return "" if lease is None else str(lease["spec"].get("holderIdentity", ""))
 
 
 def test_a_stream_job_is_deployed_changed_and_deleted(
@@ -146,7 +77,10 @@ def test_a_stream_job_is_deployed_changed_and_deleted(
     about = [e for e in events if e.get("reportingController") == "headgate.io/operator"]
     assert {e["regarding"]["name"] for e in about} == {"flights"}
 
-    assert operator.read(operator.health, "/healthz") == "ok\n"
+    healthy, missing = operator.read(operator.health, "/healthz").splitlines()
+    assert healthy == "ok"
+    assert missing.startswith("rayclusters in ")
+    assert "are not watched: GET /apis/ray.io/v1/" in missing
     metrics = operator.read(operator.metrics, "/metrics")
     assert "headgate_operator_leader 1.0" in metrics
     reconciled = 'headgate_operator_reconciles_total{kind="StreamJob",outcome="success"}'
