@@ -23,8 +23,11 @@ from .protocol.job_result import JobOutcome
 from .submission import Submitted, run_blocking
 
 T = TypeVar("T")
-GONE_MAX_S = 60.0
-"""If nobody leads a job for so long, and nobody knows how it ended, `wait` gives up."""
+GONE_MAX_S = 240.0
+"""If nobody leads a job for so long, and nobody knows how it ended, `wait` gives up.
+
+So long may Ray take to make a coordinator's process again (`cluster/leaders.py`).
+"""
 LOOK_EVERY_S = 0.1
 BEGIN_MAX_S = 60.0
 """A job that does not run by then is asked all the same, and refuses."""

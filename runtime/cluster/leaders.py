@@ -13,8 +13,14 @@ from ...errors import HeadgateError, JobError
 from ..protocol.job_result import JobOutcome
 from .ray_actors import Lead
 
-TAKEOVER_TIMEOUT_S = 60.0
-"""If nobody leads for so long, a job whose coordinator crashed is given up."""
+TAKEOVER_TIMEOUT_S = 240.0
+"""If nobody leads for so long, a job whose coordinator crashed is given up.
+
+A process that dies while Ray is still starting it is missed by Ray only after a minute (its
+`worker_register_timeout_seconds`). There is time for this to happen twice.
+"""
+FIND_TIMEOUT_S = 60.0
+"""Commands that look for a job they did not start wait no longer for one that leads."""
 ANSWER_TIMEOUT_S = 5.0
 """A process that does not answer by then is left out."""
 SEARCH_EVERY_S = 0.05
@@ -31,13 +37,16 @@ class Leaders:
     def __init__(self, actors: Sequence[Any]) -> None:
         self.actors = actors
 
-    async def find(self, but: Lead | None = None) -> Lead | JobOutcome:
+    async def find(
+        self, but: Lead | None = None, within_s: float = TAKEOVER_TIMEOUT_S
+    ) -> Lead | JobOutcome:
         """Wait for one that leads, or that knows how the job ended.
 
         One that leads may only believe so; `while_leading` finds out.
 
         Args:
             but: this one does not lead, whatever it says.
+            within_s: wait no longer than so many seconds.
 
         Raises:
             HeadgateError: a coordinator could not start, or none is left, or none leads in time.
@@ -48,7 +57,7 @@ class Leaders:
         waiting = set(seeking)
         problem: HeadgateError | None = None
         try:
-            async with asyncio.timeout(TAKEOVER_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 while waiting:
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for found in [task.result() for task in done]:
@@ -56,7 +65,7 @@ class Leaders:
                             return found
                         problem = found or problem
         except TimeoutError:
-            problem = problem or _nobody_in_time()
+            problem = problem or _nobody_in_time(within_s)
         finally:
             for task in seeking:
                 task.cancel()
@@ -123,7 +132,7 @@ async def settled(actor: Any, method: str) -> Any:
         HeadgateError: what the actor raises; or it does not answer in time.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(TAKEOVER_TIMEOUT_S):
+        async with asyncio.timeout(FIND_TIMEOUT_S):
             while True:
                 answer = await _answer(actor, method)
                 if isinstance(answer, RayTaskError):
@@ -133,7 +142,7 @@ async def settled(actor: Any, method: str) -> Any:
                 if not isinstance(answer, RayActorError | TimeoutError):
                     return answer
                 await asyncio.sleep(SEARCH_EVERY_S)
-    raise _nobody_in_time()
+    raise _nobody_in_time(FIND_TIMEOUT_S)
 
 
 async def _answer(actor: Any, method: str) -> Any:
@@ -153,9 +162,9 @@ def _nobody_left() -> JobError:
     )
 
 
-def _nobody_in_time() -> JobError:
+def _nobody_in_time(within_s: float) -> JobError:
     return JobError(
-        f"the coordinator does not come back: no process of it has answered for {TAKEOVER_TIMEOUT_S:.0f} s",
+        f"the coordinator does not come back: no process of it has answered for {within_s:.0f} s",
         fix="look into the logs of Ray: has its machine too little memory, or too much to do? then run the "
         "job again: it goes on from the newest checkpoint",
     )

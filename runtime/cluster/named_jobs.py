@@ -10,7 +10,7 @@ import ray
 from ...errors import HeadgateError, JobNotFound
 from ..protocol.job_result import JobOutcome
 from .connect import ray_cluster
-from .leaders import Leaders, settled
+from .leaders import FIND_TIMEOUT_S, Leaders, settled
 from .ray_actors import NAMESPACE, STANDBY_SUFFIX, actor_names
 
 _PREFIX = actor_names("")[0]
@@ -48,7 +48,7 @@ async def list_on_cluster(address: str, timeout_ms: int) -> list[tuple[str, tupl
 
 
 async def _find(actors: list[Any]) -> tuple[tuple[str, ...], str]:
-    lead = await Leaders(actors).find()
+    lead = await Leaders(actors).find(within_s=FIND_TIMEOUT_S)
     if isinstance(lead, JobOutcome):
         raise JobNotFound(
             f"the job does not run: it has just ended as {lead.status}",

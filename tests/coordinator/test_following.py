@@ -280,7 +280,7 @@ def test_a_process_that_is_being_made_again_is_asked_until_it_answers() -> None:
 def test_a_process_that_never_answers_is_not_asked_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leaders_module, "TAKEOVER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(leaders_module, "FIND_TIMEOUT_S", 0.0)
     with pytest.raises(JobError, match="does not come back"):
         asyncio.run(settled(World([(DIED, 1)], says_how=False), "alive"))
 
