@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 import headgate as hg
+from headgate.errors import JobError
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.messages import Event
@@ -72,11 +74,15 @@ class Chaos:
 
     async def kill_worker(self, how: int = signal.SIGKILL) -> None:
         """Signal a random live worker, as soon as there is one."""
-        while not (workers := (await self.status())["workers"]):  # noqa: ASYNC110
+        while True:
+            # The coordinator, or the victim, may have died just now, or be on its way.
+            with contextlib.suppress(JobError, ProcessLookupError):
+                if workers := (await self.status())["workers"]:
+                    victim = self.rng.choice(workers)
+                    os.kill(victim["pid"], how)
+                    self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
+                    return
             await asyncio.sleep(0.05)
-        victim = self.rng.choice(workers)
-        self.kills.append(f"{signal.Signals(how).name} {victim['worker']}")
-        os.kill(victim["pid"], how)
 
     def coordinators(self) -> list[int]:
         """Processes that lead, or stand by."""
