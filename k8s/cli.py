@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,69 @@ def operator(
     raise typer.Exit(code)
 
 
+class Start(StrEnum):
+    """What a run begins with."""
+
+    LATEST = "latest"
+    PATH = "path"
+    NOTHING = "nothing"
+
+
+@app.command("head")
+def head(
+    job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],
+    run_id: Annotated[str, typer.Option(help="The run: the uid of the StreamJob, and a number.")],
+    parallelism: Annotated[
+        int, typer.Option(min=1, help="Subtasks of steps that set no own number.")
+    ],
+    start: Annotated[
+        Start,
+        typer.Option(
+            help="`latest` is the newest checkpoint in the job log, `path` that of --path."
+        ),
+    ] = Start.LATEST,
+    path: Annotated[
+        str, typer.Option(help="A savepoint, or the directory of a job's checkpoints.")
+    ] = "",
+    allow_non_restored_state: Annotated[
+        bool,
+        typer.Option("--allow-non-restored-state", help="Drop state that no step claims any more."),
+    ] = False,
+    ray_address: Annotated[
+        str,
+        typer.Option(help="A Ray cluster that this pod joins; default: it is the head of one."),
+    ] = "",
+) -> None:
+    """Be the head of a job: the head of Ray, and the coordinator in the same process.
+
+    Started again with the same run id it goes on with the run. When the job has ended it answers how,
+    until SIGTERM. SIGTERM before that takes a checkpoint, and leaves the run to the next start.
+    """
+    if start is Start.PATH and not path:
+        typer.echo("error: --start path needs --path", err=True)
+        raise typer.Exit(2)
+    from ..runtime.cli.run import configure_logging
+    from .head import HeadRun
+    from .head_process import described, run
+
+    configure_logging(logging.INFO)
+    wanted = HeadRun(
+        "",
+        "",
+        run_id,
+        parallelism,
+        start.value,
+        path,
+        allow_non_restored_state,
+    )
+    try:
+        code = asyncio.run(run(job, described(job, wanted), _pod_ip(), ray_address))
+    except HeadgateError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+    raise typer.Exit(code)
+
+
 @app.command("worker")
 def worker(
     head: Annotated[str, typer.Option(help="Host name of the head of Ray.")],
@@ -84,11 +148,16 @@ def worker(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    raise typer.Exit(asyncio.run(run(Options(head, _pod_ip(), slots, grace))))
+
+
+def _pod_ip() -> str:
+    """The IP of this pod, from the environment."""
     pod_ip = os.environ.get("HEADGATE_POD_IP", "")
     if not pod_ip:
         typer.echo("error: HEADGATE_POD_IP is not set: it has to be the IP of the pod", err=True)
         raise typer.Exit(2)
-    raise typer.Exit(asyncio.run(run(Options(head, pod_ip, slots, grace))))
+    return pod_ip
 
 
 @app.command("delete-state")

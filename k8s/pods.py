@@ -37,8 +37,9 @@ SHARED_MEMORY_SIZE: Final = "1Gi"
 MANIFEST_PATH: Final = "/etc/headgate"
 TOKEN_PATH: Final = "/run/headgate"
 CODE_PATH: Final = "/opt/headgate/code"
-RECONNECT_S: Final = 600
-"""How long Ray's worker nodes look for a head that is gone, before they end themselves."""
+RECONNECT_S: Final = 20
+"""How long Ray's worker nodes look for a head that is gone, before they end themselves. A new head does not
+know them, so that they have to begin again anyway."""
 _DEFAULTS: Final = {
     HEAD: {"cpu": "500m", "memory": "1Gi"},
     WORKER: {"cpu": "1", "memory": "2Gi"},
@@ -324,6 +325,7 @@ def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
     own: dict[str, Any] = {
         "HOME": "/tmp",
         "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_TOKEN_PATH": f"{TOKEN_PATH}/{TOKEN_KEY}",
         "HEADGATE_JOB_NAME": deployment.name,
     }

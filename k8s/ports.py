@@ -35,6 +35,7 @@ EXCHANGE: Final = Port("exchange", 6071, "workers send records to each other")
 RAY_GCS: Final = Port("ray-gcs", 6379, "Ray's control store, on the head")
 RAY_NODE: Final = Port("ray-node", 6380, "Ray's node manager")
 RAY_OBJECTS: Final = Port("ray-objects", 6381, "Ray's object manager")
+RAY_AGENTS: Final = Port("ray-agents", 6382, "agents of a node of Ray, for Ray itself", 6385)
 RAY_WORKERS: Final = Port("ray-workers", 10100, "Ray's worker processes", 10199)
 
 ALL: Final = (
@@ -45,6 +46,7 @@ ALL: Final = (
     RAY_GCS,
     RAY_NODE,
     RAY_OBJECTS,
+    RAY_AGENTS,
     RAY_WORKERS,
 )
 NAMED: Final = tuple(port for port in ALL if not port.last)

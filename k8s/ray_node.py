@@ -21,7 +21,7 @@ def start_worker(head: str, pod_ip: str, slots: int) -> list[str]:
     """The command that joins the cluster of a head and stays in the foreground.
 
     Args:
-        head: host name of the head.
+        head: IP of the head.
         pod_ip: at which the other nodes reach this one.
         slots: how many subtasks of a step this node hosts.
     """
@@ -36,7 +36,14 @@ def start_worker(head: str, pod_ip: str, slots: int) -> list[str]:
 
 def fixed_ports(pod_ip: str) -> list[str]:
     """What `ray start` gets in every pod: the address, the ports of the table, and little memory."""
+    agents = (
+        "metrics-export",
+        "runtime-env-agent",
+        "dashboard-agent-listen",
+        "dashboard-agent-grpc",
+    )
     return [
+        *(f"--{name}-port={ports.RAY_AGENTS.number + n}" for n, name in enumerate(agents)),
         f"--node-ip-address={pod_ip}",
         f"--node-manager-port={ports.RAY_NODE.number}",
         f"--object-manager-port={ports.RAY_OBJECTS.number}",

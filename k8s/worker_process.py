@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
+from ..runtime.cluster.console import console
 from . import ports
+from .head import CONSOLE
 from .ray_node import start_worker, worker_processes
+from .ray_process import RayProcess, address_of, listens
 
 LOOK_S: Final = 0.2
-STOP_S: Final = 5.0
-"""Ray gets this long between SIGTERM and SIGKILL."""
 log = logging.getLogger("headgate.k8s.worker")
 
 
@@ -45,25 +48,43 @@ class Options:
 
 async def run(options: Options) -> int:
     """Join the head's cluster until SIGTERM. Returns the exit code: 0, or that of Ray."""
-    node = Node(start_worker(options.head, options.pod_ip, options.slots), options.grace_s)
+    node = Node(options.grace_s)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, node.leave)
     loop.add_signal_handler(signal.SIGINT, node.leave)
+    with _printing():
+        return await _join(node, options)
+
+
+async def _join(node: Node, options: Options) -> int:
     async with probes(node, "0.0.0.0", ports.REST.number):
         # `ray start` gives up after a while, and a head may take longer to come.
-        while not node.leaving.is_set() and not await listens(options.head, ports.RAY_GCS.number):
+        while not node.leaving.is_set():
+            head = await address_of(options.head)
+            if head and await listens(head, ports.RAY_GCS.number):
+                command = start_worker(head, options.pod_ip, options.slots)
+                return await node.run(command, options.pod_ip, ports.RAY_NODE.number)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(node.leaving.wait(), 1.0)
-        return await node.run(options.pod_ip, ports.RAY_NODE.number)
+        return 0
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Bring what workers print to the log of this pod."""
+    directory = Path(CONSOLE)
+    shutil.rmtree(directory, ignore_errors=True)  # of this container before its restart
+    directory.mkdir(mode=0o700)
+    with console(CONSOLE):
+        yield
 
 
 class Node:
-    """The process of `ray start --block`, from its start to its end."""
+    """A node of Ray, from its start to its end."""
 
-    def __init__(self, command: Sequence[str], grace_s: float) -> None:
-        self._command = command
+    def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._process: asyncio.subprocess.Process | None = None
+        self._ray: RayProcess | None = None
         self._address = ("", 0)
         self.leaving = asyncio.Event()
         """Set as soon as the pod is to end."""
@@ -74,13 +95,14 @@ class Node:
 
     async def ready(self) -> bool:
         """True if the raylet takes connections, and the pod is not to end."""
-        alive = self._process is not None and self._process.returncode is None
+        alive = self._ray is not None and not self._ray.ended.done()
         return alive and not self.leaving.is_set() and await listens(*self._address)
 
-    async def run(self, host: str, port: int) -> int:
+    async def run(self, command: Sequence[str], host: str, port: int) -> int:
         """Start Ray, wait until it ends or the pod is to end, and end it then.
 
         Args:
+            command: starts Ray, and stays in the foreground.
             host, port: where the raylet will listen.
 
         Returns:
@@ -89,25 +111,23 @@ class Node:
         if self.leaving.is_set():
             return 0
         self._address = (host, port)
-        # A group of its own: a signal to ours must not end the raylet before its workers.
-        self._process = await asyncio.create_subprocess_exec(*self._command, process_group=0)
-        ended = asyncio.ensure_future(self._process.wait())
+        self._ray = ray = await RayProcess.start(command)
         leaving = asyncio.ensure_future(self.leaving.wait())
-        await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((ray.ended, leaving), return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
-        if ended.done():
-            log.error("Ray has ended by itself: exit code %s", ended.result())
-            return max(1, ended.result())
-        await self._workers_leave(self._process.pid, ended)
-        await self._stop(self._process, ended)
+        if ray.ended.done():
+            log.error("Ray has ended by itself: exit code %s", ray.ended.result())
+            return max(1, ray.ended.result())
+        await self._workers_leave(ray)
+        await ray.stop()
         return 0
 
-    async def _workers_leave(self, root: int, ended: asyncio.Future[int]) -> None:
+    async def _workers_leave(self, ray: RayProcess) -> None:
         """Send SIGTERM to each worker once, for a second one would end it at once; wait for all."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._grace_s
         told: set[int] = set()
-        while not ended.done() and (left := worker_processes(root)):
+        while not ray.ended.done() and (left := worker_processes(ray.pid)):
             for pid in set(left) - told:
                 log.info("worker %d is to leave", pid)
                 with contextlib.suppress(ProcessLookupError):
@@ -116,27 +136,7 @@ class Node:
             if loop.time() >= until:
                 log.warning("%d workers have not left after %g s", len(left), self._grace_s)
                 return
-            await asyncio.wait({ended}, timeout=LOOK_S)
-
-    async def _stop(self, process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
-        """End `ray start`, which ends what it has started; then whatever is left of its group."""
-        if not ended.done():
-            process.terminate()
-            await asyncio.wait({ended}, timeout=STOP_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await ended
-
-
-async def listens(host: str, port: int) -> bool:
-    """True if something takes connections there."""
-    try:
-        async with asyncio.timeout(2.0):
-            _, writer = await asyncio.open_connection(host, port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
+            await asyncio.wait({ray.ended}, timeout=LOOK_S)
 
 
 @contextlib.asynccontextmanager

@@ -162,7 +162,7 @@ def run(
     if claim_mode is not None:
         settings = [*(settings or ()), f"execution.state-recovery.claim-mode={claim_mode.upper()}"]
     job = runnable(load_file(file, parallelism, with_mode(settings, runtime_mode)))
-    _check_whole(list(job.problems()))
+    check_whole(list(job.problems()))
     spec = job.spec(
         fresh=fresh,
         allow_non_restored_state=allow_non_restored_state,
@@ -244,7 +244,8 @@ def _run_batch(spec: JobSpec) -> int:
     return OK
 
 
-def _check_whole(problems: list[HeadgateError]) -> None:
+def check_whole(problems: list[HeadgateError]) -> None:
+    """Raise UsageError with all mistakes of a job, if it has any."""
     if len(problems) > 1:
         lines = "\n".join(str(problem) for problem in problems)
         raise UsageError(f"{len(problems)} mistakes in the job:\n{lines}")

@@ -22,13 +22,18 @@ _END = b"\0headgate console end\0\n"
 @contextlib.contextmanager
 def console(directory: str) -> Iterator[str]:
     """Pass on what arrives in the pipes of `directory` for the time of the block; yields their stem."""
-    stem = str(Path(directory) / "console")
+    stem = stem_in(directory)
     pumps = [_Pump(f"{stem}.{name}", getattr(sys, name)) for name in STREAMS]
     try:
         yield stem
     finally:
         for pump in pumps:
             pump.close()
+
+
+def stem_in(directory: str) -> str:
+    """What the names of the pipes in this directory begin with."""
+    return str(Path(directory) / "console")
 
 
 def attach(stem: str) -> None:

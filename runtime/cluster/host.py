@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +47,7 @@ async def host_coordinator(
     on_listening: Callable[[JobCoordinator], None] | None = None,
     metrics: MetricsRegistry | None = None,
     takes_over: bool = False,
+    on_ended: Callable[[JobOutcome], Awaitable[None]] | None = None,
 ) -> JobOutcome:
     """Run `spec` under a coordinator in this event loop.
 
@@ -61,6 +62,7 @@ async def host_coordinator(
         on_listening: called once clients can connect.
         metrics: what the endpoint of this process serves, besides the job; None: nothing besides.
         takes_over: another coordinator has led this run: it is no mistake of the user if the store is away.
+        on_ended: awaited when the job has ended. Until it returns the REST API and the metrics stay open.
 
     Raises:
         HeadgateError: the job could not begin, or was fenced by a newer coordinator.
@@ -92,7 +94,10 @@ async def host_coordinator(
 
             rest = RestServer(coordinator.clients, coordinator.server.token, options, clock)
             opening = await _open_rest(rest, coordinator, takes_over=takes_over)
-        return await _serve(coordinator, clock, cluster_name, host, on_listening)
+        outcome = await _serve(coordinator, clock, cluster_name, host, on_listening)
+        if on_ended is not None:
+            await on_ended(outcome)
+        return outcome
     finally:
         if opening is not None:
             opening.cancel()

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,11 +206,13 @@ async def _run_worker(
     setup: ProcessSetup,
     directory: str,
 ) -> None:
-    link = await _connect(addresses)
     hub = ExchangeHub(worker_id, token, limits=setup.limits, listener=setup.data)
     metrics = MetricsRegistry()
     port = worker_metrics_port(setup.metrics_port, addresses, setup.own_host())
     endpoint = open_endpoint(metrics, port, setup.metrics_host, setup.limits, setup.own_host())
+    listening = await hub.start(directory, setup.own_host())
+    # Last of all, because the coordinator does not wait long for the first message of a connection.
+    link = await _connect(addresses)
     clock = SystemClock()
     worker = Worker(
         worker_id,
@@ -224,7 +226,6 @@ async def _run_worker(
         pulse=Pulse(addresses, token, worker_id, clock),
     )
     hub.on_failure = worker.exchange_failed
-    listening = await hub.start(directory, setup.own_host())
     hosted.began(worker, token)
     await worker.run(listening.encode())
 
@@ -328,6 +329,48 @@ class RayCluster:
         """Kill all workers."""
         for worker in self._workers:
             worker.kill()
+
+
+async def host_on_ray(
+    spec: JobSpec,
+    setup: ProcessSetup,
+    *,
+    token: str,
+    on_listening: Callable[[JobCoordinator], None],
+    takes_over: bool,
+    on_ended: Callable[[JobOutcome], Awaitable[None]] | None = None,
+) -> JobOutcome:
+    """Run `spec` under a coordinator in this event loop, with workers on the Ray of this process.
+
+    The arguments are those of `host_coordinator`.
+
+    Raises:
+        HeadgateError: the job could not begin, or was fenced by a newer coordinator.
+    """
+    cluster = RayCluster(setup)
+
+    def listening(coordinator: JobCoordinator) -> None:
+        cluster.notify = coordinator.note
+        on_listening(coordinator)
+
+    try:
+        return await host_coordinator(
+            spec,
+            cluster,
+            clock=SystemClock(),
+            open_store=open_store,
+            cluster_name=setup.cluster_name,
+            host=setup.own_host(),
+            token=token,
+            on_listening=listening,
+            takes_over=takes_over,
+            on_ended=on_ended,
+        )
+    except FencedError:
+        cluster.abandon()  # the workers obey another coordinator by now, or give up
+        raise
+    finally:
+        await cluster.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,30 +486,16 @@ class CoordinatorActor:
         )
 
     async def _lead(self, spec: JobSpec) -> None:
-        cluster = RayCluster(self._setup)
-
-        def listening(coordinator: JobCoordinator) -> None:
-            cluster.notify = coordinator.note
-            self._listens(coordinator)
-
         try:
-            self._outcome = await host_coordinator(
+            self._outcome = await host_on_ray(
                 spec,
-                cluster,
-                clock=SystemClock(),
-                open_store=open_store,
-                cluster_name=self._setup.cluster_name,
-                host=self._setup.own_host(),
+                self._setup,
                 token=self._token,
-                on_listening=listening,
+                on_listening=self._listens,
                 takes_over=self._takes_over,
             )
-        except FencedError:
-            cluster.abandon()  # the workers obey another coordinator by now, or give up
-            raise
         finally:
             self._takes_over = True
-            await cluster.close()
 
     def _listens(self, coordinator: JobCoordinator) -> None:
         self._coordinator = coordinator

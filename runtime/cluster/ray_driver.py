@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from ..control.client import CoordinatorClient, outcome_of
 from ..control.messages import Event
 from ..control.tokens import make_token
 from ..coordinator.ended import outcome_of_end
+from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
 from ..listening import LOOPBACK, Listener
 from ..metrics_options import METRICS_HOST, METRICS_PORT
@@ -40,7 +41,15 @@ from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
 from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders, settled
-from .ray_actors import NAMESPACE, CoordinatorActor, Lead, Pair, ProcessSetup, actor_names
+from .ray_actors import (
+    NAMESPACE,
+    CoordinatorActor,
+    Lead,
+    Pair,
+    ProcessSetup,
+    actor_names,
+    host_on_ray,
+)
 from .ray_nodes import rules_of
 
 FENCED = "fenced"
@@ -88,6 +97,51 @@ async def submit_to_ray(spec: JobSpec, address: str) -> None:
             if actors.made:
                 actors.kill()
             raise
+
+
+async def host_here(
+    spec: JobSpec,
+    address: str,
+    *,
+    console_stem: str,
+    takes_over: bool,
+    on_event: Callable[[Event], None],
+    on_listening: Callable[[list[str], str], None],
+    on_connected: Callable[[], None],
+    on_ended: Callable[[JobOutcome], Awaitable[None]],
+) -> JobOutcome:
+    """Run `spec` with its coordinator in this process and its workers on the Ray cluster at `address`.
+
+    Whoever supervises this process has to start it again, with the same run, if it dies.
+
+    Args:
+        spec: the job.
+        address: of a Ray cluster that has a node here.
+        console_stem: where workers print to, if somebody reads there (`console.py`).
+        takes_over: another process has led this run.
+        on_event: sees everything the coordinator announces.
+        on_listening: gets the control addresses and the token.
+        on_connected: called once the cluster is there; the job has not begun before that.
+        on_ended: awaited when the job has ended. Until it returns the REST API and the metrics stay open.
+
+    Raises:
+        HeadgateError: the job could not begin, or a newer coordinator took over.
+    """
+    async with _connected(address, Options(spec.options)):
+        on_connected()
+
+        def listening(coordinator: JobCoordinator) -> None:
+            coordinator.on_event = on_event
+            on_listening(coordinator.server.addresses, coordinator.server.token)
+
+        return await host_on_ray(
+            spec,
+            _setup(spec, address, console_stem),
+            token=make_token(Options(spec.options)),
+            on_listening=listening,
+            takes_over=takes_over,
+            on_ended=on_ended,
+        )
 
 
 async def _begun(spec: JobSpec, leaders: Leaders, token: str) -> None:

@@ -18,7 +18,8 @@ import enum
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from typing import Final
 
@@ -31,6 +32,8 @@ from ..storage.joblog_store import JobLog
 ANSWERS_FOR_S: Final = 5.0
 """A coordinator whose process is about to die may still answer for a moment."""
 LOOK_EVERY_S: Final = 0.5
+_BEGAN_MS: Final = time.time_ns() // 1_000_000
+"""No coordinator of this process has begun earlier."""
 
 
 class Reach(enum.Enum):
@@ -133,8 +136,16 @@ async def _watch(log: JobLog, watch_ms: int) -> bool:
     return await log.has_grown()
 
 
-async def ask_leader(leader: Leader) -> Reach:
-    """Look whether the process listens. An address that means another machine's own is left out."""
+async def ask_leader(leader: Leader, own: Collection[str] = ()) -> Reach:
+    """Look whether the process listens. An address that means another machine's own is left out.
+
+    Args:
+        leader: the process.
+        own: where this process listens. A leader that listened there before this process began has gone:
+            pods are given the addresses, the host names and even the process numbers of pods before them.
+    """
+    if leader.started_ms < _BEGAN_MS and not set(leader.addresses).isdisjoint(own):
+        return Reach.GONE
     here = leader.host == socket.gethostname()
     addresses = [a for a in leader.addresses if here or not is_local(a)]
     if not addresses:

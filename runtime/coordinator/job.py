@@ -142,6 +142,8 @@ class JobCoordinator:
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._context: JobContext | None = None
+        self._over: JobOutcome | None = None
+        """How this run had ended before this coordinator began."""
         self._tick: asyncio.TimerHandle | None = None
         self.on_event: Callable[[Event], None] | None = None
         """Called for every event, for those in the same process."""
@@ -207,7 +209,8 @@ class JobCoordinator:
 
     def _describe(self) -> dict[str, Any]:
         if self._context is None:
-            return {"name": self.spec.name, "status": "INITIALIZING", "rest": self.rest_url}
+            found = {"name": self.spec.name, "run": self.spec.run, "status": "INITIALIZING"}
+            return {**found, **_ending(self._over), "rest": self.rest_url}
         return {**self._context.describe(), "rest": self.rest_url}
 
     def _begun(self) -> JobContext:
@@ -257,7 +260,7 @@ class JobCoordinator:
                 state = await self._leadership.while_leading(state.run(context))
             outcome = _outcome(context)
         except _OverBefore as over:
-            outcome = outcome_of_end(over.end)
+            outcome = self._over = outcome_of_end(over.end)
         except (HeadgateError, asyncio.CancelledError) as error:
             if isinstance(error, FencedError):
                 self._leadership.lose(error)
@@ -335,7 +338,7 @@ class JobCoordinator:
             take_over=spec.take_over,
             watch_ms=self._options.get(FORMER_WATCH),
             now_ms=self._clock.now_ms(),
-            ask=ask_leader,
+            ask=partial(ask_leader, own=self.server.addresses),
         )
         seen = before.run
         if starts_without_state(spec, before, fresh=_starts_fresh(spec, before)):
@@ -502,6 +505,19 @@ def _nothing_runs(context: JobContext) -> bool:
     """True if the log has nothing that an earlier coordinator left running."""
     log = context.log
     return log is None or log.view.deployment is None
+
+
+def _ending(outcome: JobOutcome | None) -> dict[str, Any]:
+    """The status of a run that has ended, as far as its entry in the log tells."""
+    if outcome is None:
+        return {}
+    return {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "restarts": outcome.restarts,
+        "last_checkpoint": outcome.checkpoint,
+        "began_ms": outcome.began_ms,
+    }
 
 
 def _end_of(spec: JobSpec, before: LogView | None) -> JobEnded | None:

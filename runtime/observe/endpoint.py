@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
+from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -56,6 +57,12 @@ class _Server(ThreadingWSGIServer):
         """Set the limits; to be called before any request is served."""
         self.admission = Admission(limits, "metrics endpoint")
         self._lock = threading.Lock()
+
+    def server_bind(self) -> None:
+        """Bind, without asking DNS for the own name as `HTTPServer` does: it may take seconds to answer."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,20 @@ def test_one_that_does_not_listen_is_judged_by_its_process() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert ask(child) is Reach.GONE
+
+
+def test_a_leader_that_listened_where_we_do_is_gone() -> None:
+    """A pod gets the address, the host name and the process number of the pod before it."""
+
+    async def main() -> list[Reach]:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        address = f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        now_ms = time.time_ns() // 1_000_000
+        before = msgspec.structs.replace(this_leader([address], now_ms), started_ms=1_000)
+        within = this_leader([address], now_ms)  # another run in this very process
+        found = [await ask_leader(each, own=[address]) for each in (before, within)]
+        found.append(await ask_leader(before))
+        server.close()
+        return found
+
+    assert asyncio.run(main()) == [Reach.GONE, Reach.ANSWERS, Reach.ANSWERS]

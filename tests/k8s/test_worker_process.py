@@ -40,10 +40,10 @@ async def told(said: Path, text: str) -> None:
 
 
 def test_the_command_has_the_ports_that_the_policy_lets_through() -> None:
-    command = start_worker("flights-head", "10.1.2.3", 2)
+    command = start_worker("10.1.2.1", "10.1.2.3", 2)
     assert command[:3] == ["ray", "start", "--block"]
     options = dict(each[2:].split("=", 1) for each in command[3:])
-    assert options["address"] == "flights-head:6379"
+    assert options["address"] == "10.1.2.1:6379"
     assert options["node-ip-address"] == "10.1.2.3"
     assert options["resources"] == '{"headgate_slot": 2}'
     assert options["num-cpus"] == "0"
@@ -53,6 +53,10 @@ def test_the_command_has_the_ports_that_the_policy_lets_through() -> None:
         "object-manager-port": ports.RAY_OBJECTS.number,
         "min-worker-port": ports.RAY_WORKERS.number,
         "max-worker-port": ports.RAY_WORKERS.last,
+        "metrics-export-port": ports.RAY_AGENTS.number,
+        "runtime-env-agent-port": ports.RAY_AGENTS.number + 1,
+        "dashboard-agent-listen-port": ports.RAY_AGENTS.number + 2,
+        "dashboard-agent-grpc-port": ports.RAY_AGENTS.last,
     }
 
 
@@ -74,8 +78,8 @@ def test_workers_leave_before_the_raylet_ends(tmp_path: Path) -> None:
     said = tmp_path / "said"
 
     async def scenario() -> int:
-        node = Node(raylet(said, "leaves"), grace_s=60)
-        running = asyncio.ensure_future(node.run("127.0.0.1", 1))
+        node = Node(grace_s=60)
+        running = asyncio.ensure_future(node.run(raylet(said, "leaves"), "127.0.0.1", 1))
         await told(said, "worker began")
         node.leave()
         return await running
@@ -88,8 +92,8 @@ def test_a_worker_that_stays_does_not_keep_the_pod(tmp_path: Path) -> None:
     said = tmp_path / "said"
 
     async def scenario() -> int:
-        node = Node(raylet(said, "stays"), grace_s=0)
-        running = asyncio.ensure_future(node.run("127.0.0.1", 1))
+        node = Node(grace_s=0)
+        running = asyncio.ensure_future(node.run(raylet(said, "stays"), "127.0.0.1", 1))
         await told(said, "worker began")
         node.leave()
         return await running
@@ -100,19 +104,15 @@ def test_a_worker_that_stays_does_not_keep_the_pod(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 1), (7, 7)])
 def test_ray_that_ends_by_itself_is_a_failure(code: int, expected: int) -> None:
-    node_ended = asyncio.run(_run(Node(["bash", "-c", f"exit {code}"], grace_s=0)))
+    node_ended = asyncio.run(Node(grace_s=0).run(["bash", "-c", f"exit {code}"], "127.0.0.1", 1))
     assert node_ended == expected
-
-
-async def _run(node: Node) -> int:
-    return await node.run("127.0.0.1", 1)
 
 
 def test_the_probes_tell_whether_the_raylet_listens(tmp_path: Path) -> None:
     async def scenario() -> None:
         raylet_port = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = raylet_port.sockets[0].getsockname()[1]
-        node = Node(["sleep", "1000"], grace_s=0)
+        node = Node(grace_s=0)
         free = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         own = free.sockets[0].getsockname()[1]
         free.close()
@@ -124,7 +124,7 @@ def test_the_probes_tell_whether_the_raylet_listens(tmp_path: Path) -> None:
                     return answer.status
 
             assert [await status("/healthz"), await status("/readyz")] == [200, 503]
-            running = asyncio.ensure_future(node.run("127.0.0.1", port))
+            running = asyncio.ensure_future(node.run(["sleep", "1000"], "127.0.0.1", port))
             async with asyncio.timeout(60):
                 while await status("/readyz") != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)

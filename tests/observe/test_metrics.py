@@ -520,3 +520,20 @@ def test_an_endpoint_for_all_of_a_node_shows_the_address_of_the_node() -> None:
 
 def test_the_documentation_is_current() -> None:
     assert DOCS.read_text() == markdown(), "python -m headgate.runtime.observe.metrics_page"
+
+
+def test_the_endpoint_opens_where_no_dns_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for a DNS server is late for its coordinator, and is taken for dead."""
+
+    def ask(*_: object) -> str:
+        raise AssertionError("DNS was asked")
+
+    for name in ("getfqdn", "gethostbyaddr", "gethostbyname"):
+        monkeypatch.setattr(socket, name, ask)
+    opened = open_endpoint(MetricsRegistry(), 0, "127.0.0.1")
+    assert opened is not None
+    try:
+        with urllib.request.urlopen(opened.url, timeout=10) as answer:
+            assert answer.status == 200
+    finally:
+        opened.close()

@@ -1,0 +1,116 @@
+"""`headgate k8s head`: what a run begins with, and with which settings. Without Ray, and without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from . import ports
+from .objects import TOKEN_KEY, head_name
+from .pods import TOKEN_PATH
+from .ray_node import SLOT_RESOURCE, fixed_ports
+
+POD_IP: Final = "env:HEADGATE_POD_IP"
+"""Each process reads it from its own environment: a worker that of its own pod."""
+CONSOLE: Final = "/tmp/headgate-console"
+"""The directory of the pipes through which workers print to the log of their pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRun:
+    """The run that a head is started for.
+
+    Attributes:
+        name, namespace: of the StreamJob.
+        run_id: the uid of the StreamJob and a number, see docs/design/operator.md.
+        parallelism: of the run.
+        start: `latest` is the newest checkpoint in the log.
+        path: the savepoint or checkpoint to begin with. With `latest` it counts only if the newest run in
+            the log was to begin with it too, and has completed no checkpoint.
+        mode: who makes the Ray cluster.
+        slots: how many subtasks of a step a worker hosts.
+    """
+
+    name: str
+    namespace: str
+    run_id: str
+    parallelism: int
+    start: Literal["latest", "path", "nothing"] = "latest"
+    path: str = ""
+    allow_non_restored_state: bool = False
+    mode: Literal["Managed", "KubeRay", "External"] = "Managed"
+    slots: int = 1
+
+    @property
+    def uid(self) -> str:
+        """The uid of the StreamJob."""
+        return self.run_id.rpartition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What the job log says before a run begins.
+
+    Attributes:
+        run: the id of the newest run; empty if there is no log.
+        began_with: the path that this run began with, if it has completed no checkpoint since.
+    """
+
+    run: str = ""
+    began_with: str = ""
+
+
+def beginning(run: HeadRun, logged: Logged) -> dict[str, Any]:
+    """What the run begins with, as arguments of `Job.run`.
+
+    The operator takes all pods of one run away before it starts the next. So a run of the same StreamJob
+    that the log shows as unfinished is dead, and is taken over without watching for signs of its life.
+    """
+    with_path = run.start == "path" or (run.start == "latest" and run.path == logged.began_with)
+    return {
+        "fresh": run.start == "nothing",
+        "restore_from": run.path if run.path and with_path else None,
+        "allow_non_restored_state": run.allow_non_restored_state,
+        "take_over": bool(run.uid) and logged.run.rpartition("-")[0] == run.uid,
+    }
+
+
+def settings(run: HeadRun) -> dict[str, str]:
+    """The options that the shape of the pods needs; they win over those of the manifest."""
+    service = f"{head_name(run.name)}.{run.namespace}.svc"
+    own = {
+        "headgate.control.token-file": f"{TOKEN_PATH}/{TOKEN_KEY}",
+        "jobmanager.bind-host": "0.0.0.0",
+        "jobmanager.rpc.address": POD_IP,
+        "jobmanager.rpc.port": str(ports.CONTROL.number),
+        "metrics.bind-host": "0.0.0.0",
+        "metrics.port": str(ports.METRICS.number),
+        "rest.address": service,
+        "rest.bind-address": "0.0.0.0",
+        "rest.port": str(ports.REST.number),
+    }
+    if run.mode == "External":
+        return own  # the nodes are somebody else's, and other jobs may have ports there
+    return own | {
+        "headgate.ray.slot-resource": SLOT_RESOURCE,
+        "headgate.ray.workers-on-head": "never",
+        "taskmanager.bind-host": "0.0.0.0",
+        "taskmanager.data.port": str(ports.EXCHANGE.number),
+        "taskmanager.host": POD_IP,
+    }
+
+
+def start_ray(pod_ip: str, address: str = "") -> list[str]:
+    """The command that starts Ray in the head's pod and stays in the foreground; it hosts no workers.
+
+    Args:
+        pod_ip: of this pod.
+        address: of a Ray cluster that this pod joins; empty: it is the head of a new one.
+    """
+    head = ["--head", f"--port={ports.RAY_GCS.number}", "--include-dashboard=false"]
+    return [
+        "ray", "start", "--block",
+        *([f"--address={address}"] if address else head),
+        *fixed_ports(pod_ip),
+        "--num-cpus=0",
+    ]  # fmt: skip
