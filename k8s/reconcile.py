@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from .actions import Action, AddFinalizer, CallJob, Object, Observed, Requeue, SetStatus
-from .conditions import report_conditions
+from .conditions import deadline_ms, report_conditions
 from .context import POLL_CHANGING_MS, POLL_MS, Context, copied, run_number, worker_selector
 from .objects import REVISION, ROLE, WORKER, Settings, head_name, workers_name
 from .pod_troubles import is_ready
@@ -55,10 +55,12 @@ class Result:
     Attributes:
         actions: in the order in which they are executed. The shell stops at the first that fails.
         status: what `SetStatus` writes; equal to the given one if there is no `SetStatus`.
+        deadline_ms: when its phase will have lasted too long, since 1970; 0: never.
     """
 
     actions: tuple[Action, ...]
     status: StreamJobStatus
+    deadline_ms: int = 0
 
 
 def reconcile(
@@ -108,7 +110,9 @@ def _result(context: Context, before: StreamJobStatus) -> Result:
     if actions or context.status != before:
         actions.insert(0, SetStatus(context.status))
     actions.append(Requeue(min(pauses, default=POLL_MS)))
-    return Result(tuple(actions), context.status)
+    lasts_ms = deadline_ms(context)
+    deadline = since_1970_ms(context.status.phase_since) + lasts_ms if lasts_ms else 0
+    return Result(tuple(actions), context.status, deadline)
 
 
 def _adopt(context: Context) -> None:

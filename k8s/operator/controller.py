@@ -56,6 +56,8 @@ class Controller:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._listed = False
+        """Everything was listed once: what comes from now on is new."""
         self.queue = WorkQueue(clock.monotonic)
         self.informers = [
             Informer(
@@ -70,12 +72,14 @@ class Controller:
 
     async def run(self) -> None:
         """Watch and reconcile until this is cancelled; no reconciliation begins before all is listed."""
+        self._metrics.watch_queue(self.queue.oldest_s)
         async with asyncio.TaskGroup() as group:
             for informer in self.informers:
                 group.create_task(informer.run())
                 self._metrics.watch_kind(informer.kind.name, partial(self._heard_s, informer.kind))
             for informer in self.informers:
                 await informer.synced.wait()
+            self._listed = True
             log.info("all resources are listed")
             for _ in range(WORKERS):
                 group.create_task(self._work())
@@ -129,7 +133,9 @@ class Controller:
         if kind == STREAM_JOB.name:
             job_status = msgspec.convert(resource.get("status", {}), StreamJobStatus)
             observed = await self._observe(namespace, name)
-            actions = reconcile(resource, job_status, observed, now_ms, self._settings).actions
+            result = reconcile(resource, job_status, observed, now_ms, self._settings)
+            actions = result.actions
+            self._metrics.resources.deadline(namespace, name, result.deadline_ms)
         else:
             status = msgspec.convert(resource.get("status", {}), StreamSnapshotStatus)
             view = await self._view(resource)
@@ -197,6 +203,7 @@ class Controller:
         """
         for informer in self._of(made["kind"], made["metadata"]["namespace"]):
             informer.put(made)
+        self._measure(made)
         for key in self._dependents(made):
             self.queue.add(key)
 
@@ -205,8 +212,26 @@ class Controller:
         kind, metadata = made["kind"], made["metadata"]
         if kind in (STREAM_JOB.name, STREAM_SNAPSHOT.name):
             self.queue.add((kind, metadata["namespace"], metadata["name"]))
+        self._measure(made)
         for key in self._dependents(made):
             self.queue.add(key)
+
+    def _measure(self, made: Object) -> None:
+        """Show a resource in the metrics, or no longer."""
+        kind, namespace, name = (
+            made["kind"],
+            made["metadata"]["namespace"],
+            made["metadata"]["name"],
+        )
+        resources, known = self._metrics.resources, self._get(kind, namespace, name)
+        if kind == STREAM_JOB.name and known is None:
+            resources.job_gone(namespace, name)
+        elif kind == STREAM_JOB.name:
+            resources.job(made, first=not self._listed)
+        elif kind == STREAM_SNAPSHOT.name and known is None:
+            resources.snapshot_gone(namespace, name)
+        elif kind == STREAM_SNAPSHOT.name:
+            resources.snapshot(made, first=not self._listed)
 
     def _dependents(self, made: Object) -> Iterable[Key]:
         """The resources, beside the object itself, whose reconciliation looks at this object."""

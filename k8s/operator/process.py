@@ -122,7 +122,6 @@ async def _lead(
         )
         controllers.append(controller)
         metrics.leads(True)
-        metrics.watch_queue(controller.queue.oldest_s)
         tasks.append(asyncio.create_task(controller.run()))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

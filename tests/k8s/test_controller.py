@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("kubernetes_asyncio", reason="pip install 'headgate[k8s]'")
 
 from headgate.k8s.actions import CallJob, CompletedCheckpoint, JobReport
+from headgate.k8s.monitoring.evaluate import watched
+from headgate.k8s.monitoring.grafana import OPERATOR
 from headgate.k8s.objects import Settings
 from headgate.k8s.operator.api import ApiError
 from headgate.k8s.operator.controller import Controller
@@ -25,6 +29,7 @@ from headgate.k8s.operator.metrics import Metrics
 from headgate.testing.loop import VirtualClock, VirtualLoop
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.k8s.memory_api import MemoryApi
+from headgate.tests.support.prometheus import promtool
 
 Object = dict[str, Any]
 SOON_S = 0.1
@@ -246,3 +251,93 @@ def _install_kuberay_late(world: World) -> None:
     world.run(OPTIONAL_RETRY_S + SOON_S)
     assert ("RayCluster", "air", "flights-ray") in world.api.objects
     assert not [each for each in world.controller.watches() if each.trouble]
+
+
+def samples(world: World, name: str) -> dict[tuple[str, ...], float]:
+    """The series of a metric that are not 0, by the values of their other labels than those of the job."""
+    found = {}
+    for family in text_string_to_metric_families(world.metrics.text().decode()):
+        for each in family.samples:
+            if each.name == name and each.value:
+                labels = dict(each.labels)
+                assert (labels.pop("namespace"), labels.pop("job_name")) == ("air", "flights")
+                found[tuple(labels.values())] = each.value
+    return found
+
+
+def test_the_phase_is_one_labelled_gauge_and_has_a_deadline(world: World) -> None:
+    world.api.put(RESOURCE)
+    world.run(1)
+    assert samples(world, "headgate_job_phase") == {("Deploying",): 1}
+    text = world.metrics.text().decode()
+    assert text.count("headgate_job_phase{") == 13
+    (since,) = samples(world, "headgate_job_phase_since_timestamp_seconds").values()
+    (deadline,) = samples(world, "headgate_job_phase_deadline_timestamp_seconds").values()
+    assert deadline - since == 900  # rollback.progressDeadline
+    started(world)
+    assert samples(world, "headgate_job_phase") == {("Running",): 1}
+    assert samples(world, "headgate_job_phase_deadline_timestamp_seconds") == {}
+    assert samples(world, "headgate_job_condition").keys() >= {("Ready",), ("Accepted",)}
+    world.api.put(world.found("StreamJob", "flights"), finalizers=[])
+    world.api.remove("StreamJob", "air", "flights")
+    world.run(1)
+    assert "flights" not in world.metrics.text().decode()
+
+
+def test_upgrades_and_rollbacks_are_counted_once(world: World) -> None:
+    started(world)
+    assert samples(world, "headgate_job_transitions_total") == {}
+    sinks = {"other": {"from": "numbers", "print": {}}}
+    world.api.put(replace_spec(world.found("StreamJob", "flights"), sinks=sinks))
+    world.run(100)
+    assert samples(world, "headgate_job_transitions_total") == {("upgrade",): 1}
+    # Somebody else's write of a rollback, such as a leader's before, is seen as well.
+    job = copy.deepcopy(world.found("StreamJob", "flights"))
+    job["status"]["transition"] |= {"verb": "Rollback", "startedAt": "2026-01-01T00:00:07.000Z"}
+    world.api.put(job)
+    world.run(100)
+    assert samples(world, "headgate_job_transitions_total") == {("upgrade",): 1, ("rollback",): 1}
+
+
+def test_what_happened_before_this_process_led_is_not_counted() -> None:
+    with contextlib.closing(World()) as world:
+        transition = {"verb": "Upgrade", "step": "Save", "startedAt": "2026-01-01T00:00:00.000Z"}
+        transition["stepStartedAt"] = transition["startedAt"]
+        world.api.put(dict(RESOURCE) | {"status": {"transition": transition}})
+        world.api.put(snapshot() | {"status": {"phase": "Failed"}})
+        world.run(5)
+        assert samples(world, "headgate_job_transitions_total") == {}
+        assert samples(world, "headgate_job_snapshots_total") == {}
+
+
+def test_snapshots_that_fail_are_counted(world: World) -> None:
+    started(world)
+    for name, phase in (("a", "Completed"), ("b", "Failed"), ("c", "Failed"), ("d", "Abandoned")):
+        made = snapshot() | {"status": {"phase": "Running", "attempts": 1}}
+        world.api.put(made, name=name, finalizers=["headgate.io/snapshot"])
+        world.run()
+        world.api.put(made | {"status": {"phase": phase}}, name=name)
+        world.run()
+    assert samples(world, "headgate_job_snapshots_total") == {
+        ("completed",): 1,
+        ("failed",): 2,
+        ("abandoned",): 1,
+    }
+    world.run(100)
+    assert sum(samples(world, "headgate_job_snapshots_total").values()) == 4
+
+
+def test_promtool_takes_the_metrics(world: World) -> None:
+    started(world)
+    checked = promtool("check", "metrics", text=world.metrics.text().decode())
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_dashboards_and_alerts_use_names_that_are_exported(world: World) -> None:
+    started(world)
+    exported = set(re.findall(r"^(headgate_\w+)", world.metrics.text().decode(), re.MULTILINE))
+    for each in watched():
+        if each.needs.startswith(OPERATOR):
+            asked = set(re.findall(r"headgate_[a-z0-9_]+", each.expression))
+            # One without a deadline is at rest.
+            assert asked <= exported | {"headgate_job_phase_deadline_timestamp_seconds"}, each.where

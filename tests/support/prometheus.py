@@ -86,7 +86,7 @@ class Prometheus:
 def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Iterator[Prometheus]:
     """A server on loopback that scrapes `targets`, as host:port, for the time of the block.
 
-    All series get the label `namespace`, which Prometheus would set on Kubernetes.
+    Series that have no label `namespace` get one, as by the monitors of the chart on Kubernetes.
     """
     server = program("prometheus")
     config = {
@@ -94,6 +94,7 @@ def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Ite
         "scrape_configs": [
             {
                 "job_name": "headgate",
+                "honor_labels": True,
                 "static_configs": [{"targets": targets, "labels": {"namespace": "tests"}}],
             }
         ],

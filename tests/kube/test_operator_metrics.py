@@ -1,0 +1,39 @@
+"""Goal: dashboards and alerts of the operator have something to show.
+
+Method: a real Prometheus scrapes the process of an operator, which has a job on a real API server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headgate.k8s.monitoring.evaluate import filled, watched
+from headgate.k8s.monitoring.grafana import OPERATOR
+from headgate.tests.kube.operators import WAIT_S_MAX, Operator, phase, stream_job
+from headgate.tests.kube.test_operator import definitions, start
+from headgate.tests.support.kube.cluster import Cluster
+from headgate.tests.support.prometheus import serving
+
+__all__ = ["definitions", "start"]
+
+
+def test_every_expression_about_the_operator_has_a_value(
+    api_server: Cluster, namespace: str, start: Callable[[str], Operator], tmp_path: Path
+) -> None:
+    operator = start("one")
+    api_server.apply(stream_job(), namespace=namespace)
+    operator.until("Deploying", lambda: phase(api_server, namespace) == "Deploying")
+    expected = {each.where: each.expression for each in watched() if each.needs == OPERATOR}
+    deadline = time.monotonic() + WAIT_S_MAX
+    with serving(tmp_path / "prometheus", [f"127.0.0.1:{operator.metrics}"]) as prometheus:
+        while expected:
+            assert time.monotonic() < deadline, expected
+            for where, expression in list(expected.items()):
+                asked = filled(expression, namespace=".*", job_name="flights", interval="5s")
+                if prometheus.query(asked):
+                    del expected[where]
+        found = prometheus.query('headgate_job_phase{phase="Deploying"} == 1')
+        (series,) = [each["metric"] for each in found]
+        assert (series["namespace"], series["job_name"]) == (namespace, "flights")
