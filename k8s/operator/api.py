@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, final
 from urllib.parse import urlencode
 
 import aiohttp
@@ -19,12 +20,6 @@ from ...errors import HeadgateError
 from .kinds import Kind
 
 FIELD_MANAGER: Final = "headgate-operator"
-REQUEST_S: Final = 30.0
-"""Every request but a watch must be answered within this time."""
-WATCH_S: Final = 120
-"""The API server ends a watch after this time, and the operator begins the next one."""
-WATCH_MARGIN_S: Final = 15
-"""A watch that has not ended after this further time is on a dead connection."""
 PAGE: Final = 500
 _LINE_BYTES_MAX: Final = 16 << 20
 _JSON: Final = "application/json"
@@ -45,15 +40,32 @@ class ApiError(HeadgateError):
         self.retry_after_s = retry_after_s
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long answers may take, in seconds.
+
+    Attributes:
+        request_s: of every request but a watch.
+        watch_s: the API server ends a watch after this time, and the operator begins the next one.
+        margin_s: a watch that has not ended after this further time is on a dead connection.
+    """
+
+    request_s: float = 30.0
+    watch_s: int = 120
+    margin_s: float = 15.0
+
+
 class Api:
     """The API server. Use it in `async with`."""
 
-    def __init__(self, configuration: Any) -> None:
+    def __init__(self, configuration: Any, patience: Patience) -> None:
         self._configuration = configuration
+        self._patience = patience
         self._client: Any = None
 
     @classmethod
-    async def from_environment(cls) -> Api:
+    async def from_environment(cls, patience: Patience = Patience()) -> Api:
         """The API server of this pod, or else the one that the kubeconfig file names.
 
         Raises:
@@ -72,7 +84,7 @@ class Api:
             raise ApiError(
                 0, f"there is no configuration of a Kubernetes cluster: {error}"
             ) from None
-        return cls(configuration)
+        return cls(configuration, patience)
 
     async def __aenter__(self) -> Api:
         self._client = client.ApiClient(self._configuration)
@@ -114,9 +126,12 @@ class Api:
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_S),
+            "timeoutSeconds": str(self._patience.watch_s),
         }
-        timeout = aiohttp.ClientTimeout(total=WATCH_S + WATCH_MARGIN_S, sock_connect=REQUEST_S)
+        timeout = aiohttp.ClientTimeout(
+            total=self._patience.watch_s + self._patience.margin_s,
+            sock_connect=self._patience.request_s,
+        )
         try:
             response = await self._send("GET", kind.path(namespace), query, timeout=timeout)
             async with response:
@@ -175,7 +190,7 @@ class Api:
         body: Any = None,
         content_type: str = _JSON,
     ) -> JsonObject:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+        timeout = aiohttp.ClientTimeout(total=self._patience.request_s)
         try:
             response = await self._send(
                 method, path, query, body=body, content_type=content_type, timeout=timeout
