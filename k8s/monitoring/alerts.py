@@ -1,14 +1,61 @@
-"""Alert rules for Prometheus. Each has a page in docs/runbooks: its cause, where to look, what to do."""
+"""Alert rules for Prometheus. Each has a page in docs/runbooks: its cause, where to look, what to do.
+
+A condition has thresholds by name, as `<lagRecords>`. The chart puts its values there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ...errors import UsageError
 from .grafana import OPERATOR
 
-RUNBOOKS: Final = "https://github.com/headgate/headgate/blob/main/docs/runbooks/"
+RUNBOOKS: Final = "docs/runbooks"
+"""Where the pages are in the repository."""
 _JOB: Final = "namespace, job_name"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number that a condition compares with.
+
+    Attributes:
+        name: as in the chart's values, and between `<` and `>` in conditions.
+        default: what the rules have if nothing is set.
+        meaning: of a value above it, with its unit.
+        is_share: it is a share, from 0 to 1; else a number of at least 0.
+    """
+
+    name: str
+    default: float
+    meaning: str
+    is_share: bool = False
+
+
+THRESHOLDS: Final = (
+    Threshold("restarts", 3, "restarts of a job in 15 minutes"),
+    Threshold("coordinatorRestarts", 2, "new coordinators of a job in 15 minutes"),
+    Threshold("checkpointAgeIntervals", 5, "age of the last checkpoint, in checkpoint intervals"),
+    Threshold("checkpointAgeSeconds", 60, "age of the last checkpoint that is never too old, in seconds"),
+    Threshold("failedCheckpoints", 0.3, "share of the checkpoints of 15 minutes that fail", True),
+    Threshold(
+        "checkpointTimeout", 0.5, "share of the checkpoint timeout that slow checkpoints take", True
+    ),
+    Threshold("lagRecords", 10000, "records that a source is behind, while they become more"),
+    Threshold("backpressure", 0.8, "share of the time that a task waits for those behind it", True),
+    Threshold("skew", 4, "records of the busiest subtask, in multiples of the mean"),
+    Threshold("callSeconds", 60, "time that one call of a function has taken, in seconds"),
+    Threshold("uncommittedIntervals", 10, "time without a commit of a sink, in checkpoint intervals"),
+    Threshold(
+        "uncommittedSeconds", 300, "time without a commit of a sink that is never too long, in seconds"
+    ),
+    Threshold("droppedRecords", 0, "records that an operator dropped in 15 minutes"),
+    Threshold("memory", 0.9, "share of its memory limit that a process uses", True),
+    Threshold("reconcileErrors", 0.1, "share of the operator's reconciliations that fail", True),
+    Threshold("watchSilenceSeconds", 600, "time without news of a resource, in seconds"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +80,14 @@ class Alert:
     summary: str
     needs: str = ""
 
-    @property
-    def expression(self) -> str:
-        """What Prometheus evaluates."""
-        return f"{self.value} {self.condition}"
-
     def as_rule(self) -> dict[str, Any]:
-        """The rule as Prometheus reads it."""
+        """The rule as Prometheus reads it, but for the names of thresholds."""
         return {
             "alert": self.name,
-            "expr": self.expression,
+            "expr": f"{self.value} {self.condition}",
             "for": self.after,
             "labels": {"severity": self.severity},
-            "annotations": {
-                "summary": self.summary,
-                "runbook_url": f"{RUNBOOKS}{self.name}.md",
-            },
+            "annotations": {"summary": self.summary, "runbook": f"{RUNBOOKS}/{self.name}.md"},
         }
 
 
@@ -61,7 +100,7 @@ ALERTS: Final = (
         "5m",
         f'max by ({_JOB}) (headgate_job_state{{state="running"}})',
         "== 0",
-        f"{_OF_JOB} has not been running for 5 minutes",
+        f"{_OF_JOB} is not running",
     ),
     Alert(
         "HeadgateJobFailed",
@@ -77,7 +116,7 @@ ALERTS: Final = (
         "critical",
         "1m",
         f"sum by ({_JOB}) (increase(headgate_job_restarts_total[15m]))",
-        "> 3",
+        "> <restarts>",
         f"{_OF_JOB} has restarted {{{{ $value | humanize }}}} times in 15 minutes",
     ),
     Alert(
@@ -86,7 +125,7 @@ ALERTS: Final = (
         "1m",
         f"max by ({_JOB}) (max_over_time(headgate_coordinator_generation[15m])) - "
         f"min by ({_JOB}) (min_over_time(headgate_coordinator_generation[15m]))",
-        "> 2",
+        "> <coordinatorRestarts>",
         f"{_OF_JOB} had {{{{ $value }}}} new coordinators in 15 minutes",
     ),
     Alert(
@@ -102,7 +141,8 @@ ALERTS: Final = (
         "critical",
         "2m",
         f"(time() - max by ({_JOB}) (headgate_checkpoint_last_completed_timestamp_seconds))",
-        f"> on ({_JOB}) clamp_min(5 * max by ({_JOB}) (headgate_checkpoint_interval_seconds), 60)",
+        f"> on ({_JOB}) clamp_min(<checkpointAgeIntervals> * "
+        f"max by ({_JOB}) (headgate_checkpoint_interval_seconds), <checkpointAgeSeconds>)",
         f"{_OF_JOB}: the last checkpoint is {{{{ $value | humanizeDuration }}}} old",
     ),
     Alert(
@@ -111,7 +151,7 @@ ALERTS: Final = (
         "5m",
         f'sum by ({_JOB}) (increase(headgate_checkpoints_total{{outcome="failed"}}[15m])) / '
         f"(sum by ({_JOB}) (increase(headgate_checkpoints_total[15m])) > 0)",
-        "> 0.3",
+        "> <failedCheckpoints>",
         f"{_OF_JOB}: {{{{ $value | humanizePercentage }}}} of the checkpoints fail",
     ),
     Alert(
@@ -120,7 +160,7 @@ ALERTS: Final = (
         "15m",
         f"histogram_quantile(0.99, sum by ({_JOB}, le) "
         "(rate(headgate_checkpoint_duration_seconds_bucket[30m])))",
-        f"> on ({_JOB}) (0.5 * max by ({_JOB}) (headgate_checkpoint_timeout_seconds))",
+        f"> on ({_JOB}) (<checkpointTimeout> * max by ({_JOB}) (headgate_checkpoint_timeout_seconds))",
         f"{_OF_JOB}: checkpoints take {{{{ $value | humanizeDuration }}}}, which is near their timeout",
     ),
     Alert(
@@ -128,7 +168,7 @@ ALERTS: Final = (
         "warning",
         "15m",
         f"sum by ({_JOB}, operator) (headgate_source_lag_records)",
-        f"> 10000 and deriv(sum by ({_JOB}, operator) (headgate_source_lag_records)[15m:1m]) > 0",
+        f"> <lagRecords> and deriv(sum by ({_JOB}, operator) (headgate_source_lag_records)[15m:1m]) > 0",
         f"{_OF_JOB}: source {{{{ $labels.operator }}}} is {{{{ $value | humanize }}}} records behind",
     ),
     Alert(
@@ -146,7 +186,7 @@ ALERTS: Final = (
         "15m",
         f"avg by ({_JOB}, task) "
         '(rate(headgate_task_time_seconds_total{state="backpressured"}[5m]))',
-        "> 0.8",
+        "> <backpressure>",
         f"{_OF_JOB}: {{{{ $labels.task }}}} waits for those behind it most of the time",
     ),
     Alert(
@@ -155,7 +195,7 @@ ALERTS: Final = (
         "30m",
         f"max by ({_JOB}, task) (rate(headgate_task_records_in_total[10m])) / "
         f"(avg by ({_JOB}, task) (rate(headgate_task_records_in_total[10m])) > 10)",
-        "> 4",
+        "> <skew>",
         f"{_OF_JOB}: one subtask of {{{{ $labels.task }}}} has {{{{ $value | humanize }}}} times the mean",
     ),
     Alert(
@@ -163,7 +203,7 @@ ALERTS: Final = (
         "warning",
         "1m",
         f"max by ({_JOB}, task) (headgate_task_call_seconds)",
-        "> 60",
+        "> <callSeconds>",
         f"{_OF_JOB}: one call in {{{{ $labels.task }}}} has taken {{{{ $value | humanizeDuration }}}}",
     ),
     Alert(
@@ -172,7 +212,8 @@ ALERTS: Final = (
         "2m",
         f"max by ({_JOB}, operator) (headgate_sink_uncommitted_seconds)",
         f"> on ({_JOB}) group_left clamp_min("
-        f"10 * max by ({_JOB}) (headgate_checkpoint_interval_seconds), 300)",
+        f"<uncommittedIntervals> * max by ({_JOB}) (headgate_checkpoint_interval_seconds), "
+        "<uncommittedSeconds>)",
         f"{_OF_JOB}: sink {{{{ $labels.operator }}}} has committed nothing for "
         "{{ $value | humanizeDuration }}",
     ),
@@ -181,7 +222,7 @@ ALERTS: Final = (
         "info",
         "0m",
         f"sum by ({_JOB}, operator) (increase(headgate_dropped_records_total[15m]))",
-        "> 0",
+        "> <droppedRecords>",
         f"{_OF_JOB}: {{{{ $labels.operator }}}} has dropped {{{{ $value | humanize }}}} records",
     ),
     Alert(
@@ -189,7 +230,7 @@ ALERTS: Final = (
         "warning",
         "10m",
         "headgate_process_resident_memory_bytes / headgate_process_memory_limit_bytes",
-        "> 0.9",
+        "> <memory>",
         f"{_OF_JOB}: process {{{{ $labels.instance }}}} uses "
         "{{ $value | humanizePercentage }} of its memory",
         "processes have a memory limit in containers only",
@@ -209,7 +250,7 @@ ALERTS: Final = (
         "10m",
         'sum by (kind) (rate(headgate_operator_reconciles_total{outcome="error"}[5m])) / '
         "sum by (kind) (rate(headgate_operator_reconciles_total[5m]))",
-        "> 0.1",
+        "> <reconcileErrors>",
         "the Kubernetes operator fails to reconcile {{ $value | humanizePercentage }} of "
         "{{ $labels.kind }}",
         OPERATOR,
@@ -219,7 +260,7 @@ ALERTS: Final = (
         "critical",
         "2m",
         "time() - min by (resource) (headgate_operator_watch_last_event_timestamp_seconds)",
-        "> 600",
+        "> <watchSilenceSeconds>",
         "the Kubernetes operator has heard nothing of {{ $labels.resource }} for "
         "{{ $value | humanizeDuration }}",
         OPERATOR,
@@ -227,6 +268,31 @@ ALERTS: Final = (
 )
 
 
-def rules() -> dict[str, Any]:
-    """The rules file, also the `spec` of a PrometheusRule."""
+def template() -> dict[str, Any]:
+    """The rules with the names of thresholds, as the chart has them."""
     return {"groups": [{"name": "headgate", "rules": [alert.as_rule() for alert in ALERTS]}]}
+
+
+def rules(thresholds: Mapping[str, float] | None = None, runbook_url: str = "") -> dict[str, Any]:
+    """The rules file, also the `spec` of a PrometheusRule.
+
+    Args:
+        thresholds: other values than the defaults, by name.
+        runbook_url: where the pages can be read; alerts then have the annotation `runbook_url`.
+
+    Raises:
+        UsageError: there is no such threshold.
+    """
+    values = {each.name: each.default for each in THRESHOLDS}
+    unknown = sorted(set(thresholds or {}) - values.keys())
+    if unknown:
+        known = ", ".join(values)
+        raise UsageError(f"there is no threshold {unknown[0]!r}", fix=f"there are {known}")
+    made = template()
+    for rule in made["groups"][0]["rules"]:
+        for name, value in (values | dict(thresholds or {})).items():
+            rule["expr"] = rule["expr"].replace(f"<{name}>", f"{value:g}")
+        if runbook_url:
+            page = f"{runbook_url.rstrip('/')}/{rule['alert']}.md"
+            rule["annotations"]["runbook_url"] = page
+    return made

@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from headgate.k8s.monitoring.alerts import rules as rules_of_code
 from headgate.k8s.permissions import JOBS, KUBERAY, LEASE, LEASE_CREATION, Permission
 from headgate.tests.kube.charts import (
     CHART,
@@ -221,6 +222,35 @@ def test_rules_and_dashboards_are_taken_as_they_are(programs: Programs, tmp_path
     assert [rule["spec"]["groups"] for rule in made] == [[{**groups[0], "rules": [one]}]]
 
 
+def alert_rules(programs: Programs, *settings: str) -> list[Object]:
+    """The rules of the chart with these values."""
+    arguments = [
+        part for setting in settings for part in ("--set-json", f"metrics.prometheusRule.{setting}")
+    ]
+    objects = render(programs, *MONITORING, *arguments)
+    (found,) = of_kind(objects, "PrometheusRule")
+    return list(found["spec"]["groups"][0]["rules"])
+
+
+def test_the_alerts_are_those_of_the_code_with_the_thresholds_of_the_values(
+    programs: Programs,
+) -> None:
+    assert alert_rules(programs) == rules_of_code()["groups"][0]["rules"]
+    changed = alert_rules(
+        programs,
+        "thresholds.lagRecords=2000000",
+        "thresholds.memory=0.5",
+        "thresholds.droppedRecords=0",
+        'runbookUrl="https://wiki.example/runbooks"',
+        'alerts.HeadgateSkew={"for": "1h", "severity": "warning"}',
+    )
+    thresholds = {"lagRecords": 2e6, "memory": 0.5}
+    expected = rules_of_code(thresholds, "https://wiki.example/runbooks")["groups"][0]["rules"]
+    (skew,) = (rule for rule in expected if rule["alert"] == "HeadgateSkew")
+    skew |= {"for": "1h", "labels": {"severity": "warning"}}
+    assert changed == expected
+
+
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
@@ -228,6 +258,10 @@ def test_rules_and_dashboards_are_taken_as_they_are(programs: Programs, tmp_path
         ("operator.replicas=many", "operator"),
         ("image.digest=latest", "digest"),
         ("ports.health=80", "health"),
+        ("metrics.prometheusRule.thresholds.memory=90", "memory"),
+        ("metrics.prometheusRule.thresholds.skw=9", "skw"),
+        ("metrics.prometheusRule.disabled={HeadgateSkw}", "disabled"),
+        ("metrics.prometheusRule.alerts.HeadgateSkw.for=1h", "HeadgateSkw"),
     ],
 )
 def test_a_wrong_value_is_refused(programs: Programs, setting: str, complaint: str) -> None:

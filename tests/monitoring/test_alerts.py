@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
-from headgate.k8s.monitoring.alerts import ALERTS, rules
+from headgate.k8s.monitoring.alerts import ALERTS, THRESHOLDS, Threshold, rules
 from headgate.tests.support.prometheus import promtool
 
 J: Final = 'namespace="n",job_name="j"'
@@ -179,17 +180,35 @@ def written(series: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
-    """Which alerts fire is asked by `ALERTS{...}`: so labels and texts need not be repeated here."""
-    tests = []
-    for name, case in CASES.items():
-        asked = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
-        fires = [{"expr": asked, "eval_time": "60m", "exp_samples": [{"value": 1}]}]
-        silent = [{"expr": asked, "eval_time": "60m", "exp_samples": []}]
-        tests.append({**written(case.firing), "name": f"{name} fires", "promql_expr_test": fires})
-        tests.append({**written(case.silent), "name": f"{name} silent", "promql_expr_test": silent})
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
+def firing(name: str, series: dict[str, str], fires: bool) -> dict[str, Any]:
+    """A test of promtool. It asks by `ALERTS{...}`, so that labels and texts need not be repeated here."""
+    asked = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
+    samples = [{"value": 1}] if fires else []
+    expected = [{"expr": asked, "eval_time": "60m", "exp_samples": samples}]
+    title = f"{name} {'fires' if fires else 'is silent'}"
+    return {**written(series), "name": title, "promql_expr_test": expected}
+
+
+def check(directory: Path, made: dict[str, Any], tests: list[dict[str, Any]]) -> None:
+    (directory / "rules.yaml").write_text(yaml.safe_dump(made))
     whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(whole))
-    ran = promtool("test", "rules", str(tmp_path / "test.yaml"))
+    (directory / "test.yaml").write_text(yaml.safe_dump(whole))
+    ran = promtool("test", "rules", str(directory / "test.yaml"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
+    tests = [firing(name, case.firing, True) for name, case in CASES.items()]
+    tests += [firing(name, case.silent, False) for name, case in CASES.items()]
+    check(tmp_path, rules(), tests)
+
+
+@pytest.mark.parametrize("threshold", THRESHOLDS, ids=lambda each: each.name)
+def test_a_higher_threshold_silences_its_alert_and_no_other(
+    tmp_path: Path, threshold: Threshold
+) -> None:
+    higher = {threshold.name: 1.0 if threshold.is_share else threshold.default * 1e4 + 1e4}
+    silenced = {alert.name for alert in ALERTS if f"<{threshold.name}>" in alert.condition}
+    assert len(silenced) == 1
+    tests = [firing(name, case.firing, name not in silenced) for name, case in CASES.items()]
+    check(tmp_path, rules(higher), tests)

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 import headgate as hg
-from headgate.k8s.monitoring.alerts import ALERTS, RUNBOOKS, rules
+from headgate.errors import UsageError
+from headgate.k8s.monitoring.alerts import ALERTS, RUNBOOKS, THRESHOLDS, rules, template
 from headgate.k8s.monitoring.boards import BOARDS
 from headgate.k8s.monitoring.evaluate import watched
 from headgate.k8s.monitoring.files import generated
@@ -69,10 +70,43 @@ def test_every_alert_has_a_page_that_says_what_to_do() -> None:
     pages = {page.stem: page.read_text() for page in (ROOT / "docs" / "runbooks").glob("H*.md")}
     assert set(pages) == {alert.name for alert in ALERTS}
     for alert in ALERTS:
-        url = alert.as_rule()["annotations"]["runbook_url"]
-        assert url == f"{RUNBOOKS}{alert.name}.md"
+        runbook = alert.as_rule()["annotations"]["runbook"]
+        assert runbook == f"{RUNBOOKS}/{alert.name}.md"
+        assert (ROOT / runbook).is_file()
         headings = re.findall(r"^#+ (.*)$", pages[alert.name], re.MULTILINE)
         assert headings == [alert.name, "Cause", "Look at", "Do"]
+
+
+def test_an_alert_leads_to_no_site_unless_one_is_named() -> None:
+    """There is no address at which these pages can be read everywhere."""
+    assert "http" not in json.dumps(rules())
+    (group,) = rules(runbook_url="https://wiki.example/runbooks/")["groups"]
+    for rule in group["rules"]:
+        page = f"https://wiki.example/runbooks/{rule['alert']}.md"
+        assert rule["annotations"]["runbook_url"] == page
+
+
+def test_every_threshold_is_used_and_known() -> None:
+    text = json.dumps(template())
+    assert set(re.findall(r"<(\w+)>", text)) == {each.name for each in THRESHOLDS}
+    assert not re.search(r"<\w+>", json.dumps(rules()))
+    with pytest.raises(UsageError, match="no threshold 'skw'"):
+        rules({"skw": 1})
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    values = (ROOT / "helm" / "headgate" / "values.yaml").read_text()
+    schema = json.loads((ROOT / "helm" / "headgate" / "values.schema.json").read_text())
+    section = schema["properties"]["metrics"]["properties"]["prometheusRule"]["properties"]
+    known = section["thresholds"]["properties"]
+    set_ = yaml.safe_load(values)["metrics"]["prometheusRule"]["thresholds"]
+    assert set_ == {each.name: each.default for each in THRESHOLDS}
+    assert known.keys() == set_.keys()
+    for each in THRESHOLDS:
+        assert f"      # -- {each.meaning}\n      {each.name}: {each.default:g}\n" in values
+        assert ("maximum" in known[each.name]) == each.is_share
+        assert f"| `{each.name}` | {each.default:g} | {each.meaning} |" in page
+    names = [alert.name for alert in ALERTS]
+    assert section["disabled"]["items"]["enum"] == names
+    assert section["alerts"]["propertyNames"]["enum"] == names
 
 
 def test_the_pages_have_every_dashboard_alert_and_expression() -> None:
