@@ -160,6 +160,25 @@ def _pod_ip() -> str:
     return pod_ip
 
 
+@app.command("fetch-code")
+def fetch_code(
+    address: Annotated[str, typer.Argument(help="Of a zip file: s3://bucket/code.zip, or a path.")],
+    to: Annotated[Path, typer.Option(help="An existing directory, which is emptied first.")],
+    job: Annotated[Path, typer.Option(help="The manifest, for its options of S3.")],
+) -> None:
+    """Unpack the zip file with the code of a job onto the module path of its pod."""
+    from .code import fetch_code as fetch
+    from .delete_state import state_place
+
+    try:
+        options = state_place(_manifest(job), str(job), os.environ).options
+        unpacked = asyncio.run(fetch(address, to, options))
+    except HeadgateError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+    typer.echo(f"unpacked {unpacked.files:,} files, {unpacked.size_bytes:,} bytes, from {address}")
+
+
 @app.command("delete-state")
 def delete_state(
     job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],
@@ -173,11 +192,7 @@ def delete_state(
     from .delete_state import state_place
 
     try:
-        try:
-            text = job.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"manifest cannot be read path=`{job}`: {error}") from None
-        place = state_place(text, str(job), os.environ)
+        place = state_place(_manifest(job), str(job), os.environ)
         if not place.storage:
             typer.echo(f"job {place.job} has no checkpoint storage: there is no state to delete")
             return
@@ -187,6 +202,14 @@ def delete_state(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
     typer.echo(f"job {place.job}: {deleted}")
+
+
+def _manifest(path: Path) -> str:
+    """The text of a manifest. Raises UsageError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"manifest cannot be read path=`{path}`: {error}") from None
 
 
 async def _operator(

@@ -37,6 +37,7 @@ SHARED_MEMORY_SIZE: Final = "1Gi"
 MANIFEST_PATH: Final = "/etc/headgate"
 TOKEN_PATH: Final = "/run/headgate"
 CODE_PATH: Final = "/opt/headgate/code"
+CODE_CONTAINER: Final = "headgate-code"
 RECONNECT_S: Final = 20
 """How long Ray's worker nodes look for a head that is gone, before they end themselves. A new head does not
 know them, so that they have to begin again anyway."""
@@ -274,10 +275,41 @@ def _template(deployment: Deployment, role: str, command: list[str]) -> dict[str
         "volumes": volumes,
     }
     template: dict[str, Any] = merged({"metadata": {}, "spec": spec}, section.pod_template)
+    if kubernetes.code.archive:
+        _fetch_code(template["spec"], kubernetes.code.archive)
     metadata = template["metadata"]
     own = {REVISION: deployment.run.revision, RUN: deployment.run_id}
     metadata["labels"] = metadata.get("labels", {}) | labels(deployment.name, role) | own
     return template
+
+
+def _fetch_code(spec: dict[str, Any], archive: str) -> None:
+    """Have the code unpacked before the pod's own container starts, with what this one has to reach it.
+
+    That is the last of the init containers: one of the user's may log in first.
+    """
+    (container,) = (each for each in spec["containers"] if each["name"] == CONTAINER)
+    kept = (
+        "image",
+        "imagePullPolicy",
+        "env",
+        "envFrom",
+        "volumeMounts",
+        "resources",
+        "securityContext",
+    )
+    command = ["headgate", "k8s", "fetch-code", archive, "--to", CODE_PATH]
+    command += ["--job", f"{MANIFEST_PATH}/{MANIFEST_KEY}"]
+    first = {
+        "name": CODE_CONTAINER,
+        "command": command,
+        # What it says when it fails is then in the status of the pod, and in that of the StreamJob.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **{name: container[name] for name in kept if name in container},
+    }
+    # The module path is for the job: half of the code could be there from an attempt before.
+    first["env"] = [each for each in first["env"] if each["name"] != "PYTHONPATH"]
+    spec["initContainers"] = [*spec.get("initContainers", ()), first]
 
 
 def _pod(service_account: str, pull_secrets: list[str]) -> dict[str, Any]:
@@ -334,8 +366,6 @@ def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
     if kubernetes.code.config_map_ref or kubernetes.code.archive:
         given = kubernetes.env.get("PYTHONPATH")
         own["PYTHONPATH"] = f"{CODE_PATH}:{given}" if isinstance(given, str) else CODE_PATH
-    if kubernetes.code.archive:
-        own["HEADGATE_CODE_ARCHIVE"] = kubernetes.code.archive
     fields = {
         "HEADGATE_POD_IP": "status.podIP",
         "HEADGATE_POD_NAME": "metadata.name",

@@ -220,6 +220,14 @@ S3_PATH_STYLE = Option[bool | None](
     "`s3.endpoint` is set.",
     ("s3.path.style.access",),
 )
+CODE_SIZE = Option[int](
+    "headgate.code.size-max",
+    Size(),
+    512 << 20,
+    "bytes",
+    "Largest size of the files in the zip file of `kubernetes.code.archive`, and of that file itself. They "
+    "are unpacked into a volume of 4 GB.",
+)
 BUFFER_ROWS = Option[int](
     "headgate.buffer.rows",
     Integer(at_least=1, at_most=1_048_576),

@@ -154,6 +154,54 @@ def test_secrets_are_only_referred_to(deployment: Make) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_code_of_a_config_map_is_on_the_module_path(deployment: Make, mode: str) -> None:
+    of = with_mode(deployment, mode, code={"configMapRef": {"name": "steps"}})
+    for template in templates(pod_makers(of)):
+        (container,) = template["spec"]["containers"]
+        assert {"name": "PYTHONPATH", "value": "/opt/headgate/code"} in container["env"]
+        mount = {"name": "code", "mountPath": "/opt/headgate/code", "readOnly": True}
+        assert mount in container["volumeMounts"]
+        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        assert volumes["code"]["configMap"] == {"name": "steps"}
+        assert "initContainers" not in template["spec"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_archive_is_unpacked_before_the_code_is_needed(deployment: Make, mode: str) -> None:
+    """In every pod that imports it: also in those whose command is KubeRay's."""
+    login = {"name": "login", "image": "login"}
+    mounted = {"name": "headgate", "volumeMounts": [{"name": "ca", "mountPath": "/ca"}]}
+    own = {"podTemplate": {"spec": {"initContainers": [login], "containers": [mounted]}}}
+    of = with_mode(
+        deployment,
+        mode,
+        code={"archive": "s3://bucket/code.zip"},
+        env={"PYTHONPATH": "/more", "S3_HOST": "minio"},
+        storage={"credentialsSecretRef": {"name": "bucket"}},
+        workers=own,
+        coordinator=own,
+    )
+    for template in templates(pod_makers(of)):
+        before, init = template["spec"]["initContainers"]
+        (container,) = template["spec"]["containers"]
+        assert before == login
+        assert init["command"] == [
+            *("headgate", "k8s", "fetch-code", "s3://bucket/code.zip"),
+            *("--to", "/opt/headgate/code", "--job", "/etc/headgate/job.yaml"),
+        ]
+        assert init["image"] == container["image"]
+        assert init["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+        assert {"name": "S3_HOST", "value": "minio"} in init["env"]
+        paths = {each["mountPath"] for each in init["volumeMounts"]}
+        assert paths >= {"/opt/headgate/code", "/etc/headgate", "/ca", "/tmp"}
+        by_name = {each["name"]: each.get("value") for each in container["env"]}
+        assert by_name["PYTHONPATH"] == "/opt/headgate/code:/more"
+        assert not any(each["name"] == "PYTHONPATH" for each in init["env"])
+        template["spec"]["initContainers"] = [init]
+        assert not_restricted(template) == []
+
+
 def test_ports_come_from_one_table(deployment: Make) -> None:
     numbers = [port.number for port in ports.ALL]
     assert len(set(numbers)) == len(numbers)

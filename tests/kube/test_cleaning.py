@@ -102,23 +102,27 @@ def _give_to_the_pods(directory: Path) -> None:
         path.chmod(0o777 if path.is_dir() else 0o666)
 
 
+def outside(endpoint: str) -> Object:
+    """The Service `s3`, which leads to a server of this machine."""
+    port = endpoint.rpartition(":")[2]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "s3", "annotations": {"headgate.test/port": port}},
+        "spec": {"ports": [{"port": 80}]},
+    }
+
+
 @pytest.mark.parametrize("bucket", ["versitygw"], indirect=True)
 def test_state_in_s3_goes_with_the_keys_of_the_secret(
     cluster: Cluster, namespace: str, definitions: str, bucket: tuple[str, dict[str, str]]
 ) -> None:
     """The address of the server is a variable, as in a manifest for several clusters."""
     name, options = bucket
-    port = options["s3.endpoint"].rpartition(":")[2]
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "s3", "annotations": {"headgate.test/port": port}},
-        "spec": {"ports": [{"port": 80}]},
-    }
     keys = secret(
         "bucket", AWS_ACCESS_KEY_ID=versitygw.ACCESS, AWS_SECRET_ACCESS_KEY=versitygw.SECRET
     )
-    cluster.apply(service, keys, namespace=namespace)
+    cluster.apply(outside(options["s3.endpoint"]), keys, namespace=namespace)
     of = accepted(
         cluster,
         namespace,

@@ -1,0 +1,180 @@
+"""`headgate k8s fetch-code`: the zip file of `kubernetes.code.archive` onto the module path of a pod.
+
+It runs in an init container, before anything that imports the job's code. A zip file is not trusted:
+nothing is written beside the directory, no links are made, and what it unpacks to is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import lzma
+import shutil
+import stat
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from ..errors import CorruptError, UsageError
+from ..operators.sizes import format_size
+from ..runtime.options import CODE_SIZE, Options
+from ..runtime.storage.open_store import open_store_at
+
+FILES_MAX: Final = 65_535
+"""As many as a zip file without the extension Zip64 can have."""
+_CHUNK_BYTES: Final = 1 << 20
+_ENCRYPTED: Final = 1
+_DAMAGES: Final = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError,
+)  # fmt: skip
+"""What Python's zipfile raises for damaged files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What was unpacked: the number of files, and their bytes."""
+
+    files: int
+    size_bytes: int
+
+
+async def fetch_code(address: str, target: Path, options: Mapping[str, str]) -> Unpacked:
+    """Put the content of a zip file into the directory `target`, and nothing else.
+
+    What was there before is deleted, for instance what an earlier attempt left.
+
+    Args:
+        address: of the zip file, such as `s3://bucket/code/clicks-7.zip`, or a path.
+        options: those of the job: how S3 is reached, and `headgate.code.size-max`.
+
+    Raises:
+        UsageError: the file is not there, is not a zip file, or is one that must not be unpacked.
+        CorruptError: the file is damaged.
+        StorageError: the storage cannot be read.
+    """
+    size_max = Options({CODE_SIZE.key: options[CODE_SIZE.key]} if CODE_SIZE.key in options else {})
+    with tempfile.TemporaryDirectory(prefix="headgate-code-") as directory:
+        archive = Path(directory) / "code.zip"
+        await _download(address, archive, options, size_max.get(CODE_SIZE))
+        return await asyncio.to_thread(unpack, archive, target, size_max.get(CODE_SIZE), address)
+
+
+async def _download(address: str, to: Path, options: Mapping[str, str], size_max: int) -> None:
+    """Copy one object of the storage into a local file."""
+    folder, _, name = address.rpartition("/")
+    if not folder or not name:
+        raise UsageError(
+            f"this is no address of a zip file address=`{address}`",
+            fix="write s3://bucket/folder/name.zip, or the path of a file on a mounted volume",
+        )
+    store = open_store_at(folder, options)
+    await store.open(writable=False)
+    try:
+        sizes = {found: size async for found, size in store.list_files(name)}
+        if name not in sizes:
+            raise UsageError(
+                f"the zip file of kubernetes.code.archive is not there address=`{address}`",
+                fix="upload it, or correct the address",
+            )
+        _check_size(sizes[name], size_max, address)
+        await store.download(name, to)
+    finally:
+        await store.close()
+
+
+def unpack(archive: Path, target: Path, size_max: int, address: str) -> Unpacked:
+    """Unpack a zip file into the directory `target`, which is emptied first.
+
+    Args:
+        size_max: the most bytes that its files may have together.
+        address: names the archive in errors.
+
+    Raises:
+        UsageError, CorruptError: see `fetch_code`.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = _checked(opened.infolist(), size_max, address)
+            _empty(target)
+            written = 0
+            for path, member in members.items():
+                written += _write(opened, member, target / path, size_max - written, address)
+            return Unpacked(len(members), written)
+    except _DAMAGES as error:
+        raise CorruptError(
+            f"the archive is no zip file, or is damaged: {error}",
+            where=address,
+            fix="make it again, for instance with `zip -r code.zip my_package`",
+        ) from None
+    except (RuntimeError, OSError) as error:
+        raise UsageError(f"the archive cannot be unpacked: {error}", where=address) from None
+
+
+def _checked(
+    infos: list[zipfile.ZipInfo], size_max: int, address: str
+) -> dict[PurePosixPath, zipfile.ZipInfo]:
+    """The files of an archive by their paths, if all may be written. Directories come with their files."""
+    if len(infos) > FILES_MAX:
+        raise UsageError(
+            f"the archive has {len(infos):,} files, more than {FILES_MAX:,}", where=address
+        )
+    _check_size(sum(info.file_size for info in infos), size_max, address)
+    found: dict[PurePosixPath, zipfile.ZipInfo] = {}
+    for info in infos:
+        path, mode = PurePosixPath(info.filename), info.external_attr >> 16
+        # `orig_filename` still has what zipfile replaced: backslashes, and all behind a null byte.
+        plain = not set("\\\0:") & set(info.orig_filename) and ".." not in path.parts
+        if not plain or path.is_absolute() or info.filename == "":
+            raise _refused(info, "leads out of its directory, or may do so", address)
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise _refused(info, "is a link or a device", address)
+        if info.flag_bits & _ENCRYPTED:
+            raise _refused(info, "is encrypted", address)
+        if info.is_dir():
+            continue
+        if path in found:
+            raise _refused(info, "is there twice", address)
+        found[path] = info
+    return found
+
+
+def _write(
+    opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, left: int, address: str
+) -> int:
+    """Write one file; its size is counted, not believed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = 0
+    with opened.open(member) as source, path.open("xb") as made:
+        while chunk := source.read(_CHUNK_BYTES):
+            written += len(chunk)
+            if written > left:
+                raise _refused(member, "is larger than the archive says", address)
+            made.write(chunk)
+    return written
+
+
+def _empty(directory: Path) -> None:
+    for each in directory.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+
+
+def _check_size(size: int, size_max: int, address: str) -> None:
+    if size > size_max:
+        raise UsageError(
+            f"the archive has {format_size(size)}, more than {format_size(size_max)}",
+            where=address,
+            fix=f"put large files into the image, or raise the option {CODE_SIZE.key}",
+        )
+
+
+def _refused(member: zipfile.ZipInfo, why: str, address: str) -> UsageError:
+    return UsageError(
+        f"the archive was not unpacked: file=`{member.filename}` {why}", where=address
+    )
