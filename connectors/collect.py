@@ -12,7 +12,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import cloudpickle
 import msgspec
@@ -24,15 +24,17 @@ from ..operators.sink import (
     GuaranteeLike,
     IfExists,
     IfExistsLike,
+    OutputFile,
     Sink,
     SinkRun,
     SinkWriter,
     parse_guarantee,
     parse_if_exists,
-    settle_output,
 )
 from ..state.snapshot import CommitPermit
+from .files.drafts import delete_files, files_in
 
+_SUFFIX: Final = ".pickle"
 _ids = itertools.count(1)
 _memory: dict[int, dict[str, list[Any]]] = {}
 """Portions by name, per sink of this process."""
@@ -47,8 +49,8 @@ class _Store(Protocol):
         """All portions, in the order they were kept."""
         ...
 
-    def settle(self, run: SinkRun, own: IfExists, *, delete: bool) -> None:
-        """Deal with portions of earlier runs; without `delete` only check that the run may begin."""
+    def names(self) -> list[str]:
+        """The names of all portions."""
         ...
 
 
@@ -61,9 +63,12 @@ class _Memory(msgspec.Struct, frozen=True):
     def portions(self) -> list[list[Any]]:
         return list(_memory.get(self.id, {}).values())
 
-    def settle(self, run: SinkRun, own: IfExists, *, delete: bool) -> None:
-        if delete and (run.if_exists or own) is not IfExists.APPEND:
-            _memory.pop(self.id, None)  # only this program had them, and it runs the job once more
+    def names(self) -> list[str]:
+        return list(_memory.get(self.id, ()))
+
+    def clear(self) -> None:
+        """Begin with no rows: only this program had them, and it runs the job once more."""
+        _memory.pop(self.id, None)
 
 
 class _Files(msgspec.Struct, frozen=True):
@@ -74,23 +79,19 @@ class _Files(msgspec.Struct, frozen=True):
         directory.mkdir(parents=True, exist_ok=True)
         draft = directory / f".{name}"
         draft.write_bytes(cloudpickle.dumps(records))
-        os.replace(draft, directory / f"{name}.pickle")
+        os.replace(draft, directory / f"{name}{_SUFFIX}")
 
     def portions(self) -> list[list[Any]]:
-        return [pickle.loads(file.read_bytes()) for file in self._files()]
+        names = sorted(file.name for file in self.files())
+        return [pickle.loads((Path(self.path) / name).read_bytes()) for name in names]
 
-    def settle(self, run: SinkRun, own: IfExists, *, delete: bool) -> None:
-        files = self._files()
+    def names(self) -> list[str]:
+        return [file.name.removesuffix(_SUFFIX) for file in self.files()]
 
-        def delete_all() -> None:
-            for file in files:
-                file.unlink(missing_ok=True)
-
-        settle_output(run, own, len(files), self.path, delete_all if delete else None)
-
-    def _files(self) -> list[Path]:
-        files = sorted(Path(self.path).glob("*.pickle"))
-        return [file for file in files if not file.name.startswith(".")]
+    def files(self) -> list[OutputFile]:
+        """The file of each portion."""
+        found = files_in(self.path)
+        return [f for f in found if f.name.endswith(_SUFFIX) and not f.name.startswith(".")]
 
 
 class _Portion(msgspec.Struct):
@@ -104,11 +105,12 @@ class CollectSink(Sink):
     guarantees = frozenset(Guarantee)
 
     def __init__(
-        self, store: _Store, guarantee: Guarantee, if_exists: IfExists = IfExists.ERROR
+        self, store: _Memory | _Files, guarantee: Guarantee, if_exists: IfExists = IfExists.ERROR
     ) -> None:
         self.guarantee = guarantee
         self.if_exists = if_exists
         self.pickled = guarantee is Guarantee.EXACTLY_ONCE
+        self.place = store.path if isinstance(store, _Files) else ""
         self._store = store
 
     @property
@@ -116,11 +118,16 @@ class CollectSink(Sink):
         """What has arrived so far: objects, or a dict per row of columns."""
         return [record for portion in self._store.portions() for record in portion]
 
-    def check_output(self, run: SinkRun) -> None:
-        self._store.settle(run, self.if_exists, delete=False)
+    def list_output(self, run: SinkRun) -> list[OutputFile] | None:
+        return self._store.files() if isinstance(self._store, _Files) else None
+
+    def delete_output(self, run: SinkRun, files: list[OutputFile]) -> int:
+        return delete_files(self.place, files)
 
     def begin_output(self, run: SinkRun) -> None:
-        self._store.settle(run, self.if_exists, delete=True)
+        policy = run.if_exists or self.if_exists
+        if isinstance(self._store, _Memory) and policy is not IfExists.APPEND:
+            self._store.clear()
 
     def writer(self) -> SinkWriter:
         return CollectWriter(self._store, self.guarantee)
@@ -144,6 +151,13 @@ class CollectWriter(SinkWriter):
         # of that job: the number of what it began with tells them apart.
         attempt, subtask = f"{context.attempt:06}", f"{context.subtask_index:05}"
         self._prefix = f"{attempt}-{subtask}-{context.restored_checkpoint:08}"
+
+    def prepare(self) -> None:
+        # Runs in other storages, or without any, count their attempts in the same way: what they left
+        # must be neither replaced nor confused with portions of this run.
+        names = [name.rpartition(".") for name in self._store.names()]
+        taken = [int(number) for prefix, _, number in names if prefix == self._prefix]
+        self._number = itertools.count(max(taken, default=-1) + 1)
 
     def write(self, batch: Batch) -> None:
         self._records += batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records
@@ -179,8 +193,8 @@ def collect(
             only a job that runs in this process can be collected.
         guarantee: with `exactly_once` records show up when their checkpoint is complete.
         if_exists: what happens to the files of earlier runs at `path` when a run starts without state:
-            `error` refuses the run, `append` keeps them, `overwrite` deletes them first. In memory such
-            a run begins with no rows, except with `append`.
+            `error` refuses the run, `append` keeps them, `overwrite` deletes them as soon as the run has
+            committed records of its own. In memory such a run begins with no rows, except with `append`.
     """
-    store: _Store = _Memory(next(_ids)) if path is None else _Files(os.path.abspath(path))
+    store: _Memory | _Files = _Memory(next(_ids)) if path is None else _Files(os.path.abspath(path))
     return CollectSink(store, parse_guarantee(guarantee), parse_if_exists(if_exists))

@@ -55,7 +55,7 @@ class IfExists(Enum):
     APPEND = "append"
     """Keep it, and write beside it."""
     OVERWRITE = "overwrite"
-    """Delete it first."""
+    """Delete it as soon as the run has committed output of its own."""
 
 
 IfExistsLike: TypeAlias = Literal["error", "append", "overwrite"] | IfExists
@@ -107,40 +107,12 @@ class SinkRun:
     announce: Callable[[str], None]
 
 
-def settle_output(
-    run: SinkRun, own: IfExists, found: int, where: object, delete: Callable[[], None] | None
-) -> None:
-    """Do what the user asked with `found` files of earlier runs: refuse, keep or delete them.
+class OutputFile(msgspec.Struct, frozen=True, array_like=True):
+    """A visible file, or another piece of output, of a sink."""
 
-    Args:
-        run: the run that is about to begin.
-        own: the policy of the sink, which counts unless the run has one.
-        found: how many files there are.
-        where: the place they are in.
-        delete: deletes them; None: only check whether the run may begin.
-
-    Raises:
-        UsageError: the policy is to refuse, and there are files.
-    """
-    policy = run.if_exists or own
-    if not found:
-        return
-    files = "1 file" if found == 1 else f"{found:,} files"
-    if policy is IfExists.ERROR:
-        raise UsageError(
-            f"sink `{run.sink}` of job `{run.job}` has {files} of earlier runs in {where}, and this "
-            "run starts from the beginning: its records would be there twice",
-            fix="`headgate run --if-exists overwrite` deletes those files first, and `--if-exists "
-            'append` keeps them and writes beside them; in code, give job.run() or the sink if_exists="'
-            'overwrite" or "append"',
-        )
-    if delete is None:
-        return
-    if policy is IfExists.OVERWRITE:
-        delete()
-        run.announce(f"deleted {files} of earlier runs in {where}")
-    else:
-        run.announce(f"writes beside {files} of earlier runs in {where}")
+    name: str
+    version: str
+    """Differs for another file of the same name, and for the same file once it has been changed."""
 
 
 class SinkWriter:
@@ -194,6 +166,8 @@ class Sink:
         needs_columns: True if it takes only column batches.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
         pickled: True if committables are pickled, so that a restore unpickles them.
+        if_exists: what happens to the output of earlier runs, unless the run says something else.
+        place: where the output lies, for messages; empty: nowhere that lasts.
     """
 
     guarantees: frozenset[Guarantee] = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
@@ -201,6 +175,8 @@ class Sink:
     needs_columns: bool = False
     extras: tuple[str, ...] = ()
     pickled: bool = False
+    if_exists: IfExists = IfExists.ERROR
+    place: str = ""
 
     def bind(self, schema: pa.Schema | None) -> None:
         """Called at plan time with the schema of the stream; raise PlanError if it does not fit."""
@@ -210,16 +186,42 @@ class Sink:
         raise NotImplementedError
 
     def check_output(self, run: SinkRun) -> None:
-        """Check that output of earlier runs is not in the way of a run that starts without state.
+        """Check that a run that starts without state can write here.
 
         Called in the coordinator, in a thread, before anything is changed anywhere. May block.
 
         Raises:
-            UsageError: output of earlier runs is there, and the user has not said what to do with it.
+            UsageError: it cannot.
         """
 
+    def list_output(self, run: SinkRun) -> list[OutputFile] | None:
+        """List the visible output of earlier runs of the same job and sink.
+
+        Called where `check_output` is, and once more before the first writer is made. May block. The
+        policy of the run, or else `if_exists`, decides what happens to the output. Writers of this run
+        must not use the names of what is listed.
+
+        Returns:
+            None if this kind of sink never keeps any.
+        """
+        return None
+
+    def delete_output(self, run: SinkRun, files: list[OutputFile]) -> int:
+        """Delete output that `list_output` had found in front of this run; in a thread.
+
+        It may be called again, in another process, after a crash. A file that is gone is no error, and
+        one whose version has changed belongs to somebody else and must stay.
+
+        Returns:
+            How many files it deleted.
+
+        Raises:
+            StorageError: the place does not answer, or does not allow it.
+        """
+        raise NotImplementedError
+
     def begin_output(self, run: SinkRun) -> None:
-        """Make room for a run that starts without state, as the user asked.
+        """Get ready for a run that starts without state.
 
         Called after `check_output`, in a thread, and before the first writer is made. It is called
         again, in another process, if the coordinator dies in between.
@@ -308,6 +310,8 @@ class SinkOperator(Operator):
         self._writer: SinkWriter | None = None
         self._uncommitted_since: deque[tuple[int, float]] = deque()
         """Of checkpoints with anything to commit, the time of their barrier on the monotonic clock."""
+        self.wrote = False
+        """The sink has taken records in this attempt."""
 
     @property
     def writer(self) -> SinkWriter:
@@ -352,6 +356,7 @@ class SinkOperator(Operator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)
+        self.wrote = self.wrote or len(batch) > 0
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
         precommit = self.writer.roll(checkpoint_id)

@@ -276,6 +276,15 @@ MATCH_PARTIAL_MAX = Option[int](
     "(a record once for each beginning behind which it was taken). More fails the job.",
 )
 
+REPLACED_FILES_MAX = Option[int](
+    "headgate.sink.replaced-files-max",
+    Integer(at_least=1, at_most=100_000_000),
+    1_000_000,
+    "files",
+    "How many files of earlier runs one sink with `overwrite` may replace; the job log keeps their names "
+    "until they are deleted. With more the run is refused.",
+)
+
 ALLOW_PICKLE = Option[bool](
     "headgate.state.allow-pickle",
     Boolean(),

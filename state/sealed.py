@@ -19,10 +19,11 @@ import xxhash
 
 from ..errors import CorruptError, StateError
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Raise it whenever the fields of a sealed record change, and keep reading the older formats.
 
-Format 3 tells the history of runs: `RunHistory` in the entries of the job log.
+Format 3 tells the history of runs: `RunHistory` in the entries of the job log. Format 4 tells which output
+of earlier runs a run replaces: `OutputListed` and `OldOutput`.
 """
 _FIRST_SEALED: Final = 2
 _HEAD: Final = re.compile(rb'\{"format":(\d{1,9}),"checksum":"([0-9a-f]{16})",')

@@ -26,6 +26,7 @@ import msgspec
 import xxhash
 
 from ...errors import CorruptError, StorageError
+from ...operators.sink import OutputFile
 from ...state.measured import measure_file
 
 
@@ -77,12 +78,12 @@ class Target(Protocol):
         """Names of the files here that begin with `prefix`, visible ones and drafts."""
         ...
 
-    def visible(self, prefix: str) -> Iterator[str]:
-        """Names of the visible files here that begin with `prefix`; none if the place is missing."""
+    def visible(self, prefix: str) -> Iterator[OutputFile]:
+        """The visible files here whose names begin with `prefix`; none if the place is missing."""
         ...
 
-    def delete(self, names: list[str]) -> None:
-        """Delete visible files; it is no error if one is gone."""
+    def delete(self, files: list[OutputFile]) -> int:
+        """Delete those of the visible files that are still there unchanged; returns how many."""
         ...
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -127,17 +128,11 @@ class LocalTarget:
         for directory in {self._directory, self._drafts}:
             yield from (name for name in os.listdir(directory) if name.startswith(prefix))
 
-    def visible(self, prefix: str) -> Iterator[str]:
-        with suppress(FileNotFoundError):
-            yield from (n for n in os.listdir(self._directory) if n.startswith(prefix))
+    def visible(self, prefix: str) -> Iterator[OutputFile]:
+        return (file for file in files_in(self._directory) if file.name.startswith(prefix))
 
-    def delete(self, names: list[str]) -> None:
-        for name in names:
-            try:
-                (self._directory / name).unlink(missing_ok=True)
-            except OSError as error:
-                raise failed("deleted", self._directory / name, error) from error
-        _sync_directory(self._directory)
+    def delete(self, files: list[OutputFile]) -> int:
+        return delete_files(self._directory, files)
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         if not self._direct:
@@ -254,6 +249,41 @@ def _make_directories(path: Path) -> None:
         _sync_directory(directory.parent)
     if not path.is_dir():
         raise NotADirectoryError(str(path))
+
+
+def files_in(directory: str | Path) -> Iterator[OutputFile]:
+    """What lies in a local directory; nothing if it is missing."""
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                yield OutputFile(entry.name, _version(entry.stat()))
+
+
+def delete_files(directory: str | Path, files: list[OutputFile]) -> int:
+    """Delete those of the files in a local directory that are unchanged; returns how many.
+
+    Raises:
+        StorageError: the file system does not allow it.
+    """
+    deleted = 0
+    for file in files:
+        path = Path(directory, file.name)
+        try:
+            if _version(path.stat()) == file.version:
+                path.unlink()
+                deleted += 1
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise failed("deleted", path, error) from error
+    with suppress(FileNotFoundError):
+        _sync_directory(directory)
+    return deleted
+
+
+def _version(found: os.stat_result) -> str:
+    """Differs if a file has been changed, or another one has its name."""
+    return f"{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def _sync_directory(path: str | Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import threading
 from base64 import b64encode
 from collections import deque
@@ -19,13 +20,14 @@ from hashlib import md5
 from typing import Any
 
 from ...errors import StorageError, UsageError, check
+from ...operators.sink import OutputFile
 from .drafts import Committable, Draft, failed, quoted
 from .locations import Location, s3_client
 
 PART_BYTES = 8 << 20
 _PARTS_WAITING_MAX = 4
 _DELETED_AT_ONCE = 1_000
-"""Objects of one request, which is as many as S3 takes."""
+"""Objects of one request to list or delete, which is as many as S3 takes."""
 _MARK = "headgate"
 """Key of the object metadata that tells our own objects."""
 
@@ -65,30 +67,55 @@ class S3Target:
         return _S3Draft(self._client, self._location.bucket, key, mark, self._run_in_thread)
 
     def names(self, prefix: str) -> Iterator[str]:
-        yield from self.visible(prefix)
+        for file in self.visible(prefix):
+            yield file.name
         for name, _ in self.drafts(prefix):
             yield name
 
-    def visible(self, prefix: str) -> Iterator[str]:
+    def visible(self, prefix: str) -> Iterator[OutputFile]:
+        for page in self._pages(prefix):
+            yield from page
+
+    def delete(self, files: list[OutputFile]) -> int:
+        wanted = {file.name: file.version for file in files}
+        deleted = 0
+        # A page of the listing at a time, so that little time passes between the look and the deletion.
+        prefix = os.path.commonprefix(list(wanted))  # noqa: RUF071  (of names, not of paths)
+        for page in self._pages(prefix) if wanted else ():
+            names = [file.name for file in page if wanted.get(file.name) == file.version]
+            if names:
+                self._delete(names)
+                deleted += len(names)
+        return deleted
+
+    def _pages(self, prefix: str) -> Iterator[list[OutputFile]]:
+        """What lies here, at most `_DELETED_AT_ONCE` objects at a time."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._location.bucket, Prefix=self._prefix + prefix, Delimiter="/"
+            Bucket=self._location.bucket,
+            Prefix=self._prefix + prefix,
+            Delimiter="/",
+            PaginationConfig={"PageSize": _DELETED_AT_ONCE},
         )
         for page in _listed(pages, self._location):
-            for item in page.get("Contents", ()):
-                yield item["Key"].removeprefix(self._prefix)
-
-    def delete(self, names: list[str]) -> None:
-        for start in range(0, len(names), _DELETED_AT_ONCE):
-            keys = [{"Key": self._prefix + n} for n in names[start : start + _DELETED_AT_ONCE]]
-            try:
-                answer = self._client.delete_objects(
-                    Bucket=self._location.bucket, Delete={"Objects": keys, "Quiet": True}
+            yield [
+                OutputFile(
+                    item["Key"].removeprefix(self._prefix),
+                    f"{item['ETag']}@{item['LastModified'].isoformat()}",
                 )
-            except _errors() as error:
-                raise failed("deleted", self._location, error) from error
-            for refused in answer.get("Errors", ()):
-                path = f"s3://{self._location.bucket}/{refused.get('Key')}"
-                raise failed("deleted", path, StorageError(str(refused.get("Message"))))
+                for item in page.get("Contents", ())
+            ]
+
+    def _delete(self, names: list[str]) -> None:
+        keys = [{"Key": self._prefix + name} for name in names]
+        try:
+            answer = self._client.delete_objects(
+                Bucket=self._location.bucket, Delete={"Objects": keys, "Quiet": True}
+            )
+        except _errors() as error:
+            raise failed("deleted", self._location, error) from error
+        for refused in answer.get("Errors", ()):
+            path = f"s3://{self._location.bucket}/{refused.get('Key')}"
+            raise failed("deleted", path, StorageError(str(refused.get("Message"))))
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         bucket, client = self._location.bucket, self._client

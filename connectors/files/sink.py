@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -34,12 +33,12 @@ from ...operators.sink import (
     GuaranteeLike,
     IfExists,
     IfExistsLike,
+    OutputFile,
     Sink,
     SinkRun,
     SinkWriter,
     parse_guarantee,
     parse_if_exists,
-    settle_output,
 )
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
@@ -113,6 +112,7 @@ class FileSink(Sink):
         self.storage_options = dict(storage_options)
         self.if_exists = if_exists
         self.location = parse_location(path)
+        self.place = str(self.location)
         self.extras = ("s3",) if self.location.scheme == "s3" else ()
 
     def bind(self, schema: pa.Schema | None) -> None:
@@ -156,17 +156,13 @@ class FileSink(Sink):
                 f"path=`{self.location.path}`",
                 fix="give the path of a directory; it is made if it does not exist",
             )
-        settle_output(run, self.if_exists, len(self._earlier(run)), self.location, None)
 
-    def begin_output(self, run: SinkRun) -> None:
-        found = self._earlier(run)
-        delete = partial(self._target_of(run).delete, found)
-        settle_output(run, self.if_exists, len(found), self.location, delete)
+    def list_output(self, run: SinkRun) -> list[OutputFile]:
+        found = self._target_of(run).visible(prefix_of(tag_of(run.job, run.sink)))
+        return [file for file in found if PartName.parse(file.name) is not None]
 
-    def _earlier(self, run: SinkRun) -> list[str]:
-        """Names of the visible files that this sink wrote in other runs of the same job."""
-        names = self._target_of(run).visible(prefix_of(tag_of(run.job, run.sink)))
-        return [name for name in names if PartName.parse(name) is not None]
+    def delete_output(self, run: SinkRun, files: list[OutputFile]) -> int:
+        return self._target_of(run).delete(files)
 
     def _target_of(self, run: SinkRun) -> Target:
         # Listing and deleting happen in the calling thread.
@@ -403,7 +399,8 @@ def files_sink(
         if_exists: what happens when a run starts without state, and the directory has files of earlier
             runs of the same job and sink. `error`: the run is refused, since its records would be there
             twice. `append`: the files stay, and the run writes beside them. `overwrite`: they are
-            deleted first. A run that resumes from a checkpoint or savepoint goes on beside its files.
+            deleted as soon as the run has committed files of its own. A run that resumes from a
+            checkpoint or savepoint goes on beside its files.
 
     Raises:
         UsageError: an argument is wrong.

@@ -27,7 +27,7 @@ from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..batch_options import RUNTIME_MODE
 from ..checkpoint_options import LOCAL_DIRS
-from ..coordinator.output import begin_output, check_output
+from ..coordinator.output import begin_output, check_output, delete_output
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options import Options
@@ -80,8 +80,9 @@ def run_batch(spec: JobSpec) -> JobOutcome:
         written.setdefault(RESULT - row.edge, []).append(bytes(row.payload))
     try:
         # Not before: a batch that fails leaves the output of the one before it alone.
-        asyncio.run(begin_output(batch, spec.graph, _log.info))
+        replaced = asyncio.run(begin_output(batch, spec.graph, _log.info)) or {}
         asyncio.run(_commit(plan, written, options))
+        asyncio.run(delete_output(batch, spec.graph, replaced, replaced, _log.info))
     except HeadgateError as error:
         return JobOutcome("FAILED", error.message, error)
     for name, count in sorted(totals.items()):

@@ -26,6 +26,7 @@ _SHOWN_ABOVE = frozenset(
         "stuck",
         "takeover",
         "waiting",
+        "output",
         "stopping",
         "leaving",
         "savepoint",

@@ -322,6 +322,8 @@ class CheckpointAcked(Message, frozen=True):
     """Of it, records that barriers overtook."""
     processed_bytes: int = 0
     """Records processed during the alignment."""
+    wrote: tuple[str, ...] = ()
+    """Names of the sinks here that have taken records in front of the barrier, in this attempt."""
 
 
 class CheckpointDeclined(Message, frozen=True):

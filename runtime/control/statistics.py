@@ -51,3 +51,5 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """By its steps."""
     full_ms_per_second: int = 0
     """It had as many calls under way as it may."""
+    committed: int = 0
+    """The newest checkpoint whose output is visible, as far as it is of this subtask."""

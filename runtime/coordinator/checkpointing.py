@@ -416,7 +416,10 @@ class CheckpointDriver:
             # The log says it with the checkpoint that stops the job, not with an older one.
             parallelism = self._next_parallelism if options.stop else 0
             is_final = decision.final or (options.stop and not parallelism)
-            writing = self._write_entry(manifest, is_final=is_final, parallelism=parallelism)
+            wrote = {name for ack in decision.acks.values() for name in ack.wrote}
+            writing = self._write_entry(
+                manifest, is_final=is_final, parallelism=parallelism, wrote=wrote
+            )
         task = asyncio.get_running_loop().create_task(
             self._answer(writing, checkpoint_id, options.savepoint),
             name=f"publish {checkpoint_id}",
@@ -436,10 +439,14 @@ class CheckpointDriver:
             error = as_headgate_error(caught, f"checkpoint {checkpoint_id} was not published")
         self._put_event(PublishResult(checkpoint_id, error, savepoint))
 
-    async def _write_entry(self, manifest: Manifest, *, is_final: bool, parallelism: int) -> None:
+    async def _write_entry(
+        self, manifest: Manifest, *, is_final: bool, parallelism: int, wrote: set[str]
+    ) -> None:
         if self._log is None:
             return  # the end of a stop with savepoint: sinks commit, and nothing is kept
-        await self._log.complete_checkpoint(manifest, is_final=is_final, parallelism=parallelism)
+        await self._log.complete_checkpoint(
+            manifest, is_final=is_final, parallelism=parallelism, wrote=wrote
+        )
         self.last_duration_ms = manifest.duration_ms
         self.last_size_bytes = size_of(manifest)
         self.figures.duration.observe(manifest.duration_ms / 1000)

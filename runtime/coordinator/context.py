@@ -45,6 +45,7 @@ from .job_spans import started
 from .liveness import describe_busy
 from .placement import Seats
 from .regions import Executions
+from .replacing import OutputReplacer
 from .restored import Restored
 from .states import End
 from .steady_clock import SteadyClock
@@ -185,6 +186,7 @@ class JobContext:
     log: JobLog | None
     store: CheckpointStore | None
     checkpoints: CheckpointDriver
+    old_output: OutputReplacer
     open_at: AddressOpener
     generation: int
     plan: PhysicalPlan

@@ -255,6 +255,7 @@ async def deploy_regions(
     Raises:
         StateError: state cannot be read.
     """
+    await job.old_output.idle()
     wanted = job.executions.failover.subtasks_of(regions)
     assignments = await _assignments(job, restored, frozenset(wanted))
     placement, checkpoint = job.executions.placement, job.spec.checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ...errors import HeadgateError, JobError
+from ...errors import FencedError, HeadgateError, JobError
 from ..checkpoint_options import (
     CHECKPOINT_RETENTION,
 )
@@ -37,6 +37,7 @@ class Ended(State):
         if job.rescale is not None:
             job.rescale.wish.refuse(JobError(f"the job ended: {end.reason or end.status.value}"))
         await job.pool.close()
+        end = self.end = await _replace_output(job, end)
         if job.log is not None:
             job.checkpoints.last_completed = await job.log.end_job(
                 end.status,
@@ -63,6 +64,24 @@ class Ended(State):
                 savepoint=end.savepoint,
                 size_bytes=end.savepoint_bytes,
             )
+
+
+async def _replace_output(job: JobContext, end: End) -> End:
+    """Delete the output of earlier runs that this run has replaced; a job that cannot has failed."""
+    finished = end.status is JobStatus.FINISHED
+    try:
+        await job.old_output.finish(finished=finished)
+    except FencedError:
+        raise
+    except HeadgateError as error:
+        text = f"its output is complete, but that of earlier runs could not be deleted: {error}"
+        if not finished:
+            _log.warning("the job was stopped; %s", text)
+            return end
+        failure = Failure(text, "coordinator", FailureKind.of(error), error)
+        job.record(failure)
+        return End(JobStatus.FAILED, text, failure, end.wish)
+    return end
 
 
 def again(job: JobContext, logged: JobEnded) -> End:

@@ -81,8 +81,9 @@ from .job_metrics import register_job
 from .job_spans import checkpoint_ended
 from .leadership import Leadership, check_not_followed, patiently
 from .liveness import publish_stuck, watching
-from .output import begin_output, check_output, starts_without_state
+from .output import check_output, starts_without_state
 from .poison import PoisonJudge
+from .replacing import OutputReplacer
 from .restored import dispose_claimed
 from .server import ControlServer
 from .states import End, State, adopting, deploying, ended
@@ -280,6 +281,7 @@ class JobCoordinator:
                 self._tick.cancel()
             await self._pool.close()
             if self._context is not None:
+                await self._context.old_output.close()
                 await self._context.enrichers.close()
             self._metrics.close()
             await self._spans.close()
@@ -383,7 +385,7 @@ class JobCoordinator:
         if starts_without_state(spec, None if log is None else log.view, fresh=False):
             if log is None:
                 await check_output(spec, spec.graph)
-            await begin_output(spec, spec.graph, lambda text: context.publish("start", text))
+            await context.old_output.begin()
 
     def _make_context(
         self, store: CheckpointStore | None, log: JobLog | None, before: LogView | None
@@ -402,6 +404,9 @@ class JobCoordinator:
             log=log,
             store=store,
             checkpoints=self._make_driver(log, store, generation),
+            old_output=OutputReplacer(
+                spec, log, self._clock, lambda kind, text: context.publish(kind, text)
+            ),
             open_at=self._open_at,
             generation=generation,
             plan=spec.plan,

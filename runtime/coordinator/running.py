@@ -198,6 +198,7 @@ class Running(State):
                 job.restoring[worker_id, region] = (message.done_bytes, message.total_bytes)
             case Statistics(attempt=attempt, subtasks=subtasks):
                 job.report(attempt, subtasks)
+                job.old_output.look(job.plan, job.statistics)
                 return self._settle(job, look_at_histories(job))
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)
@@ -225,6 +226,8 @@ class Running(State):
                 self._unterminated.discard((vertex, index))
                 if not self._unterminated and self._ending is not None:
                     ending, self._ending = self._ending, None
+                    if isinstance(ending, End):
+                        job.old_output.all_committed()
                     if isinstance(ending, State):
                         return ending
                     return ended(ending) if isinstance(ending, End) else rescaling()

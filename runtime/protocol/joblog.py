@@ -28,6 +28,7 @@ from ...errors import CorruptError, check
 from ...state.sealed import Record, SealedFormat
 from .job_result import JobFailure
 from .manifest import Manifest
+from .old_output import NO_OLD_OUTPUT, OldOutput
 from .run_history import NO_HISTORY, RunHistory
 
 
@@ -98,6 +99,17 @@ class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", 
     deployment: Deployment | None = None
     """What ran, again: the entry that said so may have been trimmed."""
     history: RunHistory = NO_HISTORY
+    old_output: OldOutput = NO_OLD_OUTPUT
+    """What the run still replaces behind this checkpoint."""
+
+
+class OutputListed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
+    """The run replaces these files of earlier runs; a later list of the run takes the place of this one."""
+
+    generation: int
+    writer: str
+    files: dict[str, bytes]
+    """By sink, what `old_output.pack` made of its files; only sinks with files."""
 
 
 class AttemptDeployed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -127,7 +139,9 @@ class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """Of this run; `ends` are those of the runs before it."""
 
 
-LogEntry: TypeAlias = GenerationStarted | AttemptDeployed | CheckpointCompleted | JobEnded
+LogEntry: TypeAlias = (
+    GenerationStarted | OutputListed | AttemptDeployed | CheckpointCompleted | JobEnded
+)
 
 
 class Leader(Record, frozen=True, kw_only=True):
@@ -215,6 +229,8 @@ class LogView:
     """The newest checkpoint that it completed; 0: none."""
     history: RunHistory = NO_HISTORY
     """Of the newest run; the `ends` in it are not trimmed, and may lie in front of `head`."""
+    old_output: OldOutput = NO_OLD_OUTPUT
+    """What is still to be deleted of earlier runs; its entry is not trimmed either."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
@@ -293,6 +309,8 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             parallelism=entry.parallelism,
             fresh_from=fresh_from,
             history=entry.history,
+            # A run that goes on from a checkpoint of this log replaces what that one's run did.
+            old_output=view.old_output if takeover or _resumes(view, entry) else NO_OLD_OUTPUT,
         )
     if isinstance(entry, CheckpointCompleted):
         logged = LoggedCheckpoint(sequence, entry.generation, entry.manifest, entry.is_final)
@@ -308,7 +326,10 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             deployed_run=entry.run,
             deployment_completed=entry.checkpoint_id,
             history=entry.history,
+            old_output=entry.old_output,
         )
+    if isinstance(entry, OutputListed):
+        return replace(base, old_output=view.old_output.listed(view.run, sequence, entry.files))
     if isinstance(entry, AttemptDeployed):
         deployment = entry.deployment
         return replace(base, deployment=deployment, deployed_run=view.run, deployment_completed=0)
@@ -323,7 +344,13 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
         run=entry.run or view.run,
         last_checkpoint_id=max(view.last_checkpoint_id, entry.last_checkpoint_id),
         history=entry.history.ended(sequence, instead=again),
+        old_output=NO_OLD_OUTPUT if entry.status is JobStatus.FINISHED else view.old_output,
     )
+
+
+def _resumes(view: LogView, started: GenerationStarted) -> bool:
+    """True if a new run goes on from the newest checkpoint of the log."""
+    return not (started.fresh or started.restore_from) and view.newest is not None
 
 
 def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
@@ -464,7 +491,7 @@ def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimP
 
     Those with ids of `keep_from` on stay too: a checkpoint under way builds on the files of that one.
     The start entries stay for ever: they hold the slots of fenced coordinators. The ends of runs stay as
-    long as the history has them.
+    long as the history has them, and the list of old output until all of it is deleted.
     """
     check(retain >= 1 or view.ended is not None, "a running job keeps its newest checkpoint")
     if keep_from is not None:
@@ -477,7 +504,7 @@ def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimP
     else:
         head = view.head
     manifests = {logged.sequence: logged.manifest for logged in view.checkpoints}
-    kept = {*view.starts, *view.history.ends}
+    kept = {*view.starts, *view.history.ends, view.old_output.sequence}
     doomed = tuple(
         Doomed(sequence, manifests.get(sequence))
         for sequence in range(view.head, head)

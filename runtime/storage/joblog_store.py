@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from ...errors import CorruptError, FencedError, StorageError, check
 from ...operators.clock import Clock
+from ...operators.sink import OutputFile
 from ..protocol import joblog, names
 from ..protocol.job_result import JobFailure
 from ..protocol.joblog import (
@@ -27,9 +28,11 @@ from ..protocol.joblog import (
     LogEntry,
     LogHead,
     LogView,
+    OutputListed,
     Retry,
 )
 from ..protocol.manifest import Manifest
+from ..protocol.old_output import pack, unpack
 from ..protocol.run_history import RunHistory
 from .base import CheckpointStore, Existed
 from .claims import Claims
@@ -79,7 +82,9 @@ class JobLog:
         self._run = ""
         self._leader: Leader | None = None
         self._fenced_by: FencedError | None = None
-        self._in_doubt: AttemptDeployed | CheckpointCompleted | JobEnded | None = None
+        self._in_doubt: OutputListed | AttemptDeployed | CheckpointCompleted | JobEnded | None = (
+            None
+        )
         self._settled = 0
         self._inherited: tuple[Doomed, ...] = ()
         self._reported: tuple[int, ...] = ()
@@ -191,23 +196,31 @@ class JobLog:
                 fresh=fresh,
                 restore_from=restore_from,
             )
-            former = RunHistory()
+            former, replaced = RunHistory(), 0
 
             def with_history(view: LogView, started: GenerationStarted) -> GenerationStarted:
-                nonlocal former
-                former = view.history
+                nonlocal former, replaced
+                former, replaced = view.history, view.old_output.sequence
                 same_run = not view.empty and view.run == run
                 begin = former.taken_over if same_run else former.next_run
                 self._began = begin(job, started.started_ms, ends_kept)
                 return follow(view, msgspec.structs.replace(started, history=self._began))
 
             head = await self._append_start(started, with_history)
-            await self._forget(set(former.ends) - set(self._began.ends), head)
+            needless = set(former.ends) - set(self._began.ends)
+            if replaced != self._view.old_output.sequence:
+                needless.add(replaced)
+            await self._forget(needless, head.sequence)
             await self._take_over(generation, head)
             return generation
 
     async def complete_checkpoint(
-        self, manifest: Manifest, *, is_final: bool = False, parallelism: int = 0
+        self,
+        manifest: Manifest,
+        *,
+        is_final: bool = False,
+        parallelism: int = 0,
+        wrote: Collection[str] = (),
     ) -> None:
         """Make a checkpoint durable. Only when this returns may its commits be permitted.
 
@@ -215,6 +228,7 @@ class JobLog:
             manifest: what it consists of.
             is_final: the job takes no records behind it.
             parallelism: the job goes on at this one; 0: as before.
+            wrote: names of the sinks that have taken records in front of its barrier.
 
         Raises:
             FencedError: a newer coordinator owns the job; the checkpoint is not, and never will be,
@@ -244,8 +258,48 @@ class JobLog:
                     parallelism=parallelism or self._view.parallelism,
                     deployment=self._view.deployment,
                     history=self._history(),
+                    old_output=self._view.old_output.completed(manifest.checkpoint_id, wrote),
                 )
             )
+
+    async def list_output(self, files: Mapping[str, Sequence[OutputFile]]) -> None:
+        """Record which files of earlier runs the run has still to delete.
+
+        Args:
+            files: by sink, in the place of all that was recorded before.
+
+        Raises:
+            FencedError: a newer coordinator owns the job; none may be deleted.
+            StorageError: in doubt, see the class.
+        """
+        async with self._lock:
+            await self._settle()
+            before = self._view.old_output.sequence
+            packed = {name: pack(found) for name, found in sorted(files.items()) if found}
+            await self._append(
+                OutputListed(generation=self._generation, writer=self._writer, files=packed)
+            )
+            await self._forget({before}, self._view.head)
+
+    async def old_output(self) -> dict[str, list[OutputFile]]:
+        """The files of earlier runs that are still to be deleted, by sink.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+        sequence = self._view.old_output.sequence
+        if not sequence:
+            return {}
+        name = names.log_entry(sequence)
+        data = await self._store.read(name)
+        entry = None if data is None else self._entry(data, name)
+        if not isinstance(entry, OutputListed):
+            raise CorruptError(
+                f"the job log is damaged: its list of old output is missing name=`{name}`",
+                where=self._store.describe(),
+                fix="were objects deleted by hand or by a lifecycle rule? restore them",
+            )
+        return {sink: unpack(packed) for sink, packed in entry.files.items()}
 
     async def deploy(self, deployment: Deployment) -> None:
         """Record what is about to run: a successor asks for exactly that.
@@ -349,7 +403,9 @@ class JobLog:
 
     # Appending.
 
-    async def _append(self, entry: AttemptDeployed | CheckpointCompleted | JobEnded) -> None:
+    async def _append(
+        self, entry: OutputListed | AttemptDeployed | CheckpointCompleted | JobEnded
+    ) -> None:
         self._in_doubt = entry
         decision = await self._try_append(entry)
         if isinstance(decision, Appended | AlreadyAppended):
@@ -411,9 +467,9 @@ class JobLog:
             fix="is an older coordinator of this job still running? stop it, or try again",
         )
 
-    async def _forget(self, ends: set[int], head: LogHead) -> None:
-        """Delete ends that the history does not have any more; those in view are left to trimming."""
-        for sequence in sorted(each for each in ends if each < head.sequence):
+    async def _forget(self, needless: set[int], head: int) -> None:
+        """Delete entries that trimming has spared; those in view are left to trimming."""
+        for sequence in sorted(each for each in needless if 0 < each < head):
             await self._store.delete(names.log_entry(sequence))
 
     async def _take_over(self, generation: int, head: LogHead) -> None:
@@ -425,8 +481,9 @@ class JobLog:
             if isinstance(entry, CheckpointCompleted):
                 inherited.append(Doomed(sequence, entry.manifest))
             elif (
-                isinstance(entry, AttemptDeployed | JobEnded)
+                isinstance(entry, OutputListed | AttemptDeployed | JobEnded)
                 and sequence not in self._view.history.ends
+                and sequence != self._view.old_output.sequence
             ):
                 inherited.append(Doomed(sequence, None))
         self._inherited = tuple(inherited)

@@ -22,6 +22,7 @@ from ...operators.elements import (
     Watermark,
     WatermarkStatus,
 )
+from ...operators.sink import SinkOperator
 from ..protocol.foreign import as_headgate_error
 from .threads import to_the_end
 
@@ -159,6 +160,14 @@ class OperatorChain:
     def settled(self) -> bool:
         """True if no operator will emit anything before there is more input."""
         return all(chained.operator.settled() for chained in self.operators)
+
+    def wrote(self) -> tuple[str, ...]:
+        """Names of the sinks that have taken records in this attempt."""
+        return tuple(
+            chained.name
+            for chained in self.operators
+            if isinstance(chained.operator, SinkOperator) and chained.operator.wrote
+        )
 
     def broadcast(self, element: Control) -> None:
         """Send a control element out of the vertex on all its partitions."""

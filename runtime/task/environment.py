@@ -70,6 +70,8 @@ class SnapshotTiming:
     """Of it, records that barriers overtook."""
     processed_bytes: int = 0
     """Records processed during the alignment."""
+    wrote: tuple[str, ...] = ()
+    """Names of the sinks that have taken records in front of the barrier, in this attempt."""
 
 
 @dataclass(frozen=True, slots=True)

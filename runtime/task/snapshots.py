@@ -144,6 +144,7 @@ class SnapshotRunner:
                 finished=finished,
                 unaligned=barrier.options.unaligned,
                 processed_bytes=processed_bytes,
+                wrote=self._chain.wrote(),
             )
             self._start(running, barrier, works, timing, in_flight)
 

@@ -66,6 +66,8 @@ class Subtask:
         for partition in self._partitions:
             partition.set_listener(self.signal.set)
         self.snapshots = SnapshotRunner(env, self.chain)
+        self.committed = 0
+        """The newest checkpoint whose output is visible, as far as it is of this subtask."""
         self.finished = False
         self._ending = False
         self._terminated = False
@@ -109,6 +111,7 @@ class Subtask:
                 for chained in self.chain.operators
             }
             self.snapshots.restored(own, described)
+            self.committed = self.env.restored_checkpoint
         self._was_finished = finished
 
     def start(self) -> None:
@@ -389,6 +392,7 @@ class Subtask:
                 if (life := chained.operator.function_life) is not None:
                     tell = life.on_checkpoint_complete
                     await call_and_wait(chained, tell, permit.checkpoint_id)
+            self.committed = max(self.committed, permit.checkpoint_id)
 
         self.put_mail(complete)
 

@@ -460,6 +460,7 @@ class _Reports:
                 written_bytes=timing.written_bytes,
                 in_flight_bytes=timing.in_flight_bytes,
                 processed_bytes=timing.processed_bytes,
+                wrote=timing.wrote,
             )
         )
 

@@ -39,6 +39,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
         history=subtask.env.splits.history,
         full_ms_per_second=full,
+        committed=subtask.committed,
         dropped=tuple(
             Dropped(each.name, kind.value, count)
             for each in operators

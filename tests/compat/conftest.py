@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import xxhash
 
-FORMATS = {"v0.1": 1, "v0.1-format-2": 2, "v0.1-format-3": 3}
+FORMATS = {"v0.1": 1, "v0.1-format-2": 2, "v0.1-format-3": 3, "v0.1-format-4": 4}
 """By the directory of what is kept: the format of its records."""
 HERE = Path(__file__).parent
 

@@ -1,6 +1,6 @@
 """Makes the savepoints of `vX.Y/`, with what a job that goes on from them must come to. See README.md:
 
-    python tests/compat/make_savepoint.py v0.1-format-3
+    python tests/compat/make_savepoint.py v0.1-format-4
 
 Each version of the format is made once and then kept: a savepoint in here must load for ever.
 

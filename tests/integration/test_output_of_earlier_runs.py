@@ -19,6 +19,7 @@ from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.output import starts_without_state
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.joblog import LogView
+from headgate.runtime.protocol.old_output import OldOutput
 from headgate.runtime.storage.open_store import open_store
 from headgate.tests.conftest import S3Server
 
@@ -65,11 +66,19 @@ def test_append_writes_beside_it(tmp_path: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("if_exists", "said"), [("append", "writes beside"), ("overwrite", "deleted")]
+    ("if_exists", "kind", "said"),
+    [
+        ("append", "start", "writes beside {}"),
+        ("overwrite", "start", "keeps {} until it has committed its own"),
+        ("overwrite", "output", "deleted {}"),
+    ],
 )
-def test_what_becomes_of_it_is_said(lab: Any, out: Path, if_exists: str, said: str) -> None:
+def test_what_becomes_of_it_is_said(
+    lab: Any, out: Path, if_exists: str, kind: str, said: str
+) -> None:
     ran = lab.run(numbers(lab.storage, to(out, if_exists=if_exists)))
-    assert f"sink out {said} 1 file of earlier runs in {out}" in ran.job.texts("start")
+    files = f"1 file of earlier runs in {out}"
+    assert f"sink out {said.format(files)}" in ran.job.texts(kind)
 
 
 def test_overwrite_deletes_it_and_nothing_else(tmp_path: Path, out: Path) -> None:
@@ -103,27 +112,21 @@ def test_without_a_job_log_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deployed_run", "begins"), [("", True), ("an earlier one", True), ("this", False)]
+    ("deployed_run", "listed_by", "begins"),
+    [
+        ("", "", True),
+        ("an earlier one", "an earlier one", True),
+        ("this", "", False),
+        ("", "this", False),
+    ],
 )
-def test_a_coordinator_that_takes_over_deletes_only_until_the_run_is_deployed(
-    tmp_path: Path, deployed_run: str, begins: bool
+def test_a_coordinator_that_takes_over_lists_only_until_the_run_has_been_listed_or_deployed(
+    tmp_path: Path, deployed_run: str, listed_by: str, begins: bool
 ) -> None:
     spec = runnable(numbers(tmp_path / "chk", to(tmp_path / "out"))).spec(run_id="this")
-    view = LogView(tail=1, generation=1, run="this", deployed_run=deployed_run)
+    old_output = OldOutput(run=listed_by)
+    view = LogView(1, 1, 1, run="this", deployed_run=deployed_run, old_output=old_output)
     assert starts_without_state(spec, view, fresh=False) is begins
-
-
-def test_a_run_that_fails_before_its_first_checkpoint_has_deleted_already(
-    tmp_path: Path, out: Path
-) -> None:
-    job = hg.Job("numbers")
-    job.checkpoint(every="1h", storage=str(tmp_path / "chk"))
-    job.restart(attempts=0)
-    rows = job.read(generator({"n": "sequence"}, rows=ROWS), name="numbers")
-    rows.map_batches(fails_at_the_end, name="check").write(to(out), name="out")
-    with pytest.raises(JobError, match="the end"):
-        job.run(if_exists="overwrite")
-    assert rows_in(out) == 0, "docs/connectors.md says so"
 
 
 def test_another_step_name_has_its_own_files(tmp_path: Path, out: Path) -> None:

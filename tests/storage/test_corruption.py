@@ -28,7 +28,7 @@ from headgate.tests.support import (
 PAGE_HEADER_BYTES = 24
 OVER = (
     "log/00000000000000000001.json",
-    "log/00000000000000000006.json",
+    "log/00000000000000000007.json",
     "log/generation/0000000001.json",
 )
 

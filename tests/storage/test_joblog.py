@@ -23,6 +23,7 @@ from headgate.runtime.protocol.joblog import (
     JobStatus,
     LogHead,
     LogView,
+    OutputListed,
     Retry,
 )
 from headgate.runtime.protocol.manifest import (
@@ -33,6 +34,7 @@ from headgate.runtime.protocol.manifest import (
 )
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
+from headgate.state.sealed import FORMAT_VERSION
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
 
 
@@ -115,6 +117,7 @@ def view_of(*entries, head=1):
             is_final=True,
         ),
         end(1, "a", 7),
+        OutputListed(generation=1, writer="a", files={"out": bytes(range(256))}),
     ],
 )
 def test_entries_survive_json(record):
@@ -129,7 +132,7 @@ def test_unreadable_entries_are_named(data):
         joblog.ENTRIES.decode(data, "log/7.json")
 
 
-def sealed(body: bytes, version: int = 3) -> bytes:
+def sealed(body: bytes, version: int = FORMAT_VERSION) -> bytes:
     """A record with these fields, as a program that knows the envelope would write it."""
     head, rest = b'{"format":%d,"checksum":"' % version, b'",' + body[1:]
     return head + xxhash.xxh3_64_hexdigest(head + rest).encode() + rest
@@ -138,14 +141,14 @@ def sealed(body: bytes, version: int = 3) -> bytes:
 def test_unknown_fields_are_refused_with_the_format():
     body = msgspec.json.encode(start(1, "a"))
     assert joblog.ENTRIES.decode(sealed(body), "x") == start(1, "a")
-    with pytest.raises(CorruptError, match=r"fields of format 3 name=`x`.*`added_later`"):
+    with pytest.raises(CorruptError, match=r"fields of format 4 name=`x`.*`added_later`"):
         joblog.ENTRIES.decode(sealed(body[:-1] + b',"added_later":1}'), "x")
 
 
 def test_missing_fields_are_refused_with_the_format_and_their_path():
     body = msgspec.json.encode(done(1, "a", 3))
     without = body.replace(b'"is_final":false,', b"")
-    with pytest.raises(CorruptError, match=r"fields of format 3 name=`x`.*`is_final` is missing"):
+    with pytest.raises(CorruptError, match=r"fields of format 4 name=`x`.*`is_final` is missing"):
         joblog.ENTRIES.decode(sealed(without), "x")
     inner = body.replace(b',"finished":false', b"")
     with pytest.raises(CorruptError, match=r"`manifest.operators\[0\].subtasks\[0\].finished` is"):
@@ -153,8 +156,8 @@ def test_missing_fields_are_refused_with_the_format_and_their_path():
 
 
 def test_a_newer_format_is_named_also_if_its_fields_are_not_known():
-    with pytest.raises(StateError, match=r"newer format, or damaged name=`x` format=`4` known=`3`"):
-        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', 4), "x")
+    with pytest.raises(StateError, match=r"newer format, or damaged name=`x` format=`5` known=`4`"):
+        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', 5), "x")
 
 
 def test_entries_of_the_second_format_lack_the_history_of_runs():
@@ -162,10 +165,18 @@ def test_entries_of_the_second_format_lack_the_history_of_runs():
     history = body.index(b',"history":')
     old = body[:history] + b"}"
     assert joblog.ENTRIES.decode(sealed(old, 2), "x") == done(1, "a", 3)
-    with pytest.raises(CorruptError, match=r"fields of format 3.*`history` is missing"):
+    with pytest.raises(CorruptError, match=r"fields of format 4.*`history` is missing"):
         joblog.ENTRIES.decode(sealed(old), "x")
     with pytest.raises(CorruptError, match="fields of format 2.*`added_later`"):
         joblog.ENTRIES.decode(sealed(old[:-1] + b',"added_later":1}', 2), "x")
+
+
+def test_entries_of_the_third_format_lack_the_output_that_is_replaced():
+    body = msgspec.json.encode(done(1, "a", 3))
+    old = body[: body.index(b',"old_output":')] + b"}"
+    assert joblog.ENTRIES.decode(sealed(old, 3), "x") == done(1, "a", 3)
+    with pytest.raises(CorruptError, match=r"fields of format 4.*`old_output` is missing"):
+        joblog.ENTRIES.decode(sealed(old), "x")
 
 
 def test_entries_of_the_first_format_are_read_if_they_have_its_fields_only():

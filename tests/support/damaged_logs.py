@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from headgate.operators.clock import SystemClock
+from headgate.operators.sink import OutputFile
 from headgate.runtime.protocol import names
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import Deployment, JobStatus, Leader
@@ -49,6 +50,10 @@ async def _write(store: MemoryStore) -> None:
     for generation in range(2):
         log = JobLog(store, f"writer-{generation}", SystemClock())
         await log.start_generation(parallelism=2, max_parallelism=64, run="run", leader=LEADER)
+        if not generation:
+            await log.list_output(
+                {"out": [OutputFile("part-1", "1-1"), OutputFile("part-2", "2-1")]}
+            )
         await log.deploy(deployment)
         for number in range(3):
             await log.complete_checkpoint(_manifest(3 * generation + number + 1))
@@ -73,7 +78,7 @@ async def _read(store: MemoryStore) -> list[Any]:
     leader = JobLog(store, "next", SystemClock())
     generation = await leader.start_generation(parallelism=2, max_parallelism=64, run="run")
     savepoint = await savepoints.read(store)
-    return [view, generation, leader.view.checkpoints, savepoint]
+    return [view, generation, leader.view.checkpoints, await leader.old_output(), savepoint]
 
 
 def read(found: dict[str, bytes]) -> list[Any]:
