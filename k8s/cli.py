@@ -1,4 +1,4 @@
-"""`headgate k8s`: the processes that run in a Kubernetes cluster."""
+"""`headgate k8s`: the processes that run in a Kubernetes cluster, and the verbs of `kubectl headgate`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import socket
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from ..errors import HeadgateError, UsageError
+from ..runtime.cli.console import report
+from .kubectl import verbs
+from .kubectl.options import extra_of
 from .objects import Settings
 
+_PODS: Final = "Processes of pods"
 app = typer.Typer(
     name="headgate k8s",
     no_args_is_help=True,
@@ -30,7 +34,33 @@ def _k8s() -> None:
     """Run StreamJobs on Kubernetes."""
 
 
-@app.command("operator")
+verbs.add_to(app)
+plugin = typer.Typer(
+    name="kubectl headgate",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@plugin.callback()
+def _kubectl() -> None:
+    """Look at StreamJobs, and change what they do."""
+
+
+verbs.add_to(plugin)
+
+
+def kubectl() -> None:
+    """Entry point of `kubectl-headgate`, which kubectl runs as `kubectl headgate`."""
+    try:
+        plugin(prog_name="kubectl headgate")
+    except Exception as error:
+        sys.exit(report(error))
+
+
+@app.command("operator", rich_help_panel=_PODS)
 def operator(
     host: Annotated[str, typer.Option(help="Address that both ports listen on.")] = "127.0.0.1",
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
@@ -76,7 +106,7 @@ class Start(StrEnum):
     NOTHING = "nothing"
 
 
-@app.command("head")
+@app.command("head", rich_help_panel=_PODS)
 def head(
     job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],
     run_id: Annotated[str, typer.Option(help="The run: the uid of the StreamJob, and a number.")],
@@ -131,7 +161,7 @@ def head(
     raise typer.Exit(code)
 
 
-@app.command("worker")
+@app.command("worker", rich_help_panel=_PODS)
 def worker(
     head: Annotated[str, typer.Option(help="Host name of the head of Ray.")],
     slots: Annotated[int, typer.Option(min=1, help="Subtasks of a step that this pod hosts.")] = 1,
@@ -160,7 +190,7 @@ def _pod_ip() -> str:
     return pod_ip
 
 
-@app.command("fetch-code")
+@app.command("fetch-code", rich_help_panel=_PODS)
 def fetch_code(
     address: Annotated[str, typer.Argument(help="Of a zip file: s3://bucket/code.zip, or a path.")],
     to: Annotated[Path, typer.Option(help="An existing directory, which is emptied first.")],
@@ -179,7 +209,7 @@ def fetch_code(
     typer.echo(f"unpacked {unpacked.files:,} files, {unpacked.size_bytes:,} bytes, from {address}")
 
 
-@app.command("delete-state")
+@app.command("delete-state", rich_help_panel=_PODS)
 def delete_state(
     job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],
     uid: Annotated[str, typer.Option(help="The uid of the StreamJob whose state is deleted.")],
@@ -221,12 +251,8 @@ async def _operator(
     metrics_from: str | None,
     lease: str,
 ) -> int:
-    try:
+    with extra_of("the operator"):
         from .operator.process import Options, run
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the operator needs the package {error.name}: pip install 'headgate[k8s]'"
-        ) from None
     namespace = os.environ.get("POD_NAMESPACE", "default")
     settings = Settings(
         default_image=default_image,

@@ -1,4 +1,4 @@
-"""The requests that the operator makes to the API server, on top of kubernetes_asyncio.
+"""Requests to the API server, on top of kubernetes_asyncio, for the operator and for `kubectl headgate`.
 
 Objects stay plain mappings: the generated classes of that library know nothing of our resources, and cost
 much memory. The library is used for the configuration, its credentials, and the connection.
@@ -6,14 +6,17 @@ much memory. The library is used for the configuration, its credentials, and the
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
+import yaml
 from kubernetes_asyncio import client, config
 
 from ...errors import HeadgateError
@@ -22,6 +25,7 @@ from .kinds import Kind
 FIELD_MANAGER: Final = "headgate-operator"
 PAGE: Final = 500
 _LINE_BYTES_MAX: Final = 16 << 20
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
@@ -29,14 +33,20 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class ApiError(HeadgateError):
-    """The API server refused a request, or did not answer it. Then `status` is 0.
+    """The API server refused a request, or did not answer it.
 
-    `retry_after_s` is how long it asks to be left alone.
+    Attributes:
+        status: of the HTTP answer; 0: there was none.
+        answer: what the API server said; empty if there was no answer.
+        retry_after_s: how long it asks to be left alone.
     """
 
-    def __init__(self, status: int, message: str, *, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, status: int, message: str, answer: str = "", *, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.answer = answer
         self.retry_after_s = retry_after_s
 
 
@@ -57,34 +67,74 @@ class Patience:
 
 
 class Api:
-    """The API server. Use it in `async with`."""
+    """The API server. Use it in `async with`.
 
-    def __init__(self, configuration: Any, patience: Patience) -> None:
+    Attributes:
+        namespace: the one that the configuration is for.
+    """
+
+    def __init__(
+        self,
+        configuration: Any,
+        patience: Patience,
+        namespace: str = "default",
+        manager: str = FIELD_MANAGER,
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            configuration: of kubernetes_asyncio.
+            patience: how long answers may take.
+            namespace: see above.
+            manager: the name under which the API server remembers who set a field.
+        """
         self._configuration = configuration
         self._patience = patience
+        self._manager = manager
         self._client: Any = None
+        self.namespace = namespace
 
     @classmethod
-    async def from_environment(cls, patience: Patience = Patience()) -> Api:
+    async def from_environment(
+        cls,
+        patience: Patience = Patience(),
+        *,
+        kubeconfig: str = "",
+        context: str = "",
+        manager: str = FIELD_MANAGER,
+    ) -> Api:
         """The API server of this pod, or else the one that the kubeconfig file names.
 
+        Args:
+            patience: how long answers may take.
+            kubeconfig: a file, or several with `:` between them. Default: `KUBECONFIG`; without that, the
+                pod's own account; outside of a pod, ~/.kube/config.
+            context: of that file; default: its current one.
+            manager: as above.
+
         Raises:
-            ApiError: there is neither.
+            ApiError: there is no such configuration.
         """
         configuration = client.Configuration()
+        files = kubeconfig or os.environ.get("KUBECONFIG", "")
+        namespace = ""
         try:
-            if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            if not files and not context and "KUBERNETES_SERVICE_HOST" in os.environ:
                 load: Any = config.load_incluster_config  # it has no types
                 load(client_configuration=configuration)
+                namespace = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
             else:
-                await config.load_kube_config(
-                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
+                loader = await config.load_kube_config(
+                    config_file=_existing(files or "~/.kube/config"),
+                    context=context or None,
+                    client_configuration=configuration,
                 )
-        except (config.ConfigException, OSError) as error:
+                namespace = loader.current_context["context"].get("namespace", "")
+        except (config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
             raise ApiError(
                 0, f"there is no configuration of a Kubernetes cluster: {error}"
             ) from None
-        return cls(configuration, patience)
+        return cls(configuration, patience, namespace or "default", manager)
 
     async def __aenter__(self) -> Api:
         self._client = client.ApiClient(self._configuration)
@@ -136,6 +186,8 @@ class Api:
             response = await self._send("GET", kind.path(namespace), query, timeout=timeout)
             async with response:
                 async for line in _lines(response):
+                    if not line.strip():
+                        continue
                     event: JsonObject = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
                         status = event["object"]
@@ -149,26 +201,26 @@ class Api:
     async def create(self, made: Mapping[str, Any], kind: Kind) -> JsonObject:
         """Make an object. Raises ApiError with status 409 if it exists."""
         path = kind.path(made["metadata"]["namespace"])
-        return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, body=made)
+        return await self._request("POST", path, {"fieldManager": self._manager}, body=made)
 
     async def update(self, changed: Mapping[str, Any], kind: Kind) -> JsonObject:
         """Replace an object of the version that it names. Raises ApiError with status 409 if it changed."""
         metadata = changed["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._request("PUT", path, {"fieldManager": FIELD_MANAGER}, body=changed)
+        return await self._request("PUT", path, {"fieldManager": self._manager}, body=changed)
 
     async def apply(self, made: Mapping[str, Any], kind: Kind, *, manager: str = "") -> JsonObject:
         """Server-side apply. With `metadata.resourceVersion` it fails with status 409 if it changed."""
         metadata = made["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
-        query = {"fieldManager": manager or FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": manager or self._manager, "force": "true"}
         return await self._request("PATCH", path, query, body=made, content_type=_APPLY)
 
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: JsonObject, *, subresource: str = ""
     ) -> JsonObject:
         """A merge patch. With `metadata.resourceVersion` it fails with status 409 if it changed."""
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": self._manager}
         path = kind.path(namespace, name, subresource)
         return await self._request("PATCH", path, query, body=patch, content_type=_MERGE)
 
@@ -180,6 +232,51 @@ class Api:
         except ApiError as error:
             if error.status != 404:
                 raise
+
+    async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """The lines of a container's log. With `follow` in the query, until the container ends.
+
+        Raises:
+            ApiError: there is no such log, or the connection broke.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience.request_s)
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+        try:
+            async with await self._send("GET", path, query, timeout=timeout) as response:
+                async for line in _lines(response):
+                    yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(error) from None
+
+    async def websocket(
+        self, path: str, query: Mapping[str, str], protocol: str
+    ) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket to the API server, or through it to a node.
+
+        Raises:
+            ApiError: it is refused; an answer to that has no text.
+        """
+        headers: dict[str, str] = {}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        rest = self._client.rest_client
+        options = {"server_hostname": rest.server_hostname} if rest.server_hostname else {}
+        session: aiohttp.ClientSession = rest.pool_manager
+        try:
+            async with asyncio.timeout(self._patience.request_s):
+                socket: aiohttp.ClientWebSocketResponse = await session.ws_connect(
+                    f"{self._configuration.host}{path}?{urlencode(query)}",
+                    headers=headers,
+                    protocols=(protocol,),
+                    proxy=rest.proxy,
+                    proxy_headers=rest.proxy_headers,
+                    max_msg_size=_LINE_BYTES_MAX,
+                    **options,
+                )
+                return socket
+        except aiohttp.WSServerHandshakeError as error:
+            raise ApiError(error.status, f"GET {path}: status {error.status}") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(error) from None
 
     async def _request(
         self,
@@ -228,12 +325,22 @@ class Api:
         if response.status >= 300:
             async with response:
                 text = (await response.read()).decode(errors="replace")
+            answer = _message(text)
             raise ApiError(
                 response.status,
-                f"{method} {path}: {_message(text)}",
+                f"{method} {path}: {answer}",
+                answer,
                 retry_after_s=_seconds(response.headers.get("Retry-After", "")),
             )
         return response
+
+
+def _existing(files: str) -> str:
+    """The kubeconfig files that are there. Raises FileNotFoundError if none is."""
+    found = [file for file in files.split(os.pathsep) if Path(file).expanduser().is_file()]
+    if not found:
+        raise FileNotFoundError(f"there is no file {files}")
+    return os.pathsep.join(found)
 
 
 def _selecting(kind: Kind) -> dict[str, str]:
@@ -264,7 +371,6 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         *whole, last = bytes(rest).split(b"\n")
         rest = bytearray(last)
         if len(rest) > _LINE_BYTES_MAX:
-            raise ApiError(0, f"an event of a watch has more than {_LINE_BYTES_MAX} bytes")
+            raise ApiError(0, f"a line of the answer has more than {_LINE_BYTES_MAX} bytes")
         for line in whole:
-            if line.strip():
-                yield line
+            yield line

@@ -80,21 +80,27 @@ class RestCoordinators:
             await client.begin(_wish(call))
 
     async def _client(self, namespace: str, job: str) -> RestClient:
-        token = await self._token(namespace, job)
+        token = await read_token(self._store, namespace, job)
         return RestClient(self._url(namespace, job), token, timeout_s=ANSWER_S)
 
-    async def _token(self, namespace: str, job: str) -> str:
-        """The token that the head has mounted: of the job's own Secret, or one that the user named."""
-        head = await self._store.get(KINDS["StatefulSet"], namespace, head_name(job))
-        if head is None:
-            raise JobError(f"{namespace}/{job} has no head")
-        volumes = head["spec"]["template"]["spec"].get("volumes", ())
-        names = [each["secret"]["secretName"] for each in volumes if each["name"] == "token"]
-        secret = await self._store.get(SECRET, namespace, names[0]) if names else None
-        data: dict[str, Any] = (secret or {}).get("data", {})
-        if TOKEN_KEY not in data:
-            raise JobError(f"{namespace}/{job} has no Secret with the key {TOKEN_KEY}")
-        return base64.b64decode(data[TOKEN_KEY]).decode().strip()
+
+async def read_token(store: Store, namespace: str, job: str) -> str:
+    """The token that the head has mounted: of the job's own Secret, or one that the user named.
+
+    Raises:
+        JobError: the job has no head, or its Secret is not there.
+        ApiError: they cannot be read.
+    """
+    head = await store.get(KINDS["StatefulSet"], namespace, head_name(job))
+    if head is None:
+        raise JobError(f"{namespace}/{job} has no head")
+    volumes = head["spec"]["template"]["spec"].get("volumes", ())
+    names = [each["secret"]["secretName"] for each in volumes if each["name"] == "token"]
+    secret = await store.get(SECRET, namespace, names[0]) if names else None
+    data: dict[str, Any] = (secret or {}).get("data", {})
+    if TOKEN_KEY not in data:
+        raise JobError(f"{namespace}/{job} has no Secret with the key {TOKEN_KEY}")
+    return base64.b64decode(data[TOKEN_KEY]).decode().strip()
 
 
 def _wish(call: CallJob) -> Wish:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ...operators.durations import format_duration
-from .console import make_console
+from .console import print_table
 from .jobs import request
 from .load import OnCluster, Settings, Storage, TokenFile, where
 from .stop import JobName
@@ -39,18 +39,19 @@ def checkpoints(
         typer.echo(f"job {job}: checkpoint {number} is not remembered (web.checkpoints.history)")
         raise typer.Exit(1)
     elif number is not None:
-        _print_one(found)
+        print_one(found)
     elif not found["history"]:
         typer.echo(f"job {job}: no checkpoint yet")
     else:
-        _print_history(found)
+        print_history(found)
 
 
-def _print_history(found: dict[str, Any]) -> None:
-    _print(
-        ("id", "kind", "status", "age", "duration", "written", "state", "on the way", "unaligned"),
-        [_history_row(row) for row in found["history"]],
-    )
+def print_history(found: dict[str, Any]) -> None:
+    """The checkpoints that are remembered: a table, and a sentence about each."""
+    titles = (
+        "id", "kind", "status", "age", "duration", "written", "state", "on the way", "unaligned"
+    )  # fmt: skip
+    print_table(titles, map(_history_row, found["history"]), right=titles[1:])
     spread = found["summary"]["end_to_end_duration"]
     if spread:
         quantiles = "  ".join(
@@ -76,10 +77,14 @@ def _history_row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _print_one(row: dict[str, Any]) -> None:
+def print_one(row: dict[str, Any]) -> None:
+    """One checkpoint, with the parts of its subtasks."""
     typer.echo(f"{row['id']}: {row['status']}: {row['explanation']}")
-    titles = ("subtask", "acknowledged", "start delay", "alignment", "sync", "async")
-    _print((*titles, "written", "on the way", "unaligned"), [_part_row(p) for p in row["subtasks"]])
+    titles = (
+        "subtask", "acknowledged", "start delay", "alignment", "sync", "async", "written",
+        "on the way", "unaligned",
+    )  # fmt: skip
+    print_table(titles, map(_part_row, row["subtasks"]), right=titles[1:])
 
 
 def _part_row(part: dict[str, Any]) -> tuple[str, ...]:
@@ -94,18 +99,6 @@ def _part_row(part: dict[str, Any]) -> tuple[str, ...]:
         _bytes(part["alignment"]["persisted"]),
         "yes" if part["unaligned_checkpoint"] else "no",
     )
-
-
-def _print(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))  # as they are: brackets in a name are no markup
-    make_console().print(table)
 
 
 def _ms(value: float | None) -> str:

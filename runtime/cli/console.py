@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import HeadgateError, InternalError, ManifestErrors, UsageError, UserCodeError
 
@@ -35,6 +36,35 @@ def make_console() -> Console:
 
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    fold: bool = False,
+) -> None:
+    """A table without lines on stdout.
+
+    Args:
+        titles: of the columns.
+        rows: their cells, which are shown as they are: brackets are no markup.
+        right: titles of the columns that are aligned to the right.
+        fold: long cells are folded where the window is narrow; else they are cut.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        justify: Literal["left", "right"] = "right" if title in right else "left"
+        table.add_column(
+            title, justify=justify, overflow="fold" if fold else "ellipsis", no_wrap=not fold
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    make_console().print(table)
 
 
 def report(error: BaseException) -> int:

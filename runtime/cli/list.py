@@ -10,7 +10,7 @@ import typer
 
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.durations import format_duration
-from .console import make_console
+from .console import make_console, print_table
 from .load import OnCluster, Settings, Storage, TokenFile, where
 from .runs import print_stored, stored_jobs, stored_row
 
@@ -80,33 +80,30 @@ def _row(record: JobRecord, status: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("job", "status", "uptime", "parallelism", "restarts", "checkpoint"):
-        right = title in ("uptime", "parallelism", "restarts")
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
-    table.add_column("cluster", no_wrap=True)
-    table.add_column("pid", justify="right", no_wrap=True)
-    for row in rows:
-        cells = (
-            row["name"],
-            row["status"],
-            format_duration(row["uptime_ms"] // 1000 * 1000),
-            _text(row["parallelism"]),
-            _text(row["restarts"]),
-            _checkpoint(row),
-            row["cluster"],
-            str(row["pid"]),
-        )
-        table.add_row(*map(Text, cells))  # as they are: brackets in a name are no markup
+    titles = (
+        "job", "status", "uptime", "parallelism", "restarts", "checkpoint", "cluster", "pid"
+    )  # fmt: skip
+    print_table(titles, map(_cells, rows), right=("uptime", "parallelism", "restarts", "pid"))
     console = make_console()
-    console.print(table)
     for line in (
         line for row in rows for line in (*_held(row), *_backpressure(row), *_dropped(row))
     ):
         console.print(Text(line))
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["name"],
+        row["status"],
+        format_duration(row["uptime_ms"] // 1000 * 1000),
+        _text(row["parallelism"]),
+        _text(row["restarts"]),
+        _checkpoint(row),
+        row["cluster"],
+        str(row["pid"]),
+    )
 
 
 def _held(row: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import HeadgateError
 from ...operators.durations import format_duration
-from .console import make_console
+from .console import make_console, print_table
 
 if TYPE_CHECKING:
     from ..finding import Where
@@ -83,28 +83,14 @@ def stored_row(job: StoredJob, status: str) -> dict[str, Any]:
 
 def print_stored(rows: list[dict[str, Any]]) -> None:
     """A table of the jobs of a storage."""
-    from rich.table import Table
-    from rich.text import Text
+    titles = ("job", "status", "run", "began", "ended", "restarts", "checkpoint", "coordinator")
+    print_table(titles, map(_stored_cells, rows), right=("restarts", "checkpoint"), fold=True)
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (
-        "job",
-        "status",
-        "run",
-        "began",
-        "ended",
-        "restarts",
-        "checkpoint",
-        "coordinator",
-    ):
-        right = title in ("restarts", "checkpoint")
-        table.add_column(title, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        run, _, began, ended, _, restarts, checkpoint, _ = _cells(row)
-        where = f"{row['pid']} on {row['host']}" if row["host"] else "-"
-        cells = (row["name"], row["status"], run, began, ended, restarts, checkpoint, where)
-        table.add_row(*map(Text, cells))
-    make_console().print(table)
+
+def _stored_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    run, _, began, ended, _, restarts, checkpoint, _ = _cells(row)
+    where = f"{row['pid']} on {row['host']}" if row["host"] else "-"
+    return (row["name"], row["status"], run, began, ended, restarts, checkpoint, where)
 
 
 def runs_json(job: StoredJob) -> list[dict[str, Any]]:
@@ -155,17 +141,11 @@ def _open_json(job: StoredJob) -> dict[str, Any]:
 
 def print_runs(runs: list[dict[str, Any]], *, details: bool) -> None:
     """A table of runs, and below it why the failed ones failed."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "status", "began", "ended", "lasted", "restarts", "checkpoint", "reason"):
-        right = title in ("lasted", "restarts", "checkpoint")
-        table.add_column(title, justify="right" if right else "left", overflow="fold")
-    for run in runs:
-        table.add_row(*map(Text, _cells(run)))  # as they are: brackets in a reason are no markup
+    titles = ("run", "status", "began", "ended", "lasted", "restarts", "checkpoint", "reason")
+    print_table(titles, map(_cells, runs), right=("lasted", "restarts", "checkpoint"), fold=True)
     console = make_console()
-    console.print(table)
     for run in runs:
         for line in _failure_lines(run, details=details):
             console.print(Text(line), soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ...operators.durations import format_duration
-from .console import FAILED, make_console
+from .console import FAILED, print_table
 from .jobs import request
 from .load import (
     File,
@@ -104,10 +104,11 @@ def inspect(path: Path_, settings: Settings = None, as_json: AsJson = False) -> 
     ]
     # Most jobs have neither: the columns would only push the others out of the window.
     shown = [title for title in _COLUMNS if any(row[title] != _USUAL.get(title) for row in rows)]
-    _print_table(
+    print_table(
         tuple(shown),
         [tuple(row[title] for title in shown) for row in rows],
         right=("subtasks", "rows", "bytes", "version"),
+        fold=True,
     )
 
 
@@ -122,7 +123,7 @@ def diff(one: Path_, other: Path_, settings: Settings = None, as_json: AsJson = 
     elif not rows:
         typer.echo("no difference")
     else:
-        _print_table(
+        print_table(
             ("operator", "state", "change", "rows", "bytes", "details"),
             [
                 (
@@ -136,6 +137,7 @@ def diff(one: Path_, other: Path_, settings: Settings = None, as_json: AsJson = 
                 for r in rows
             ],
             right=("rows", "bytes"),
+            fold=True,
         )
 
 
@@ -227,17 +229,3 @@ def _details(row: dict[str, Any]) -> str:
         return "-"
     kept = {name: pair for name, pair in row["details"].items() if name not in ("rows", "bytes")}
     return "; ".join(f"{name}: {old} -> {new}" for name, (old, new) in kept.items()) or "-"
-
-
-def _print_table(
-    titles: tuple[str, ...], rows: list[tuple[str, ...]], right: tuple[str, ...]
-) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # as they are: `timestamp[us]` is no markup
-    make_console().print(table)

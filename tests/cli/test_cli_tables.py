@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate.runtime.cli import list as listing
-from headgate.runtime.cli import live, savepoint
+from headgate.runtime.cli import live
+from headgate.runtime.cli.console import print_table
 from headgate.runtime.cli.rates import VertexView
 
 
 def test_a_type_with_a_unit_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    savepoint._print_table(("state", "value"), [("seen", "at timestamp[us, tz=UTC]")], ())
+    print_table(("state", "value"), [("seen", "at timestamp[us, tz=UTC]")])
     assert "at timestamp[us, tz=UTC]" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""The part of a kubelet's HTTPS server that `kubectl logs` needs."""
+"""The part of a kubelet's HTTPS server that `kubectl logs` and forwarded ports need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ async def serve(kubelet: Kubelet, directory: Path) -> int:
     async def logs(request: web.Request) -> web.StreamResponse:
         return await _logs(kubelet, request)
 
+    async def forward(request: web.Request) -> web.WebSocketResponse:
+        return await _forward(kubelet, request)
+
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", logs)
+    app.router.add_get("/portForward/{namespace}/{pod}", forward)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=_certificate(directory))
@@ -37,28 +41,66 @@ async def serve(kubelet: Kubelet, directory: Path) -> int:
 
 
 async def _logs(kubelet: Kubelet, request: web.Request) -> web.StreamResponse:
-    pod, container = _find(kubelet, request)
+    container = _find(kubelet, request)
     path = container.previous_log if request.query.get("previous") == "true" else container.log
     if path is None or not path.exists():
         raise web.HTTPBadRequest(text="there is no log of this container yet")
-    return await _send(request, path, lambda: container.log == path and pod.ready)
+    return await _send(request, path, lambda: container.log == path and _runs(container))
 
 
-def _find(kubelet: Kubelet, request: web.Request) -> tuple[Pod, Container]:
+def _find_pod(kubelet: Kubelet, request: web.Request) -> Pod:
     wanted = request.match_info
     for pod in kubelet.pods.values():
         metadata = pod.pod["metadata"]
         if (metadata["namespace"], metadata["name"]) == (wanted["namespace"], wanted["pod"]):
-            for container in pod.init + pod.containers:
-                if container.name == wanted["container"]:
-                    return pod, container
-    raise web.HTTPNotFound(text="no such pod or container")
+            return pod
+    raise web.HTTPNotFound(text="no such pod")
+
+
+def _find(kubelet: Kubelet, request: web.Request) -> Container:
+    pod = _find_pod(kubelet, request)
+    for container in pod.init + pod.containers:
+        if container.name == request.match_info["container"]:
+            return container
+    raise web.HTTPNotFound(text="no such container")
+
+
+async def _forward(kubelet: Kubelet, request: web.Request) -> web.WebSocketResponse:
+    """One forwarded connection, over a WebSocket: channel 0 has its bytes, and channel 1 errors."""
+    pod, port = _find_pod(kubelet, request), int(request.query["port"])
+    socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+    await socket.prepare(request)
+    for channel in (b"\0", b"\1"):
+        await socket.send_bytes(channel + port.to_bytes(2, "little"))
+    try:
+        reader, writer = await kubelet.network.connect(pod.ip, port)
+    except OSError as error:
+        await socket.send_bytes(b"\1" + f"connect to {pod.ip}:{port}: {error}".encode())
+        await socket.close()
+        return socket
+
+    async def answer() -> None:
+        while data := await reader.read(1 << 15):
+            await socket.send_bytes(b"\0" + data)
+        await socket.close()
+
+    answering = asyncio.create_task(answer())
+    async for message in socket:
+        writer.write(message.data[1:])
+    answering.cancel()
+    writer.close()
+    return socket
+
+
+def _runs(container: Container) -> bool:
+    return container.running is not None
 
 
 async def _send(
     request: web.Request, path: Path, goes_on: Callable[[], bool]
 ) -> web.StreamResponse:
     data = path.read_bytes()
+    read_bytes = len(data)
     if "tailLines" in request.query:
         count = int(request.query["tailLines"])
         data = b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
@@ -69,7 +111,7 @@ async def _send(
     await response.write(data)
     if request.query.get("follow") == "true":
         with path.open("rb") as file:
-            file.seek(path.stat().st_size)
+            file.seek(read_bytes)
             while goes_on():
                 await response.write(file.read())
                 await asyncio.sleep(FOLLOW_S)

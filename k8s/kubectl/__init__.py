@@ -1,0 +1,1 @@
+"""`kubectl headgate`: StreamJobs seen and changed through the API server, by people."""
