@@ -11,7 +11,8 @@
     │   ├── DataError         records do not fit what a step can do, and never will
     │   ├── ClusterError      the cluster gave no worker
     │   ├── SourceError       what a source reads could not be made
-    │   └── JobNotFound       no running job answers to that name
+    │   ├── JobNotFound       no running job answers to that name
+    │   └── JobNotReady       the job starts or restarts: the same request will do later
     ├── StorageError        the checkpoint store or a file system refused or broke
     │   ├── FencedError       a newer coordinator owns the job; this one must stop
     │   └── MissingFileError  a state file is not there
@@ -144,6 +145,10 @@ class SourceError(JobError):
 
 class JobNotFound(JobError):
     """No running job answers to that name."""
+
+
+class JobNotReady(JobError):
+    """The job starts or restarts, and cannot do it just now: the same request will do later."""
 
 
 class StorageError(HeadgateError):

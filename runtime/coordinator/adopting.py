@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ...errors import FencedError, HeadgateError, StorageError
+from ...errors import FencedError, HeadgateError, JobNotReady, StorageError
 from ..availability_options import ORPHANED_MAX
 from ..control.messages import (
     Adopt,
@@ -139,7 +139,7 @@ class Adopting(State):
                     end = wish
                 case ClientWish() as wish:
                     wish.refuse(
-                        HeadgateError("the job has a new coordinator", fix="try again in a moment")
+                        JobNotReady("the job has a new coordinator", fix="try again in a moment")
                     )
         return end
 

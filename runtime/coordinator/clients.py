@@ -22,6 +22,7 @@ VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_
 ENDED = "the job has ended"
 Arguments: TypeAlias = Mapping[str, Any]
 View: TypeAlias = Callable[[Arguments], dict[str, Any]]
+Before: TypeAlias = Callable[[Arguments], Awaitable[dict[str, Any] | None]]
 Subscriber: TypeAlias = Callable[[Event], None]
 
 
@@ -32,18 +33,18 @@ class ClientServer:
         self,
         put_event: Callable[[ClientWish], None],
         views: Mapping[str, View],
-        dispose: Callable[[Arguments], Awaitable[dict[str, Any]]],
+        before: Mapping[str, Before],
     ) -> None:
         """Nobody is served yet.
 
         Args:
             put_event: takes the wishes that the running job answers.
             views: by verb, what only reads; `status` is one of them.
-            dispose: deletes a savepoint.
+            before: by verb, what is done in front of the job's own part; if it has a result, that is all.
         """
         self._put_event = put_event
         self._views = views
-        self._dispose = dispose
+        self._before = before
         self._subscribers: set[Subscriber] = set()
         self._links: set[Link] = set()
         self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -102,10 +103,11 @@ class ClientServer:
         """
         if verb in self._views:
             return self.view(verb, **arguments)
-        if verb == "dispose":
-            return await self._dispose(arguments)
-        if verb not in VERBS:
+        before = self._before.get(verb)
+        if before is None and verb not in VERBS:
             raise HeadgateError(f"unknown request verb=`{verb}`")
+        if before is not None and (done := await before(arguments)) is not None:
+            return done
         if self._ended:
             raise JobError(ENDED)
         wish = ClientWish(verb, asyncio.get_running_loop().create_future(), arguments)

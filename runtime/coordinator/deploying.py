@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ...errors import FencedError, HeadgateError, InternalError
+from ...errors import FencedError, HeadgateError, InternalError, JobNotReady
 from ..checkpoint_options import (
     RESTORE_FALLBACK,
     WITHOUT_CHANNEL_STATE,
@@ -149,7 +149,7 @@ class Deploying(State):
                 case ClientWish() as wish if ends_at_once(wish):
                     return ended_by_wish(wish)
                 case ClientWish() as wish:
-                    wish.refuse(HeadgateError("the job is starting", fix="try again in a moment"))
+                    wish.refuse(JobNotReady("the job is starting", fix="try again in a moment"))
             for worker in workers or ():
                 if worker.worker_id in lost:
                     return failing(failure_of_worker(worker.worker_id, lost[worker.worker_id]))

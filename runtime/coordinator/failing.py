@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ...errors import ExchangeError, HeadgateError
+from ...errors import ExchangeError, JobNotReady
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, SubtaskFailed
 from ..liveness_options import CANCELLATION_TIMEOUT
 from ..protocol.failure_history import FailureEntry
@@ -133,7 +133,7 @@ class Failing(State):
             case ClientWish() as wish if self._wish is None and ends_at_once(wish):
                 self._wish = wish
             case ClientWish() as wish:
-                wish.refuse(HeadgateError("the job is restarting", fix="try again in a moment"))
+                wish.refuse(JobNotReady("the job is restarting", fix="try again in a moment"))
             case _:
                 pass  # what subtasks of the failed attempt still say does not matter
 

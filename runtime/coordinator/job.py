@@ -10,13 +10,13 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from ...errors import FencedError, HeadgateError, InternalError, JobError, UsageError
+from ...errors import FencedError, HeadgateError, InternalError, JobError, JobNotReady, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..admission import ListenerLimits
@@ -96,7 +96,7 @@ from .views import (
     describe_subtasks,
 )
 from .watchdog import Watchdog
-from .wishes import dispose_savepoint
+from .wishes import dispose_savepoint, savepoint_of_trigger
 from .workers import WorkerPool
 
 PROGRESS_S = 1.0
@@ -170,7 +170,10 @@ class JobCoordinator:
                     self._registry, self._describe().get("metrics", [])
                 ),
             },
-            lambda given: dispose_savepoint(self._begun(), given.get("path")),
+            {
+                "dispose": lambda given: dispose_savepoint(self._begun(), given.get("path")),
+                "savepoint": self._savepoint_before,
+            },
         )
         self._pool = WorkerPool(
             cluster,
@@ -214,9 +217,15 @@ class JobCoordinator:
             return {**found, **_ending(self._over), "rest": self.rest_url}
         return {**self._context.describe(), "rest": self.rest_url}
 
+    async def _savepoint_before(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a savepoint that was asked for before; None: it is to be taken."""
+        if "trigger" not in given:
+            return None
+        return await savepoint_of_trigger(self._begun(), given)
+
     def _begun(self) -> JobContext:
         if self._context is None:
-            raise JobError("the job has not begun yet", fix="try again in a moment")
+            raise JobNotReady("the job has not begun yet", fix="try again in a moment")
         return self._context
 
     def _describe_checkpoints(self, checkpoint_id: int | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ...errors import FencedError, HeadgateError, JobError, UsageError
+from ...errors import FencedError, HeadgateError, JobError, JobNotReady, UsageError
 from ..availability_options import SHUTDOWN_GRACE
 from ..control.messages import (
     Cancelled,
@@ -409,7 +409,7 @@ class Running(State):
         if job.restarting:
             if ends_at_once(wish):
                 return ended_by_wish(wish)
-            wish.refuse(HeadgateError("a part of the job restarts", fix="try again in a moment"))
+            wish.refuse(JobNotReady("a part of the job restarts", fix="try again in a moment"))
             return None
         try:
             match wish.verb:
@@ -493,7 +493,13 @@ class Running(State):
         check_keeps_checkpoints(job)
         if self._ending is not None or self._stopping:
             raise UsageError("the job is stopping already")
-        after, plan = check_rescale(job, wish.arguments.get("parallelism"))
+        wanted = wish.arguments.get("parallelism")
+        if "trigger" in wish.arguments and wanted == job.parallelism:
+            # The coordinator before may have done it: what is asked for again is done.
+            last = job.checkpoints.last_completed
+            wish.done(parallelism=wanted, checkpoint=last, pause_ms=0)
+            return None
+        after, plan = check_rescale(job, wanted)
         job.publish("rescaling", f"rescaling from parallelism {job.parallelism} to {after}")
         self._begin_move(job, wish, after, plan)
         return None

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from ...errors import HeadgateError, JobError
+from ...errors import HeadgateError, JobError, UsageError
 from . import answers
 from .answers import Answer, OperationAnswer, OperationStatus, Wish
 from .problems import Problem, error_of
@@ -147,12 +147,17 @@ class RestClient:
     async def carry_out(self, wish: Wish) -> dict[str, Any]:
         """Begin an operation and wait for its end, however long it takes; returns its result.
 
+        A coordinator that takes over does not know the operation: then it is asked for again.
+
         Raises:
-            HeadgateError: it was refused, or failed.
+            HeadgateError: it was refused, or failed, or nobody answers.
         """
         operation = await self.begin(wish)
         while operation.status is OperationStatus.IN_PROGRESS:
-            operation = await self.operation(wish.trigger_id, wait_s=WAIT_S_MAX)
+            try:
+                operation = await self.operation(wish.trigger_id, wait_s=WAIT_S_MAX)
+            except UsageError:
+                operation = await self.begin(wish)
         if operation.problem is not None:
             raise error_of(operation.problem)
         return operation.result or {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ...errors import JobNotReady
 from .answers import OperationAnswer, OperationStatus
 from .problems import Problem, RequestProblem
 
@@ -30,6 +31,8 @@ class Operations:
     ) -> tuple[OperationAnswer, bool]:
         """The operation of this id, and whether it is new: only then it has to be carried out.
 
+        One that was refused because the job was not ready is new when it is sent again: nothing was done.
+
         Raises:
             RequestProblem: the id is that of another operation (409), or too many go on (503).
         """
@@ -41,7 +44,10 @@ class Operations:
                     f"another operation has this triggerId triggerId=`{trigger_id}` "
                     f"verb=`{entry.answer.verb}`\n  choose a new id for each operation",
                 )
-            return entry.answer, False
+            found = entry.answer.problem
+            if found is None or found.error != JobNotReady.__name__:
+                return entry.answer, False
+            del self._entries[trigger_id]
         self._make_room()
         answer = OperationAnswer(
             trigger_id=trigger_id, verb=verb, status=OperationStatus.IN_PROGRESS, began_ms=now_ms
@@ -68,7 +74,7 @@ class Operations:
             raise RequestProblem(
                 404,
                 f"no such operation triggerId=`{trigger_id}`\n  a coordinator that has taken over does not "
-                "know the operations of the one before",
+                "know those of the one before: send the request again, with the same triggerId",
             )
         return entry.answer
 

@@ -10,6 +10,7 @@ from ...errors import (
     HeadgateError,
     InternalError,
     JobNotFound,
+    JobNotReady,
     StorageError,
     UsageError,
 )
@@ -83,7 +84,7 @@ def _status(error: HeadgateError) -> int:
             return HTTPStatus.BAD_REQUEST
         case JobNotFound():
             return HTTPStatus.NOT_FOUND
-        case StorageError():
+        case StorageError() | JobNotReady():
             return HTTPStatus.SERVICE_UNAVAILABLE
         case InternalError():
             return HTTPStatus.INTERNAL_SERVER_ERROR

@@ -34,6 +34,8 @@ from .problems import PROBLEM_TYPE, Problem, RequestProblem, problem, problem_of
 from .routes import ROUTES, WAIT_S_MAX, Route
 
 READY: Final = frozenset({"RUNNING", "FINISHED"})
+NAMED: Final = frozenset({"savepoint", "rescale"})
+"""Verbs for which a request that is sent again to the next coordinator would be another operation."""
 KEEP_ALIVE_S: Final = 15.0
 """A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 LINGER_S: Final = 1.0
@@ -239,7 +241,9 @@ class RestServer:
 
     async def _carry_out(self, trigger_id: str, verb: str, arguments: dict[str, Any]) -> None:
         try:
-            result = await self._coordinator.ask(verb, arguments)
+            # Whoever takes over must know a request that is sent again: the wish carries its id.
+            named = {**arguments, "trigger": trigger_id} if verb in NAMED else arguments
+            result = await self._coordinator.ask(verb, named)
             self._operations.complete(trigger_id, result, self._clock.now_ms())
         except HeadgateError as error:
             self._operations.fail(trigger_id, problem_of(error), self._clock.now_ms())

@@ -14,14 +14,10 @@ from headgate.runtime.coordinator.clients import ClientServer
 from headgate.runtime.coordinator.context import ClientWish
 
 
-async def dispose(arguments: object) -> dict[str, object]:
-    return {}
-
-
 def test_a_wish_that_the_job_did_not_live_to_hear_is_refused() -> None:
     async def main() -> None:
         wishes: asyncio.Queue[ClientWish] = asyncio.Queue()
-        server = ClientServer(wishes.put_nowait, {}, dispose)
+        server = ClientServer(wishes.put_nowait, {}, {})
         near, far = MemoryLink.pair()
         client = CoordinatorClient(near, "token")
         assert isinstance(await far.receive(), Hello)

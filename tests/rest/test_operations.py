@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.errors import InternalError, JobError, StorageError, UsageError
+from headgate.errors import InternalError, JobError, JobNotReady, StorageError, UsageError
 from headgate.runtime.control.messages import Event
 from headgate.runtime.rest.events import EventQueue, encode
 from headgate.runtime.rest.gate import allowed_names, check_names, check_token
@@ -30,6 +30,18 @@ def test_an_operation_begins_once() -> None:
     assert (done.status, done.result, done.began_ms, done.ended_ms) == (
         "COMPLETED", {"checkpoint": 3}, 1, 5,
     )  # fmt: skip
+
+
+def test_an_operation_that_the_job_was_not_ready_for_may_be_sent_again() -> None:
+    operations = Operations(3)
+    operations.begin("a", "stop", {}, 1)
+    operations.fail("a", problem_of(JobNotReady("the job is starting")), 2)
+    assert operations.find("a").status == "FAILED"
+    again, new = operations.begin("a", "stop", {}, 3)
+    assert (new, again.status, again.began_ms) == (True, "IN_PROGRESS", 3)
+    operations.fail("a", problem_of(JobError("no")), 4)
+    _, new = operations.begin("a", "stop", {}, 5)
+    assert not new
 
 
 @pytest.mark.parametrize(
