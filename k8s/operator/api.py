@@ -23,6 +23,9 @@ from ...errors import HeadgateError
 from .kinds import Kind
 
 FIELD_MANAGER: Final = "headgate-operator"
+NEVER: Final = "1"
+"""A version that no object has: etcd begins with it, when it is empty. An apply that names a version makes
+what does not exist, and is refused for what has another version, so with this one it only makes."""
 PAGE: Final = 500
 _LINE_BYTES_MAX: Final = 16 << 20
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -200,6 +203,9 @@ class Api:
 
     async def create(self, made: Mapping[str, Any], kind: Kind) -> JsonObject:
         """Make an object. Raises ApiError with status 409 if it exists."""
+        if kind.applied:
+            metadata = {**made["metadata"], "resourceVersion": NEVER}
+            return await self.apply({**made, "metadata": metadata}, kind)
         path = kind.path(made["metadata"]["namespace"])
         return await self._request("POST", path, {"fieldManager": self._manager}, body=made)
 

@@ -19,6 +19,8 @@ class Kind:
         plural: the name in paths of the API server.
         selector: the label selector of the objects that the operator watches; empty: all of them.
         optional: the definition of the kind may be missing, or the operator may have no right to it.
+        applied: the operator changes such objects by server-side apply, and so makes them by it, too: a
+            field of an object that was made by POST would stay for ever.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Kind:
     plural: str
     selector: str = JOB
     optional: bool = False
+    applied: bool = False
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The path of the collection, or of one object. Without a namespace: of the whole cluster."""
@@ -48,9 +51,9 @@ CHILDREN: Final = (
     Kind("StatefulSet", "apps/v1", "statefulsets"),
     Kind("Deployment", "apps/v1", "deployments"),
     Kind("ConfigMap", "v1", "configmaps"),
-    Kind("Service", "v1", "services"),
-    Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
-    Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    Kind("Service", "v1", "services", applied=True),
+    Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies", applied=True),
+    Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets", applied=True),
     Kind("Job", "batch/v1", "jobs"),
     Kind("RayCluster", "ray.io/v1", "rayclusters", optional=True),
 )

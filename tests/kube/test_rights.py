@@ -33,8 +33,12 @@ VERBS = (
 NOT_LOGGED = {
     ("headgate.io", "streamjobs/finalizers", "update"),
     ("headgate.io", "streamsnapshots/finalizers", "update"),
+    ("", "services", "create"),
+    ("networking.k8s.io", "networkpolicies", "create"),
+    ("policy", "poddisruptionbudgets", "create"),
 }
-"""Rights that the API server asks about when an object gets an owner; see the test below."""
+"""Rights that the API server asks about when an object gets an owner, or when an apply makes an object. The
+log has the request itself; see the test below."""
 WAIT_S_MAX = 90.0
 __all__ = ["definitions", "kuberay"]
 
