@@ -170,6 +170,10 @@ SOURCES: dict[str, SourceConnector] = {
                 ),
                 "conf": Field(Items(AnyText()), "settings of Spark, such as `spark.driver.memory`"),
                 "keepResult": Field(Boolean(), "keep the result when the job has finished"),
+                "analysisTimeout": Field(
+                    duration(),
+                    "how long Spark may take to analyse the query, if there is no schema",
+                ),
                 "rate": _FILES["rate"],
                 "batchRows": _BATCH_ROWS,
             },

@@ -8,12 +8,14 @@ row in them is the position, and whoever starts again reads the same rows again.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
-from ...errors import UsageError
+from ...errors import SourceError, UsageError
+from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.origin import capture_origin
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.source import Record, Record_co, Source, SourceReader, SourceRun
@@ -105,6 +107,7 @@ class SparkOptions(TypedDict, total=False):
     keep_result: bool
     on_bad_record: BadRecordPolicy
     batch_rows: int
+    analysis_timeout: Duration
 
 
 @overload
@@ -129,6 +132,7 @@ def spark_source(
     keep_result: bool = False,
     on_bad_record: BadRecordPolicy = "fail",
     batch_rows: int = 8192,
+    analysis_timeout: Duration = "5m",
 ) -> SparkSource:
     """A bounded source of the result of a Spark query. Needs the extra `headgate[spark]`.
 
@@ -152,10 +156,11 @@ def spark_source(
         on_bad_record: what happens to a row that does not fit the schema: `fail`, `drop` (counted in
             `headgate_source_record_errors_total`), or `side_output` (`rejected`).
         batch_rows: rows per batch.
+        analysis_timeout: how long Spark may take to start and to analyse the query, without a `schema`.
 
     Raises:
         UsageError: an argument is wrong; without a schema also: the query is, or pyspark is missing.
-        SourceError: without a schema: Spark failed.
+        SourceError: without a schema: Spark failed, or took too long.
     """
     made = make_query(
         sql=sql,
@@ -169,13 +174,42 @@ def spark_source(
     )
     policy = parse_policy(on_bad_record)
     check_count("batch_rows", batch_rows, 1)
-    columns = to_schema(_analysed(made) if schema is None else schema)
+    within_ms = parse_duration(analysis_timeout, "analysis_timeout")
+    columns = to_schema(_analysed(made, within_ms) if schema is None else schema)
     files = ResultFiles(columns, policy, batch_rows, record_class(schema))
     return SparkSource(made, files, keep_result)
 
 
-def _analysed(query: SparkQuery) -> pa.Schema:
-    """The columns of a query, by Spark's analysis of it."""
+def _analysed(query: SparkQuery, within_ms: int) -> pa.Schema:
+    """The columns of a query, by Spark's analysis of it.
+
+    Raises:
+        UsageError: the query is wrong, or Spark is missing.
+        SourceError: Spark failed, or took longer than `within_ms`.
+    """
     task = Task(query.shipped(), "headgate-analysis")
-    process = SparkProcess(task, "", str(capture_origin()), lambda text: None)
-    return arrow_schema(process.run().schema)
+    where = str(capture_origin())
+    process = SparkProcess(task, "", where, lambda text: None)
+    too_long = threading.Event()
+
+    def give_up() -> None:
+        too_long.set()
+        process.kill()
+
+    timer = threading.Timer(within_ms / 1000, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        return arrow_schema(process.run().schema)
+    except SourceError as error:
+        if not too_long.is_set():
+            raise
+        raise SourceError(
+            f"Spark did not analyse the query in time analysis_timeout=`{format_duration(within_ms)}` "
+            f"master=`{query.plan.master}` log=`{process.log}`",
+            where=where,
+            fix="is its master reachable, and does it have room? its log may say so; declare a schema, "
+            "which needs no Spark here, or raise analysis_timeout",
+        ) from error
+    finally:
+        timer.cancel()

@@ -174,3 +174,17 @@ def test_a_spark_that_dies_is_said_with_what_to_do(
     assert said[-1] == "half"
     assert process.log.read_text() == "last words\n"
     assert str(process.log) in said[0]
+
+
+def test_an_analysis_that_does_not_end_is_ended(false_spark: Callable[[str], None]) -> None:
+    """Its master is not there, for instance: `headgate validate` would wait for ever."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    false_spark("sleep 600")
+    with pytest.raises(
+        SourceError, match=r"in time analysis_timeout=`100ms` master=`local"
+    ) as caught:
+        hg.spark_source(sql="SELECT 1 id", analysis_timeout="100ms")
+    assert "declare a schema" in caught.value.fix
+    assert "test_spark_processes.py" in caught.value.where
+    left = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert left <= before
