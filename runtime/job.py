@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from ..errors import (
     HeadgateError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .handle import JobHandle
 
 _log = logging.getLogger("headgate.run")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HowToRun(TypedDict, total=False):
@@ -38,6 +40,16 @@ class HowToRun(TypedDict, total=False):
     take_over: bool
     if_exists: Literal["error", "append", "overwrite"] | None
     run_id: str | None
+
+
+def _shows_how_to_run(function: F) -> F:
+    """Show the arguments of `HowToRun` one by one, as those of `run`, where Python is asked for them."""
+    own = inspect.signature(function)
+    fixed = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    asked = inspect.signature(RunnableJob.spec).parameters.values()
+    how = [each for each in asked if each.kind is each.KEYWORD_ONLY]
+    function.__signature__ = own.replace(parameters=[*fixed, *how])  # type: ignore[attr-defined]
+    return function
 
 
 class Job(WrittenJob):
@@ -75,8 +87,8 @@ class Job(WrittenJob):
             take_over: end another run of the job that still goes on, and go on from its newest checkpoint.
                 Without it such a run is left alone, and this one is refused.
             if_exists: what happens when the run starts without state, and its file sinks hold output of
-                earlier runs: refuse to start (`error`), write beside it (`append`), or delete it first
-                (`overwrite`). None: what each sink says.
+                earlier runs: refuse to start (`error`), write beside it (`append`), or replace it once the
+                run has committed its own (`overwrite`). None: what each sink says.
             run_id: names this run, for a supervisor that starts it again: another start with the same id
                 goes on with the run, and is never a second one; SIGTERM leaves the run to that, with a
                 checkpoint and status `HANDED_OVER`. None: a new run.
@@ -113,17 +125,12 @@ class Job(WrittenJob):
         except HeadgateError as error:
             raise _bare(error) from cause_of(error)
 
+    @_shows_how_to_run
     async def run_async(
         self,
         *,
         cluster: str = "in-process",
-        fresh: bool = False,
-        allow_non_restored_state: bool = False,
-        restore_from: str | os.PathLike[str] | None = None,
-        claim: bool = False,
-        take_over: bool = False,
-        if_exists: Literal["error", "append", "overwrite"] | None = None,
-        run_id: str | None = None,
+        **how: Unpack[HowToRun],
     ) -> JobOutcome:
         """`run` for an event loop that runs already, as in a notebook: `await job.run_async()`.
 
@@ -131,16 +138,7 @@ class Job(WrittenJob):
         are those of `run`.
         """
         try:
-            spec = checked_spec(
-                self,
-                fresh=fresh,
-                allow_non_restored_state=allow_non_restored_state,
-                restore_from=restore_from,
-                claim=claim,
-                take_over=take_over,
-                if_exists=if_exists,
-                run_id=run_id,
-            )
+            spec = checked_spec(self, **how)
             if runnable(self).as_batch:
                 from .batch.run import run_batch
 
@@ -151,17 +149,12 @@ class Job(WrittenJob):
         except HeadgateError as error:
             raise _bare(error) from cause_of(error)
 
+    @_shows_how_to_run
     def start(
         self,
         *,
         cluster: str = "in-process",
-        fresh: bool = False,
-        allow_non_restored_state: bool = False,
-        restore_from: str | os.PathLike[str] | None = None,
-        claim: bool = False,
-        take_over: bool = False,
-        if_exists: Literal["error", "append", "overwrite"] | None = None,
-        run_id: str | None = None,
+        **how: Unpack[HowToRun],
     ) -> JobHandle:
         """Start the job beside what this program does next; returns its handle once it has begun.
 
@@ -175,16 +168,7 @@ class Job(WrittenJob):
         from .handle import start
 
         try:
-            spec = checked_spec(
-                self,
-                fresh=fresh,
-                allow_non_restored_state=allow_non_restored_state,
-                restore_from=restore_from,
-                claim=claim,
-                take_over=take_over,
-                if_exists=if_exists,
-                run_id=run_id,
-            )
+            spec = checked_spec(self, **how)
             if runnable(self).as_batch:
                 raise UsageError("a batch has no handle", fix="run it: job.run()")
             return start(spec, cluster, _on_event(cluster))
@@ -235,18 +219,13 @@ def checked_spec(job: Job, **how: Unpack[HowToRun]) -> JobSpec:
     return runnable(job).spec(**how)
 
 
+@_shows_how_to_run
 def submit(
     job: Job,
     *,
     cluster: str = "local",
     log_file: str | os.PathLike[str] | None = None,
-    fresh: bool = False,
-    allow_non_restored_state: bool = False,
-    restore_from: str | os.PathLike[str] | None = None,
-    claim: bool = False,
-    take_over: bool = False,
-    if_exists: Literal["error", "append", "overwrite"] | None = None,
-    run_id: str | None = None,
+    **how: Unpack[HowToRun],
 ) -> JobHandle:
     """Start a job that lives by itself: it goes on when this process ends. Returns once it has begun.
 
@@ -268,16 +247,7 @@ def submit(
     from .submission import submit_spec
 
     try:
-        spec = checked_spec(
-            job,
-            fresh=fresh,
-            allow_non_restored_state=allow_non_restored_state,
-            restore_from=restore_from,
-            claim=claim,
-            take_over=take_over,
-            if_exists=if_exists,
-            run_id=run_id,
-        )
+        spec = checked_spec(job, **how)
         if runnable(job).as_batch:
             raise UsageError("a batch cannot be detached", fix="run it: job.run()")
         path = None if log_file is None else Path(log_file)

@@ -55,17 +55,12 @@ def _start(chunk: pq.ColumnChunkMetaData) -> int:
     return int(chunk.data_page_offset)
 
 
-class Pieces(io.RawIOBase):
-    """A file of `size` bytes of which some pieces are known; reading elsewhere is an error."""
+class SeekableFile(io.RawIOBase):
+    """A file of `size` bytes that can be read from any position; a subclass gives `read`."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._position = 0
-        self._pieces: list[tuple[int, bytes]] = []
-
-    def add(self, start: int, data: bytes) -> None:
-        """These bytes lie at `start`."""
-        self._pieces.append((start, data))
 
     def readable(self) -> bool:
         return True
@@ -80,6 +75,18 @@ class Pieces(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = base + offset
         return self._position
+
+
+class Pieces(SeekableFile):
+    """A file of which some pieces are known; reading elsewhere is an error."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._pieces: list[tuple[int, bytes]] = []
+
+    def add(self, start: int, data: bytes) -> None:
+        """These bytes lie at `start`."""
+        self._pieces.append((start, data))
 
     def read(self, size: int = -1) -> bytes:
         end = self._size if size < 0 else min(self._position + size, self._size)

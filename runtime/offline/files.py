@@ -7,7 +7,6 @@ footer.
 from __future__ import annotations
 
 import asyncio
-import io
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StateError
-from ...state.parquet_pieces import row_group_extent
+from ...state.parquet_pieces import SeekableFile, row_group_extent
 from ...state.snapshot import StateHandle
 from ..storage.base import CheckpointStore
 from ..storage.local import LocalStore
@@ -182,26 +181,12 @@ class OpenStore:
         )
 
 
-class _Remote(io.RawIOBase):
+class _Remote(SeekableFile):
     """A file in a store, of which each read is a request."""
 
     def __init__(self, opened: OpenStore, name: str, size: int) -> None:
-        self._opened, self._name, self._size = opened, name, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
+        super().__init__(size)
+        self._opened, self._name = opened, name
 
     def read(self, size: int = -1) -> bytes:
         left = self._size - self._position

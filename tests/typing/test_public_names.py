@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 import headgate as hg
 from headgate import connectors
 
@@ -37,6 +39,18 @@ def test_arguments_have_names() -> None:
         if each.kind is each.VAR_KEYWORD
     ]
     assert nameless == []
+
+
+def test_all_ways_to_run_a_job_take_the_arguments_of_run() -> None:
+    def how(function: Callable[..., Any]) -> dict[str, object]:
+        found = inspect.signature(function).parameters.values()
+        return {
+            p.name: p.default for p in found if p.name not in ("self", "job", "cluster", "log_file")
+        }
+
+    assert how(hg.Job.run) == how(hg.Job.run_async) == how(hg.Job.start) == how(hg.submit)
+    with pytest.raises(TypeError, match="if_exits"):
+        hg.Job("x").start(if_exits="append")
 
 
 def test_only_what_is_for_users_is_listed() -> None:
