@@ -113,7 +113,11 @@ class OutputListed(Record, frozen=True, kw_only=True, tag_field="entry", tag=Tru
 
 
 class AttemptDeployed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
-    """All subtasks of an attempt are ready; none was told to begin before this entry is there."""
+    """The workers were told to prepare an attempt; none is told to begin before this entry is there.
+
+    It is written while they prepare, so they need not be ready. A coordinator that takes over behind it,
+    and finds that the attempt has not begun everywhere, restarts the job, as if there were no entry.
+    """
 
     generation: int
     writer: str
