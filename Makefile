@@ -11,6 +11,10 @@ MINUTES ?= 5
 SECONDS ?= 60
 TEST_PROCESSES ?= 2
 
+# Some machines keep Python from writing bytecode. Then each of the processes that tests start compiles
+# everything anew, and pytest rewrites all assertions in each of its workers. Empty means: write it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo demo-spark test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,38 @@ def unship(data: bytes) -> Any:
 
 def _user_modules() -> list[types.ModuleType]:
     """Loaded modules that only this machine can be expected to have."""
-    own = __name__.split(".")[0]
     path = tuple(sys.path)
+    everywhere = _everywhere(path)
     found: list[types.ModuleType] = []
     for name, module in list(sys.modules.items()):
+        if everywhere.get(name) is module:
+            continue
         # A module under a second name is found under its own, and some entries are no modules at all.
         if not isinstance(module, types.ModuleType) or vars(module).get("__name__") != name:
             continue
-        top = name.partition(".")[0]
-        if name == "__main__" or top == own or top in sys.stdlib_module_names:
-            continue
-        file = vars(module).get("__file__")
-        if isinstance(file, str) and not _is_installed(file, path):
+        if _is_everywhere(name, module, path):
+            everywhere[name] = module
+        elif isinstance(vars(module).get("__file__"), str):
             found.append(module)
     return found
+
+
+@lru_cache(maxsize=1)
+def _everywhere(path: tuple[str, ...]) -> dict[str, types.ModuleType]:
+    """Modules by name that are known to be on each machine, with `path` as `sys.path`.
+
+    Thousands of modules are loaded, and a job is pickled step by step.
+    """
+    return {}
+
+
+def _is_everywhere(name: str, module: types.ModuleType, path: tuple[str, ...]) -> bool:
+    """True if each machine with headgate can be expected to have the module."""
+    top = name.partition(".")[0]
+    if name == "__main__" or top == __name__.split(".")[0] or top in sys.stdlib_module_names:
+        return True
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and _is_installed(file, path)
 
 
 @cache

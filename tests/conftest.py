@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -37,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         outside = any(item.get_closest_marker(name) for name in ("ray", "chaos"))
         if outside or not tiers.is_fast(path, getattr(item, "originalname", item.name)):
             item.add_marker("rest")
+
+
+def pytest_collection_finish() -> None:
+    """Take what collecting the tests has made out of the garbage collector's sight.
+
+    It stays until the end, and is most of what there is: every collection would look at all of it again,
+    and some tests collect after each job.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 AWS_ENVIRONMENT = {

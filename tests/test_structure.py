@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,19 +74,24 @@ def _ours(name: str) -> tuple[str, bool]:
 
 
 MODULES = modules()
-IMPORTS = {module: sorted(set(imports(module, path))) for module, path in MODULES.items()}
+
+
+@cache
+def all_imports() -> dict[str, list[tuple[str, bool]]]:
+    """What each module imports."""
+    return {module: sorted(set(imports(module, path))) for module, path in MODULES.items()}
 
 
 def test_the_package_was_found() -> None:
     assert {"errors", "operators.elements", "runtime.protocol.alignment"} <= MODULES.keys()
-    assert ("operators.elements", True) in IMPORTS["runtime.protocol.alignment"]
-    assert ("errors", True) in IMPORTS["state.keygroups"]
+    assert ("operators.elements", True) in all_imports()["runtime.protocol.alignment"]
+    assert ("errors", True) in all_imports()["state.keygroups"]
 
 
 def test_no_import_runs_upwards() -> None:
     wrong = [
         f"{module} imports {name}"
-        for module, names in IMPORTS.items()
+        for module, names in all_imports().items()
         for name, ours in names
         if ours and (room := name.split(".")[0]) != (own := module.split(".")[0])
         if room not in ROOMS[own]
@@ -96,7 +102,7 @@ def test_no_import_runs_upwards() -> None:
 def test_the_protocol_is_pure() -> None:
     wrong = [
         f"{module} imports {name}"
-        for module, names in IMPORTS.items()
+        for module, names in all_imports().items()
         if module.startswith("runtime.protocol.")
         for name, ours in names
         if (ours and name.startswith("runtime.") and not name.startswith("runtime.protocol"))
@@ -114,7 +120,7 @@ def test_the_decisions_of_the_rest_api_are_pure() -> None:
     wrong = [
         f"{module} imports {name}"
         for module in pure
-        for name, ours in IMPORTS[module]
+        for name, ours in all_imports()[module]
         if not ours and name.split(".")[0] in IMPURE | {"aiohttp"}
     ]
     assert wrong == []
@@ -123,7 +129,7 @@ def test_the_decisions_of_the_rest_api_are_pure() -> None:
 def test_only_the_cluster_imports_ray() -> None:
     wrong = [
         module
-        for module, names in IMPORTS.items()
+        for module, names in all_imports().items()
         if not module.startswith("runtime.cluster.")
         and any(not ours and name.split(".")[0] == "ray" for name, ours in names)
     ]
@@ -131,10 +137,10 @@ def test_only_the_cluster_imports_ray() -> None:
 
 
 def test_the_harness_stays_away_from_ray() -> None:
-    assert any(name.startswith("runtime.cluster") for name, _ in IMPORTS["testing.run"])
+    assert any(name.startswith("runtime.cluster") for name, _ in all_imports()["testing.run"])
     wrong = [
         f"{module} imports {name}"
-        for module, names in IMPORTS.items()
+        for module, names in all_imports().items()
         if module.startswith("testing.")
         for name, ours in names
         if ours and name.startswith(("runtime.cluster.ray_", "runtime.cluster.embedded"))
@@ -150,7 +156,7 @@ def room_of(module: str) -> str:
 
 def test_no_circle_among_rooms() -> None:
     reach: dict[str, set[str]] = {}
-    for module, names in IMPORTS.items():
+    for module, names in all_imports().items():
         targets = {room_of(name) for name, ours in names if ours} - {room_of(module)}
         reach.setdefault(room_of(module), set()).update(targets)
     for middle in reach:
