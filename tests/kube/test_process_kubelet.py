@@ -11,11 +11,13 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from headgate.tests.kube.pods import (
     RESTRICTED,
+    Object,
     config_map,
     container,
     pod,
@@ -219,6 +221,30 @@ def test_sigterm_gives_the_grace_period_and_then_all_processes_are_killed(
     cluster.apply(reads, namespace=namespace)
     cluster.wait(namespace, "jsonpath={.status.phase}=Succeeded", "pod/reads")
     assert cluster.kubectl("logs", "reads", "-n", namespace) == "asked to stop\n"
+
+
+def test_a_container_that_failed_has_its_own_last_words_or_its_log(
+    cluster: Cluster, namespace: str
+) -> None:
+    def failing(name: str, script: str, **more: Any) -> Object:
+        return pod(name, container("sh", "-c", f"{script}; exit 3", **more), restartPolicy="Never")
+
+    falls_back = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    says = "echo logged; echo why > /dev/termination-log"
+    cluster.apply(
+        failing("says", says, **falls_back),
+        failing("logs", "echo logged", **falls_back),
+        failing("silent", "echo logged"),
+        namespace=namespace,
+    )
+    messages = []
+    for name in ("says", "logs", "silent"):
+        cluster.wait(namespace, "jsonpath={.status.phase}=Failed", f"pod/{name}")
+        status = cluster.get("pod", name, "-n", namespace)["status"]["containerStatuses"][0]
+        assert status["state"]["terminated"]["exitCode"] == 3
+        messages.append(status["state"]["terminated"].get("message", ""))
+    assert messages == ["why\n", "logged\n", ""]
+    assert not Path("/dev/termination-log").exists()
 
 
 def test_an_image_that_is_not_there_and_a_pod_that_fits_nowhere_say_so(

@@ -22,6 +22,11 @@ MISSING_S = 0.2
 BACKOFF_S = (0.2, 5.0)
 """The first and the longest pause before a restart (a real kubelet: 10 s and 5 min)."""
 
+WORDS_MAX = 4096
+"""Characters of a termination message."""
+LOG_WORDS_MAX, LOG_LINES_MAX = 2048, 80
+"""Of a log that takes its place."""
+
 
 @dataclass
 class Machine:
@@ -76,6 +81,16 @@ class Container:
             "ready": self.ready,
             "started": self.started,
         }
+
+
+def _last_words(one: Object, box: sandbox.Sandbox, *, failed: bool) -> str:
+    """The termination message: the container's own, or the end of its log if that is the policy."""
+    said = box.last_words.read_text(errors="replace")[:WORDS_MAX]
+    falls_back = one.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+    if said or not failed or not falls_back:
+        return said
+    lines = box.log.read_text(errors="replace").splitlines(keepends=True)
+    return "".join(lines[-LOG_LINES_MAX:])[-LOG_WORDS_MAX:]
 
 
 def waiting(reason: str, message: str = "") -> Object:
@@ -231,8 +246,8 @@ class Pod:
         code = code if code >= 0 else 128 - code
         ended = {"exitCode": code, "startedAt": began, "finishedAt": now()}
         reason = "Completed" if code == 0 else "Error"
-        tail = box.log.read_text(errors="replace")[-2000:] if code else ""
-        container.state = {"terminated": {**ended, "reason": reason, "message": tail}}
+        said = _last_words(container.spec, box, failed=code != 0)
+        container.state = {"terminated": {**ended, "reason": reason, "message": said}}
         self._changes.set()
         return code
 
@@ -282,6 +297,7 @@ class Pod:
             group=context.get("runAsGroup", sandbox.USER),
             groups=(group,) if group is not None else (),
             read_only_root=context.get("readOnlyRootFilesystem", False),
+            last_words_path=one.get("terminationMessagePath", sandbox.LAST_WORDS),
         )
 
     def _hostname(self) -> str:

@@ -24,6 +24,8 @@ HOME = "/home/headgate"
 USER = 10001
 """The user of the image."""
 PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+LAST_WORDS = "/dev/termination-log"
+DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 POLL_S = 0.01
 
 
@@ -56,10 +58,16 @@ class Sandbox:
     group: int = USER
     groups: tuple[int, ...] = ()
     read_only_root: bool = False
+    last_words_path: str = LAST_WORDS
 
     @property
     def log(self) -> Path:
         return self.directory / "log"
+
+    @property
+    def last_words(self) -> Path:
+        """The file behind the container's termination message."""
+        return self.directory / "last-words"
 
 
 @dataclass
@@ -111,6 +119,8 @@ async def start(sandbox: Sandbox) -> Running:
     for name in ("upper", "work", "root", "tmp", "run"):
         (sandbox.directory / name).mkdir(parents=True)
     (sandbox.directory / "tmp").chmod(0o1777)
+    sandbox.last_words.touch()
+    sandbox.last_words.chmod(0o666)
     script = sandbox.directory / "start.sh"
     script.write_text(_script(sandbox))
     number = sandbox.directory / "pid"
@@ -150,8 +160,7 @@ def _script(sandbox: Sandbox) -> str:
         f"mount -t overlay overlay -o lowerdir=/,upperdir={inner}/upper,workdir={inner}/work {root}",
         f"mount -t proc proc {root}/proc",
         f"mount --rbind /sys {root}/sys",
-        f"mount --rbind /dev {root}/dev",
-        f"mount -t tmpfs -o size=64m,mode=1777 tmpfs {root}/dev/shm",
+        *_devices(root),
         f"mount --bind {inner}/tmp {root}/tmp",
         f"mount --bind {inner}/run {root}/run",
         *_installation(root),
@@ -162,6 +171,7 @@ def _script(sandbox: Sandbox) -> str:
             for mount in sorted(sandbox.mounts, key=lambda m: os.path.realpath(m.path))
             for line in _mount(root, mount)
         ),
+        *_mount(root, Mount(sandbox.last_words, sandbox.last_words_path, read_only=False)),
     ]
     if sandbox.read_only_root:
         lines += [f"mount -o remount,bind,ro {root}", f"mount -o remount,bind,ro {root}/run"]
@@ -170,6 +180,19 @@ def _script(sandbox: Sandbox) -> str:
     lines.append(f"mkdir {inner}/started")
     lines.append(shlex.join(["exec", "chroot", root, *_as_user(sandbox), *sandbox.command]))
     return "\n".join(lines) + "\n"
+
+
+def _devices(root: str) -> list[str]:
+    """A /dev of its own, as a container has it: in that of the machine nothing may be made."""
+    lines = [f"mount -t tmpfs -o size=64k,mode=755 tmpfs {root}/dev"]
+    for name in DEVICES:
+        lines += [f"touch {root}/dev/{name}", f"mount --bind /dev/{name} {root}/dev/{name}"]
+    lines += [
+        f"ln -s /proc/self/fd/{number} {root}/dev/{name}"
+        for number, name in enumerate(("stdin", "stdout", "stderr"))
+    ]
+    shm = f"mount -t tmpfs -o size=64m,mode=1777 tmpfs {root}/dev/shm"
+    return [*lines, f"ln -s /proc/self/fd {root}/dev/fd", f"mkdir {root}/dev/shm", shm]
 
 
 def _mount(root: str, mount: Mount) -> list[str]:
