@@ -90,12 +90,14 @@ class Observed:
         children: objects with the job's label, by kind and name.
         pods: all pods with the job's label.
         snapshots: StreamSnapshots of the job.
+        restored: the StreamSnapshot that `restore.snapshotRef` names, maybe of another job.
         job: the coordinator's answer; None if it gave none.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     pods: tuple[Object, ...] = ()
     snapshots: tuple[Object, ...] = ()
+    restored: Object | None = None
     job: JobReport | None = None
 
 

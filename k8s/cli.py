@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -18,8 +19,10 @@ from ..runtime.cli.console import report
 from .kubectl import verbs
 from .kubectl.options import extra_of
 from .objects import Settings
+from .pod_troubles import REFUSED
 
 _PODS: Final = "Processes of pods"
+TERMINATION_LOG: Final = Path("/dev/termination-log")
 app = typer.Typer(
     name="headgate k8s",
     no_args_is_help=True,
@@ -27,6 +30,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _failed(error: HeadgateError) -> typer.Exit:
+    """Write the error to the log, and to where Kubernetes has it for the status of the pod."""
+    typer.echo(f"error: {error}", err=True)
+    # Outside of a pod there is no such file, and none is made.
+    with contextlib.suppress(OSError), TERMINATION_LOG.open("r+", encoding="utf-8") as said:
+        said.truncate()
+        said.write(str(error))
+    return typer.Exit(REFUSED if isinstance(error, UsageError) else 1)
 
 
 @app.callback()
@@ -93,8 +106,7 @@ def operator(
             lease_name if leader_elect else "",
         ))  # fmt: skip
     except HeadgateError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        raise _failed(error) from None
     raise typer.Exit(code)
 
 
@@ -156,8 +168,7 @@ def head(
     try:
         code = asyncio.run(run(job, described(job, wanted), _pod_ip(), ray_address))
     except HeadgateError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        raise _failed(error) from None
     raise typer.Exit(code)
 
 
@@ -204,8 +215,7 @@ def fetch_code(
         options = state_place(_manifest(job), str(job), os.environ).options
         unpacked = asyncio.run(fetch(address, to, options))
     except HeadgateError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        raise _failed(error) from None
     typer.echo(f"unpacked {unpacked.files:,} files, {unpacked.size_bytes:,} bytes, from {address}")
 
 
@@ -229,8 +239,7 @@ def delete_state(
         place.check_mounted()
         deleted = asyncio.run(delete(place, uid))
     except HeadgateError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        raise _failed(error) from None
     typer.echo(f"job {place.job}: {deleted}")
 
 

@@ -128,6 +128,8 @@ def _message(context: Context, trouble: str) -> str:
         return _of_transition(context, transition)
     if run is not None and not run.ended and not context.healthy:
         return _of_start(context, run)
+    if run is not None and run.failure and not context.waits_for:
+        return run.failure
     return context.waits_for
 
 

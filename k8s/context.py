@@ -18,8 +18,8 @@ from .actions import (
     Observed,
     Requeue,
 )
-from .objects import REVISION, RUN, Deployment, Settings, manifest_name, selector
-from .pod_troubles import troubles
+from .objects import HEAD, REVISION, ROLE, RUN, Deployment, Settings, manifest_name, selector
+from .pod_troubles import refusal, troubles
 from .spec import Deletion, Job, Kubernetes, milliseconds, parse_deletion
 from .status import (
     Outcome,
@@ -129,6 +129,16 @@ class Context:
     def over(self) -> bool:
         """The job of the run has ended, well or not."""
         return self.report is not None and self.report.state in ENDED
+
+    @property
+    def refusal(self) -> str:
+        """Why the run can never begin, in the words of its head; empty if it did not say so."""
+        run = self.status.run
+        if run is None or run.ran or self.report is not None:
+            return ""
+        pods = (each for each in self.observed.pods if self.is_of(each, run))
+        heads = (each for each in pods if each["metadata"]["labels"].get(ROLE) == HEAD)
+        return next(filter(None, map(refusal, heads)), "")
 
     def run_id(self, run: Run) -> str:
         return f"{self.uid}-{run.number}"

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from .spec import CONTAINER
+
 _WAITING: Final = frozenset(("PodInitializing", "ContainerCreating"))
 """Reasons of a container that only needs more time."""
+REFUSED: Final = 2
+"""The exit code of a command whose arguments or manifest are wrong."""
 
 
 def troubles(pods: Iterable[Mapping[str, Any]]) -> str:
@@ -33,6 +37,21 @@ def trouble(pod: Mapping[str, Any]) -> str:
             return _words(condition.get("reason", "Unschedulable"), condition.get("message", ""))
     if status.get("phase") == "Failed":
         return _words(status.get("reason", "Failed"), status.get("message", ""))
+    return ""
+
+
+def refusal(pod: Mapping[str, Any]) -> str:
+    """What our container in the pod said when it ended with the exit code `REFUSED`; empty if it did not.
+
+    It would end in the same way again. The user's containers may mean something else by that code.
+    """
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    for container in (each for each in statuses if each.get("name") == CONTAINER):
+        for state in ("state", "lastState"):
+            ended = container.get(state, {}).get("terminated", {})
+            if ended.get("exitCode") == REFUSED:
+                said = str(ended.get("message", "")).strip()
+                return said or f"the head ended with exit code {REFUSED}, its log says why"
     return ""
 
 

@@ -335,6 +335,7 @@ def _container(command: list[str], image: str, pull_policy: str) -> dict[str, An
         "name": CONTAINER,
         "image": image,
         "command": command,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -295,6 +295,8 @@ def _decide_change(context: Context, run: Run) -> None:
             context.begin("Upgrade", f"from revision {run.revision} to {target.revision}")
     elif context.over and report is not None:
         _decide_end(context, run, report.state, report.failure)
+    elif context.refusal:
+        _decide_refused(context, run, f"the job cannot begin: {context.refusal}")
     elif context.healthy:
         _decide_rescale(context, run)
 
@@ -332,6 +334,13 @@ def _decide_end(context: Context, run: Run, state: str, failure: str) -> None:
         context.begin("End", f"the job was stopped from outside: {state}", outcome="Stopped")
     elif not roll_back(context, run, f"the job failed: {failure}"):
         _decide_restart(context, run, failure)
+
+
+def _decide_refused(context: Context, run: Run, reason: str) -> None:
+    """The run would end in the same way each time its head is started: it is not tried again."""
+    if not roll_back(context, run, reason):
+        context.event("JobFailed", reason, "Warning")
+        context.begin("End", reason, outcome="Failed")
 
 
 def _decide_restart(context: Context, run: Run, failure: str) -> None:

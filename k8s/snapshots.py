@@ -52,11 +52,13 @@ class SnapshotView:
         job: the StreamJob; None if there is none of this name.
         report: its coordinator's answer; None if it gave none.
         cleaning: the Kubernetes Job that deletes the files; None if there is none.
+        jobs: all StreamJobs of the namespace: any of them may begin with the snapshot.
     """
 
     job: Object | None = None
     report: JobReport | None = None
     cleaning: Object | None = None
+    jobs: tuple[Object, ...] = ()
 
 
 @final
@@ -221,8 +223,8 @@ class _Work:
         if status.runtime is None:
             self._event("NotDeleted", f"no image is known to delete {status.path} with", "Warning")
             self.actions.append(RemoveFinalizer(FINALIZER))
-        elif self._is_used():
-            self._wait(f"the job {spec.job_ref.name} may still begin with {status.path}", POLL_MS)
+        elif user := self._user():
+            self._wait(f"the job {user} may still begin with {status.path}", POLL_MS)
         elif cleaning is None or not owned_by(cleaning, str(self._metadata["uid"])):
             self.actions.append(Create(self._cleaning(spec.job_ref.name, status.path)))
             self._wait(f"{status.path} is to be deleted")
@@ -241,16 +243,17 @@ class _Work:
             self._wait(f"{status.path} is being deleted")
         self._conditions()
 
-    def _is_used(self) -> bool:
-        """The job may need the savepoint to begin its run."""
-        job = self.view.job
-        if job is None:
-            return False
+    def _user(self) -> str:
+        """The name of a job that may need the savepoint to begin its run; empty if there is none."""
+        users = (each["metadata"]["name"] for each in self.view.jobs if self._is_used_by(each))
+        return str(next(users, ""))
+
+    def _is_used_by(self, job: Object) -> bool:
         status = msgspec.convert(job.get("status", {}), StreamJobStatus)
         restore = job["spec"].get("kubernetes", {}).get("restore", {})
         if restore and restore.get("nonce", 0) != status.restore_nonce:
-            asked = (restore.get("path"), restore.get("snapshotRef", {}).get("name"))
-            if self.status.path in asked or self._metadata["name"] in asked:
+            named = restored_snapshot(job) == self._metadata["name"]
+            if named or restore.get("path") == self.status.path:
                 return True
         return self.status.path in paths_in_use(status)
 
@@ -306,6 +309,17 @@ def is_at_rest(resource: Object) -> bool:
     """True if nothing about the job can change what is done about this StreamSnapshot."""
     ended = resource.get("status", {}).get("phase") in _ENDED
     return ended and "deletionTimestamp" not in resource["metadata"]
+
+
+def restored_snapshot(job: Object) -> str:
+    """The name of the StreamSnapshot that a StreamJob is to be restored from; empty if there is none.
+
+    The spec may be wrong, and is read as far as it can be.
+    """
+    found: Any = job["spec"]
+    for name in ("kubernetes", "restore", "snapshotRef", "name"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def cleaning_name(snapshot: str) -> str:

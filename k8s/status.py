@@ -75,6 +75,7 @@ class Run(Status):
     ended: Annotated[
         Outcome, Meta(description="why there is no such run any more; Stopped: from outside")
     ] = ""
+    failure: Annotated[str, Meta(description="why it failed, if it has ended so")] = ""
     left: Annotated[str, Meta(description="path of the savepoint that it was stopped with")] = ""
     generation: Annotated[int, Meta(description="of the spec that it belongs to")] = 0
     reason: Annotated[str, Meta(description="why it was started")] = ""

@@ -167,6 +167,7 @@ def _drained(context: Context, transition: Transition) -> None:
             assert run is not None
             run.ended = "Suspended" if transition.verb == "Suspend" else transition.outcome
             run.left = transition.savepoint
+            run.failure = transition.message if run.ended == "Failed" else ""
             status.transition = None
             context.event(run.ended, transition.message or f"the job is {run.ended}")
         case "Restart":
@@ -238,13 +239,13 @@ def restore_path(context: Context) -> tuple[str, str]:
         return restore.path, ""
     assert isinstance(restore.snapshot_ref, Ref)
     name = restore.snapshot_ref.name
-    for snapshot in context.observed.snapshots:
-        if snapshot["metadata"]["name"] == name:
-            status = snapshot.get("status", {})
-            if status.get("phase") == "Completed":
-                return str(status["path"]), ""
-            return "", f"the StreamSnapshot {name} is {status.get('phase', 'Pending')}"
-    return "", f"there is no StreamSnapshot {name} of this job"
+    snapshot = context.observed.restored
+    if snapshot is None or snapshot["metadata"]["name"] != name:
+        return "", f"there is no StreamSnapshot {name}"
+    status = snapshot.get("status", {})
+    if status.get("phase") == "Completed":
+        return str(status["path"]), ""
+    return "", f"the StreamSnapshot {name} is {status.get('phase', 'Pending')}"
 
 
 def _clean(context: Context) -> bool:

@@ -16,7 +16,13 @@ from ...operators.clock import Clock
 from ..actions import Action, Coordinators, JobReport, Object, Observed
 from ..objects import JOB, Settings, token_name
 from ..reconcile import reconcile
-from ..snapshots import SnapshotView, cleaning_name, is_at_rest, reconcile_snapshot
+from ..snapshots import (
+    SnapshotView,
+    cleaning_name,
+    is_at_rest,
+    reconcile_snapshot,
+    restored_snapshot,
+)
 from ..status import StreamJobStatus, StreamSnapshotStatus
 from .api import Api, ApiError
 from .endpoints import WatchHealth
@@ -132,7 +138,7 @@ class Controller:
         actions: tuple[Action, ...]
         if kind == STREAM_JOB.name:
             job_status = msgspec.convert(resource.get("status", {}), StreamJobStatus)
-            observed = await self._observe(namespace, name)
+            observed = await self._observe(resource)
             result = reconcile(resource, job_status, observed, now_ms, self._settings)
             actions = result.actions
             self._metrics.resources.deadline(namespace, name, result.deadline_ms)
@@ -143,7 +149,8 @@ class Controller:
             actions = decided.actions
         return await self._executor.execute(resource, actions)
 
-    async def _observe(self, namespace: str, name: str) -> Observed:
+    async def _observe(self, resource: Object) -> Observed:
+        namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
         children = {
             (kind.name, child["metadata"]["name"]): child
             for kind in CHILDREN
@@ -163,14 +170,17 @@ class Controller:
         report: JobReport | None = None
         if pods:
             report = await self._coordinators.report(namespace, name)
-        return Observed(children, pods, snapshots, report)
+        wanted = restored_snapshot(resource)
+        restored = self._get(STREAM_SNAPSHOT.name, namespace, wanted) if wanted else None
+        return Observed(children, pods, snapshots, restored, report)
 
     async def _view(self, snapshot: Object) -> SnapshotView:
         namespace, job = snapshot["metadata"]["namespace"], snapshot["spec"]["jobRef"]["name"]
         cleaning = self._get("Job", namespace, cleaning_name(snapshot["metadata"]["name"]))
         resource = self._get(STREAM_JOB.name, namespace, job)
         report = await self._coordinators.report(namespace, job) if resource is not None else None
-        return SnapshotView(resource, report, cleaning)
+        jobs = tuple(self._all(STREAM_JOB.name, namespace))
+        return SnapshotView(resource, report, cleaning, jobs)
 
     def _get(self, kind: str, namespace: str, name: str) -> Object | None:
         for informer in self._of(kind, namespace):
@@ -241,8 +251,12 @@ class Controller:
             yield STREAM_JOB.name, namespace, made["spec"]["jobRef"]["name"]
         if kind == STREAM_JOB.name:
             for snapshot in self._all(STREAM_SNAPSHOT.name, namespace):
-                if snapshot["spec"]["jobRef"]["name"] == name and not is_at_rest(snapshot):
-                    yield STREAM_SNAPSHOT.name, namespace, snapshot["metadata"]["name"]
+                named = snapshot["metadata"]["name"]
+                used = snapshot["spec"]["jobRef"]["name"] == name or named == restored_snapshot(
+                    made
+                )
+                if used and not is_at_rest(snapshot):
+                    yield STREAM_SNAPSHOT.name, namespace, named
         for owner in metadata.get("ownerReferences", ()):
             if owner["kind"] == STREAM_SNAPSHOT.name:
                 yield owner["kind"], namespace, owner["name"]

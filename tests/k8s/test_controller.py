@@ -132,6 +132,24 @@ def test_a_stream_job_wakes_the_snapshots_that_wait_for_it(world: World) -> None
     assert world.found("StreamSnapshot", "monday")["status"]["message"] == "the job does not answer"
 
 
+def test_a_job_begins_with_the_snapshot_of_another_which_stays_until_then(world: World) -> None:
+    made = snapshot(jobRef={"name": "clicks"}, deletionPolicy="Delete")
+    status = {"phase": "Completed", "path": "s3://b/sp", "runtime": {"image": "i"}}
+    world.api.put(made | {"status": status})
+    resource = copy.deepcopy(RESOURCE)
+    resource["spec"]["kubernetes"] = {"restore": {"snapshotRef": {"name": "monday"}, "nonce": 1}}
+    world.api.put(resource)
+    world.run(1)
+    run = world.found("StreamJob", "flights")["status"]["run"]
+    assert run["start"] == {"kind": "Path", "path": "s3://b/sp"}
+    leaving = world.found("StreamSnapshot", "monday")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.api.put(leaving)
+    world.run(1)
+    said = world.found("StreamSnapshot", "monday")["status"]["message"]
+    assert said == "the job flights may still begin with s3://b/sp"
+
+
 def test_what_the_operator_writes_itself_wakes_them_too(world: World) -> None:
     """A savepoint is deleted as soon as the run that began with it has a checkpoint of its own."""
     started(world)

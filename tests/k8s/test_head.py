@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from headgate.k8s import ports
+from headgate.k8s import cli, ports
 from headgate.k8s.head import HeadRun, Logged, beginning, settings, start_ray
 from headgate.runtime.options import Options
 
@@ -55,3 +57,20 @@ def test_what_a_run_begins_with() -> None:
 )
 def test_only_runs_of_the_same_stream_job_are_taken_over(logged: str, taken_over: bool) -> None:
     assert beginning(RUN, Logged(logged))["take_over"] is taken_over
+
+
+@pytest.mark.parametrize("in_a_pod", [True, False])
+def test_the_error_of_a_head_that_cannot_begin_is_its_termination_message(
+    in_a_pod: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, job = tmp_path / "termination-log", tmp_path / "job.yaml"
+    if in_a_pod:
+        said.write_text("something longer of the run before" * 20)
+    monkeypatch.setattr(cli, "TERMINATION_LOG", said)
+    monkeypatch.setenv("HEADGATE_POD_IP", "10.1.2.3")
+    job.write_text("[]")
+    command = ["head", "--job", str(job), "--run-id", "u-1", "--parallelism", "1"]
+    assert CliRunner().invoke(cli.app, command).exit_code == 2
+    assert said.exists() == in_a_pod
+    if in_a_pod:
+        assert said.read_text() == f"not a StreamJob path=`{job}`"

@@ -258,6 +258,32 @@ def test_without_rollback_a_bad_image_stalls_with_the_words_of_the_pod() -> None
     assert "pod flights-head-0: ImagePullBackOff: no such image" in message
 
 
+def test_a_revision_whose_head_can_never_begin_is_rolled_back_at_once_with_its_words() -> None:
+    world = World().stable()
+    first = world.status["run"]["revision"]
+    world.change({"image": "bad-manifest"})
+    world.phase("Upgrading").until(lambda: world.status["run"]["number"] == 2)
+    world.until(lambda: "rejected" in world.status, steps_max=30).running()
+    assert world.status["run"]["revision"] == first
+    assert world.condition("Degraded")["reason"] == "RolledBack"
+    reason = "the job cannot begin: the variable FARE is not set"
+    assert world.condition("Degraded")["message"] == reason
+
+
+@pytest.mark.parametrize("strategy", ["Never", "ExponentialDelay"])
+def test_a_job_whose_head_can_never_begin_fails_at_once_with_its_words(strategy: str) -> None:
+    world = World(image="bad-manifest", restartPolicy={"strategy": strategy})
+    world.until(lambda: "ended" in world.status.get("run", {}), steps_max=60)
+    assert not world.cluster.pods()
+    for _ in range(20):
+        world.step()
+    assert world.status["run"]["number"] == 1
+    assert world.status["message"] == "the job cannot begin: the variable FARE is not set"
+    assert world.condition("Degraded")["message"] == world.status["message"]
+    world.change({"image": "good-1"})
+    world.running()
+
+
 def test_a_suspended_job_has_no_pods_and_resumes_where_it_was() -> None:
     world = World().stable()
     world.process().position = 700
@@ -376,8 +402,16 @@ def test_a_restore_waits_for_its_snapshot() -> None:
     world = World(restore={"snapshotRef": {"name": "monday"}})
     world.step()
     world.step()
-    assert world.status["message"] == "there is no StreamSnapshot monday of this job"
+    assert world.status["message"] == "there is no StreamSnapshot monday"
     assert "run" not in world.status
+    world.cluster.storage.savepoints["s3://b/old"] = 1
+    world.cluster.allowed.add("s3://b/old")
+    made = {"kind": "StreamSnapshot", "metadata": {"name": "monday", "uid": "s", "finalizers": []}}
+    # It is one of another job.
+    spec, status = {"jobRef": {"name": "clicks"}}, {"phase": "Completed", "path": "s3://b/old"}
+    world.cluster.put({**made, "spec": spec, "status": status})
+    world.running()
+    assert world.status["run"]["start"] == {"kind": "Path", "path": "s3://b/old"}
 
 
 def test_a_paused_job_is_left_alone() -> None:
@@ -439,7 +473,8 @@ def test_a_finished_job_ends_without_pods() -> None:
 def test_a_failed_job_stays_failed_unless_the_policy_restarts_it() -> None:
     world = World().stable()
     world.process().end("FAILED", world.cluster.now_ms)
-    world.phase("Failed")
+    world.phase("Failed").until(lambda: "transition" not in world.status)
+    assert world.status["message"] == "the job failed"
     world = World(restartPolicy={"strategy": "ExponentialDelay", "maxAttempts": 2}).stable()
     for attempt in (1, 2):
         world.process().end("FAILED", world.cluster.now_ms)

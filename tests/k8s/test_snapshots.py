@@ -9,7 +9,7 @@ import pytest
 
 from headgate.k8s import actions as act
 from headgate.k8s.objects import Settings
-from headgate.k8s.pod_troubles import trouble, troubles
+from headgate.k8s.pod_troubles import refusal, trouble, troubles
 from headgate.k8s.snapshots import SnapshotView, reconcile_snapshot
 from headgate.k8s.status import Runtime, StreamSnapshotStatus, rfc3339
 from headgate.tests.k8s.conftest import RESOURCE
@@ -41,7 +41,8 @@ def view(state: str = "RUNNING", **operations: act.Operation) -> SnapshotView:
     resource = copy.deepcopy(RESOURCE)
     resource["spec"]["kubernetes"] = {"image": "flights:7", "serviceAccountName": "sa"}
     named = {name.replace("_", "-"): each for name, each in operations.items()}
-    return SnapshotView(resource, act.JobReport("u-1-1", state, 3, operations=named))
+    report = act.JobReport("u-1-1", state, 3, operations=named)
+    return SnapshotView(resource, report, jobs=(resource,))
 
 
 def decided(
@@ -166,6 +167,20 @@ def test_a_savepoint_a_run_may_begin_with_is_kept() -> None:
     assert [type(each) for each in actions] == [act.Create]
 
 
+def test_a_savepoint_another_job_is_to_begin_with_is_kept() -> None:
+    other = copy.deepcopy(RESOURCE)
+    other["metadata"]["name"] = "clone"
+    other["spec"]["kubernetes"] = {"restore": {"snapshotRef": {"name": "monday"}, "nonce": 1}}
+    seen = SnapshotView(jobs=(other,))
+    resource = snapshot(deleted=True, deletionPolicy="Delete")
+    actions, status = decided(resource, DONE, seen)
+    assert actions == []
+    assert status.message == "the job clone may still begin with s3://b/sp"
+    other["status"] = {"restoreNonce": 1}
+    actions, _ = decided(resource, DONE, seen)
+    assert [type(each) for each in actions] == [act.Create]
+
+
 def test_an_old_one_is_deleted() -> None:
     resource = snapshot(ttlAfterFinished="1h")
     assert decided(resource, DONE, SnapshotView(), NOW_MS + 3_599_000)[0] == []
@@ -202,3 +217,17 @@ def test_pods_say_themselves_what_is_wrong() -> None:
     )
     assert troubles([pod, crashed]).startswith("pod p: Unschedulable")
     assert troubles([{"metadata": {"name": "p"}}]) == ""
+
+
+@pytest.mark.parametrize("state", ["state", "lastState"])
+def test_only_exit_code_2_of_our_own_container_is_a_refusal(state: str) -> None:
+    def ended(name: str, code: int, **said: str) -> dict[str, Any]:
+        return {"name": name, state: {"terminated": {"exitCode": code, **said}}}
+
+    def pod(*containers: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": "p"}, "status": {"containerStatuses": containers}}
+
+    others = (ended("sidecar", 2, message="usage"), ended("headgate", 1, message="no answer"))
+    assert refusal(pod(*others)) == ""
+    assert refusal(pod(ended("headgate", 2, message="no FARE\n"))) == "no FARE"
+    assert "its log says why" in refusal(pod(ended("headgate", 2)))

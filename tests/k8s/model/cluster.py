@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from headgate.k8s.actions import Observed
 from headgate.k8s.objects import JOB, ROLE, RUN
+from headgate.k8s.snapshots import restored_snapshot
 
 from .job import Broken, Process, Storage
 
@@ -157,6 +158,8 @@ class Cluster:
                         "phase": "Pending",
                         "containerStatuses": [{"state": {"waiting": waiting}}],
                     }
+                elif image == "bad-manifest" and pod["metadata"]["labels"][ROLE] == "head":
+                    status = _refused()
                 else:
                     ready = [{"type": "Ready", "status": "True"}]
                     status = {"phase": "Running", "conditions": ready}
@@ -246,7 +249,10 @@ class Cluster:
             and JOB in each["metadata"]["labels"]
         }
         snapshots = [each for (kind, _), each in self.objects.items() if kind == "StreamSnapshot"]
-        return Observed(children, tuple(self.pods()), tuple(snapshots))
+        job = self.get("StreamJob", "flights")
+        wanted = restored_snapshot(job) if job is not None else ""
+        restored = self.get("StreamSnapshot", wanted)
+        return Observed(children, tuple(self.pods()), tuple(snapshots), restored)
 
     def coordinator(self) -> Process | None:
         """Who answers at the Service of the head."""
@@ -255,6 +261,17 @@ class Cluster:
             if process is not None:
                 return process
         return None
+
+
+def _refused() -> dict[str, Any]:
+    """The status of a head that ends with exit code 2, again and again."""
+    ended = {"exitCode": 2, "reason": "Error", "message": "the variable FARE is not set"}
+    container = {
+        "name": "headgate",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended},
+    }
+    return {"phase": "Pending", "containerStatuses": [container]}
 
 
 def _slots(pod: dict[str, Any]) -> int:

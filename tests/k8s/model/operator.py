@@ -60,7 +60,7 @@ class Operator:
         coordinator = self.cluster.coordinator()
         answers = coordinator is not None and draw() >= self.faults
         job = coordinator.report() if coordinator is not None and answers else None
-        self.view = act.Observed(children, pods, snapshots, job)
+        self.view = act.Observed(children, pods, snapshots, now.restored, job)
 
     def step(self) -> None:
         """Reconcile everything once."""
@@ -78,7 +78,7 @@ class Operator:
             result = reconcile(resource, status, self.view, now_ms, Settings())
         else:
             cleaning = self.view.children.get(("Job", cleaning_name(resource["metadata"]["name"])))
-            view = SnapshotView(self.resources.get(JOB_KEY), self.view.job, cleaning)
+            view = _view(self.resources.get(JOB_KEY), self.view.job, cleaning)
             result = reconcile_snapshot(resource, status, view, now_ms, Settings())
         if msgspec.to_builtins(status) != before:
             raise Broken("reconcile has changed the status that it was given")
@@ -219,6 +219,10 @@ class Operator:
             cluster.tell(f"{verb} of {run_id}, trigger {trigger}")
         ends_ms = cluster.now_ms + cluster.random.randrange(1_000, 20_000)
         process.call(trigger, verb, copy.deepcopy(arguments), ends_ms)
+
+
+def _view(job: act.Object | None, report: act.JobReport | None, cleaning: Any) -> SnapshotView:
+    return SnapshotView(job, report, cleaning, () if job is None else (job,))
 
 
 def _check_runs(before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:

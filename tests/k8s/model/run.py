@@ -26,7 +26,7 @@ from .operator import JOB_KEY, Operator
 
 STEPS = 160
 QUIET_STEPS_MAX = 1500
-IMAGES = ("good-1", "good-2", "good-3", "bad-pull", "bad-crash")
+IMAGES = ("good-1", "good-2", "good-3", "bad-pull", "bad-crash", "bad-manifest")
 TIMES = {"stabilizationPeriod": "1m", "progressDeadline": "4m"}
 
 
@@ -254,6 +254,8 @@ class Model:
         parsed = parse_job(job)
         assert isinstance(parsed, Job)
         back = status.get("rejected", {}).get("revision") == parsed.revision
+        if job["spec"]["kubernetes"]["image"] == "bad-manifest" and not back:
+            return "a run that can never begin is not given up"
         if job["spec"]["kubernetes"]["image"].startswith("bad") and not back:
             return "" if conditions.get("Stalled") == "True" else "bad, and nobody says so"
         if process is not None and process.state == MISSING and conditions["Stalled"] == "True":
