@@ -18,6 +18,7 @@ from ...operators.durations import parse_duration
 from ...operators.manifest.model import API_VERSION, KIND
 from ...runtime.cli.checkpoints import print_history, print_one
 from ...runtime.cli.console import CANCELLED, print_table, say
+from ...runtime.cli.history import print_failures
 from ..ports import REST
 from . import views
 from .options import (
@@ -141,6 +142,31 @@ def checkpoints(
         print_history(found)
     else:
         typer.echo(f"job {name}: no checkpoint yet")
+
+
+def history(
+    name: JobName,
+    details: Annotated[
+        bool, typer.Option("--details", help="With the tracebacks of user functions.")
+    ] = False,
+    output: OutputFormat = Output.TABLE,
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Show why a job failed since its coordinator began, what followed, and calls that do not return."""
+    with extra_of("`headgate k8s history`"):
+        from .forward import coordinator
+
+    async def ask(cluster: JobCluster) -> msgspec.Struct:
+        async with coordinator(cluster, name) as client:
+            return await client.exceptions()
+
+    answer = _run(ask, _access(namespace, context, kubeconfig))
+    if output is Output.TABLE:
+        print_failures(name, msgspec.to_builtins(answer), details=details)
+    else:
+        _print_data(answer, output)
 
 
 def savepoint(
@@ -336,7 +362,9 @@ def port_forward(
 
 def add_to(app: typer.Typer) -> None:
     """Make these the commands of `app`."""
-    for verb in (status, logs, checkpoints, savepoint, snapshots, explain, suspend, resume, scale):
+    for verb in (
+        status, logs, checkpoints, history, savepoint, snapshots, explain, suspend, resume, scale
+    ):  # fmt: skip
         app.command(verb.__name__, rich_help_panel=_PANEL)(verb)
     app.command("stop", rich_help_panel=_PANEL, help="The same as suspend.")(suspend)
     app.command("port-forward", rich_help_panel=_PANEL)(port_forward)

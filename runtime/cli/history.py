@@ -44,16 +44,21 @@ def history(
             print_runs(runs, details=details)
         return
     status = _status(job, place)
-    failures = status.get("exceptions", [])
     if as_json:
-        typer.echo(json.dumps(failures, indent=2))
-    elif not failures:
-        typer.echo(f"job {job}: no failure since its coordinator began")
+        typer.echo(json.dumps(status.get("exceptions", []), indent=2))
     else:
-        for failure in failures:
-            for line in _lines(failure, details=details):
-                typer.echo(line)
-    for step in [] if as_json else status.get("busy_steps", []):
+        print_failures(job, status, details=details)
+
+
+def print_failures(job: str, status: dict[str, Any], *, details: bool) -> None:
+    """The failures of a job that runs, and the calls of it that do not return."""
+    failures = status.get("exceptions", [])
+    if not failures:
+        typer.echo(f"job {job}: no failure since its coordinator began")
+    for failure in failures:
+        for line in _lines(failure, details=details):
+            typer.echo(line)
+    for step in status.get("busy_steps", []):
         operator = f" of `{step['operator']}`" if step["operator"] else ""
         typer.echo(
             f"now: {step['task']} on {step['worker']} has been in one call{operator} "

@@ -45,7 +45,7 @@ job.checkpoint(every="200ms", storage="/tmp/checkpoints")
 numbers = job.read(generator({{"n": "sequence"}}, rate=100), name="numbers")
 numbers.write(blackhole(), name="out")
 print("here is the head")
-job.run(take_over=True)
+job.run()
 """
 
 
@@ -79,7 +79,7 @@ class Plugin:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
             check=False,
         )
 
@@ -310,6 +310,7 @@ def test_the_rest_api_and_the_logs_of_a_head(
     number = complete[0]
     assert "COMPLETED" in plugin.says("checkpoints", "clicks")
     assert f"{number}: COMPLETED" in plugin.says("checkpoints", "clicks", str(number))
+    assert "no failure since its coordinator began" in plugin.says("history", "clicks")
     assert "is not remembered" in plugin.refuses("checkpoints", "clicks", "999999")
 
     forwarding = plugin.start("port-forward", "clicks", "0")
