@@ -8,10 +8,26 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import OptionError
+from ..operators.durations import parse_duration
 
 S3_ENDPOINT: Final = "s3.endpoint"
 S3_REGION: Final = "s3.region"
 S3_PATH_STYLE: Final = "s3.path-style-access"
+S3_CONNECTIONS: Final = "s3.connection.maximum"
+S3_CONNECT_TIMEOUT: Final = "s3.connection.establish.timeout"
+S3_TIMEOUT: Final = "s3.connection.timeout"
+S3_OPTIONS: Final = (
+    S3_ENDPOINT,
+    S3_REGION,
+    S3_PATH_STYLE,
+    S3_CONNECTIONS,
+    S3_CONNECT_TIMEOUT,
+    S3_TIMEOUT,
+)
+"""All that says how S3 is reached; `runtime/options.py` explains them."""
+CONNECTIONS_MAX: Final = 32
+CONNECT_TIMEOUT_MS: Final = 10_000
+TIMEOUT_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +38,18 @@ class S3Service:
     region: str
     path_style: bool
     """The bucket goes into the path instead of the host name."""
+    connections_max: int = CONNECTIONS_MAX
+    """How many connections one client keeps open."""
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS
+    timeout_ms: int = TIMEOUT_MS
+    """How long an open connection may be silent while an answer is due."""
 
 
 def s3_service(options: Mapping[str, str]) -> S3Service:
     """The service that the options and the environment name.
 
     Raises:
-        OptionError: `s3.path-style-access` is neither true nor false.
+        OptionError: the value of an option is wrong.
     """
     environment = os.environ
     endpoint = (
@@ -49,7 +70,31 @@ def s3_service(options: Mapping[str, str]) -> S3Service:
         raise OptionError(
             f"not a boolean key=`{S3_PATH_STYLE}` value=`{path_style}`", fix="write true or false"
         )
-    return S3Service(endpoint, region, path_style == "true")
+    return S3Service(
+        endpoint,
+        region,
+        path_style == "true",
+        _connections(options.get(S3_CONNECTIONS, str(CONNECTIONS_MAX))),
+        _milliseconds(options, S3_CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS),
+        _milliseconds(options, S3_TIMEOUT, TIMEOUT_MS),
+    )
+
+
+def _connections(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise OptionError(
+        f"not a number of connections key=`{S3_CONNECTIONS}` value=`{text}`", fix="write 1 or more"
+    )
+
+
+def _milliseconds(options: Mapping[str, str], key: str, default: int) -> int:
+    if key not in options:
+        return default
+    milliseconds = parse_duration(options[key], key)
+    if not milliseconds:
+        raise OptionError(f"a time-out must not be 0 key=`{key}`", fix="write a time such as 10 s")
+    return milliseconds
 
 
 def compatibility(service: S3Service) -> dict[str, Any]:

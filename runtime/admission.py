@@ -16,6 +16,7 @@ from .listener_options import (
     CONNECTIONS_MAX,
     FRAME_SIZE_MAX,
     HANDSHAKE_TIMEOUT,
+    MESSAGE_SIZE_MAX,
     UNAUTHENTICATED_MAX,
 )
 from .options import Options
@@ -33,6 +34,7 @@ class ListenerLimits:
     unauthenticated_max: int = UNAUTHENTICATED_MAX.default
     connections_max: int = CONNECTIONS_MAX.default
     frame_size_max_bytes: int = FRAME_SIZE_MAX.default
+    message_size_max_bytes: int = MESSAGE_SIZE_MAX.default
 
     @classmethod
     def of(cls, options: Options) -> ListenerLimits:
@@ -42,6 +44,7 @@ class ListenerLimits:
             unauthenticated_max=options.get(UNAUTHENTICATED_MAX),
             connections_max=options.get(CONNECTIONS_MAX),
             frame_size_max_bytes=options.get(FRAME_SIZE_MAX),
+            message_size_max_bytes=options.get(MESSAGE_SIZE_MAX),
         )
 
     @property

@@ -39,6 +39,14 @@ FRAME_SIZE_MAX = Option[int](
     "Largest frame that travels between workers. Larger batches are cut; a single record above this fails "
     "the job as `data`. Raise it only if the memory of the workers holds several such records.",
 )
+MESSAGE_SIZE_MAX = Option[int](
+    "headgate.control.message-size-max",
+    Size(at_least=1 << 20, at_most=(4 << 30) - 1),
+    1 << 30,
+    "bytes",
+    "Largest message on the control port and at workers, such as a job with its code, or the state that "
+    "a checkpoint keeps in the log. A connection that brings a larger one is closed.",
+)
 CONTROL_TOKEN_FILE = Option[str | None](
     "headgate.control.token-file",
     Text(),

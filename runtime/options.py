@@ -228,6 +228,28 @@ CODE_SIZE = Option[int](
     "Largest size of the files in the zip file of `kubernetes.code.archive`, and of that file itself. They "
     "are unpacked into a volume of 4 GB.",
 )
+S3_CONNECTIONS_MAX = Option[int](
+    "s3.connection.maximum",
+    Integer(at_least=1, at_most=10_000),
+    32,
+    "connections",
+    "How many connections to S3 each client keeps open. A process has one client for checkpoints, and one "
+    "for the files that sinks write. The reader of files has a pool of its own.",
+)
+S3_CONNECT_TIMEOUT = Option[int](
+    "s3.connection.establish.timeout",
+    Duration(at_least_ms=1),
+    10_000,
+    "ms",
+    "How long a connection to S3 may take to be established. Then the request is tried again.",
+)
+S3_TIMEOUT = Option[int](
+    "s3.connection.timeout",
+    Duration(at_least_ms=1),
+    30_000,
+    "ms",
+    "How long S3 may be silent while its answer is due. Then the request is tried again.",
+)
 BUFFER_ROWS = Option[int](
     "headgate.buffer.rows",
     Integer(at_least=1, at_most=1_048_576),

@@ -22,15 +22,11 @@ from ...errors import OptionError, StorageError, UsageError
 from ...operators.addresses import check_address
 from ...operators.extras import check_extra
 from ...operators.origin import capture_origin
-from ..s3_config import S3_ENDPOINT, S3_PATH_STYLE, S3_REGION, S3Service, compatibility, s3_service
+from ..s3_config import S3_OPTIONS, S3Service, compatibility, s3_service
 
-_OPTIONS = (S3_ENDPOINT, S3_REGION, S3_PATH_STYLE)
 _REGION = "us-east-1"
 """Where nobody says one: services other than AWS want any, and AWS knows the bucket's."""
-_CONNECT_TIMEOUT_S = 10
-_REQUEST_TIMEOUT_S = 60
 _ATTEMPTS_MAX = 5
-_CONNECTIONS_MAX = 32
 REQUESTS_MAX = 8
 """So many files are looked at at the same time, to find out what there is to read."""
 
@@ -94,16 +90,16 @@ def parse_location(address: str) -> Location:
 def check_storage_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """A copy of `options`, all of whose keys are known."""
     for key in options or {}:
-        if key not in _OPTIONS:
+        if key not in S3_OPTIONS:
             raise OptionError(
-                f"unknown storage option key=`{key}`", fix=f"known: {', '.join(_OPTIONS)}"
+                f"unknown storage option key=`{key}`", fix=f"known: {', '.join(S3_OPTIONS)}"
             )
     return dict(options or {})
 
 
 def of_storage(options: Mapping[str, str]) -> dict[str, str]:
     """Those of a job's options that say how to reach a storage."""
-    return {key: options[key] for key in _OPTIONS if key in options}
+    return {key: options[key] for key in S3_OPTIONS if key in options}
 
 
 def filesystem(scheme: str, options: Mapping[str, str]) -> pafs.FileSystem:
@@ -117,8 +113,8 @@ def filesystem(scheme: str, options: Mapping[str, str]) -> pafs.FileSystem:
 def _s3_filesystem(service: S3Service) -> pafs.FileSystem:
     arguments: dict[str, Any] = {
         "region": service.region or _REGION,
-        "connect_timeout": _CONNECT_TIMEOUT_S,
-        "request_timeout": _REQUEST_TIMEOUT_S,
+        "connect_timeout": service.connect_timeout_ms / 1000,
+        "request_timeout": service.timeout_ms / 1000,
         "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS_MAX),
     }
     if service.endpoint:
@@ -139,9 +135,9 @@ def _s3_client(service: S3Service) -> Any:
     from botocore.config import Config
 
     config = Config(
-        connect_timeout=_CONNECT_TIMEOUT_S,
-        read_timeout=_REQUEST_TIMEOUT_S,
-        max_pool_connections=_CONNECTIONS_MAX,
+        connect_timeout=service.connect_timeout_ms / 1000,
+        read_timeout=service.timeout_ms / 1000,
+        max_pool_connections=service.connections_max,
         retries={"mode": "standard", "max_attempts": _ATTEMPTS_MAX},
         **compatibility(service),
     )

@@ -27,7 +27,7 @@ from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
-from ..control.link import Link, connect
+from ..control.link import MESSAGE_BYTES_MAX, Link, connect
 from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
@@ -127,6 +127,7 @@ class WorkerActor:
         """Connect to the coordinator and serve it. Never retried: the coordinator makes new ones."""
         setup.enter()
         self._hosted.grace_s = setup.grace_s
+        self._hosted.message_bytes_max = setup.limits.message_size_max_bytes
         if setup.console is not None:
             attach(setup.console)
         tune_process()
@@ -161,6 +162,8 @@ class HostedWorker:
         """This process was asked to end."""
         self.grace_s = 0.0
         """For so long it waits for its coordinator then."""
+        self.message_bytes_max = MESSAGE_BYTES_MAX
+        """Of messages of its coordinators."""
         self._worker: Worker | None = None
         self._token = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -186,13 +189,13 @@ class HostedWorker:
 
     async def _connect(self, worker: Worker, addresses: list[str]) -> None:
         pulse = Pulse(addresses, self._token, worker.worker_id, SystemClock())
-        worker.reconnect(await _connect(addresses), pulse)
+        worker.reconnect(await _connect(addresses, self.message_bytes_max), pulse)
 
 
-async def _connect(addresses: list[str]) -> Link:
+async def _connect(addresses: list[str], message_bytes_max: int) -> Link:
     for address in addresses:
         try:
-            return await connect(address)
+            return await connect(address, message_bytes_max)
         except OSError as error:
             _log.info("no coordinator address=`%s`: %s", address, error)
     raise JobError(f"no coordinator at {', '.join(addresses)}")
@@ -212,7 +215,7 @@ async def _run_worker(
     endpoint = open_endpoint(metrics, port, setup.metrics_host, setup.limits, setup.own_host())
     listening = await hub.start(directory, setup.own_host())
     # Last of all, because the coordinator does not wait long for the first message of a connection.
-    link = await _connect(addresses)
+    link = await _connect(addresses, setup.limits.message_size_max_bytes)
     clock = SystemClock()
     worker = Worker(
         worker_id,

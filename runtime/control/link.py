@@ -13,12 +13,13 @@ from typing import Protocol
 
 import msgspec
 
+from ..listener_options import MESSAGE_SIZE_MAX
 from .messages import Messages, decode, encode
 
-MESSAGE_BYTES_MAX = 1 << 30
-"""A larger control message is refused."""
+MESSAGE_BYTES_MAX = MESSAGE_SIZE_MAX.default
+"""A larger message is refused by those who know no options, such as clients."""
 UNSENT_BYTES_MAX = 256 << 20
-"""A peer that lets this much pile up is taken for dead."""
+"""A peer in front of which this much waits when another message comes is taken for dead."""
 CONNECT_S = 10.0
 """An address that does not answer by then is none."""
 _LENGTH = struct.Struct("<I")
@@ -99,9 +100,9 @@ class StreamLink:
         self._writer = writer
         self._message_bytes_max = message_bytes_max
 
-    def trust(self) -> None:
-        """The peer has shown the token: from now on it may send messages of any size."""
-        self._message_bytes_max = MESSAGE_BYTES_MAX
+    def trust(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        """The peer has shown the token: from now on it may send messages up to that size."""
+        self._message_bytes_max = message_bytes_max
 
     def abort(self) -> None:
         """Close at once, whatever has not been sent yet."""
@@ -110,10 +111,11 @@ class StreamLink:
     def send(self, message: Messages) -> None:
         if self._writer.is_closing():
             return
-        data = encode(message)
-        self._writer.writelines([_LENGTH.pack(len(data)), data])
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._writer.transport.abort()
+            return
+        data = encode(message)
+        self._writer.writelines([_LENGTH.pack(len(data)), data])
 
     async def receive(self) -> Messages | None:
         try:
@@ -139,8 +141,8 @@ def is_local(address: str) -> bool:
     return address.startswith(("unix:", "tcp:127.", "tcp:localhost:", "tcp:::1:", "tcp:[::1]:"))
 
 
-async def connect(address: str) -> StreamLink:
-    """Open a link to `unix:<path>` or `tcp:<host>:<port>`.
+async def connect(address: str, message_bytes_max: int = MESSAGE_BYTES_MAX) -> StreamLink:
+    """Open a link to `unix:<path>` or `tcp:<host>:<port>`; the peer's messages have a largest size.
 
     Raises:
         OSError: nobody listens there, or answers in time.
@@ -148,6 +150,8 @@ async def connect(address: str) -> StreamLink:
     kind, _, rest = address.partition(":")
     async with asyncio.timeout(CONNECT_S):
         if kind == "unix":
-            return StreamLink(*await asyncio.open_unix_connection(rest))
+            reader, writer = await asyncio.open_unix_connection(rest)
+            return StreamLink(reader, writer, message_bytes_max)
         host, _, port = rest.rpartition(":")
-        return StreamLink(*await asyncio.open_connection(host, int(port)))
+        reader, writer = await asyncio.open_connection(host, int(port))
+        return StreamLink(reader, writer, message_bytes_max)

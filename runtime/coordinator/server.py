@@ -100,7 +100,7 @@ class ControlServer:
                 return
             self._admission.authenticate(link)
             if isinstance(link, StreamLink):
-                link.trust()
+                link.trust(self._admission.limits.message_size_max_bytes)
             await self._on_hello(hello, link)
         finally:
             link.close()

@@ -43,9 +43,6 @@ MULTIPART_CONCURRENCY_MAX = 4
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 DELETE_BATCH_MAX = 1000
 """Keys of one DeleteObjects call (S3's limit)."""
-CONNECTIONS_MAX = 32
-CONNECT_TIMEOUT_S = 10
-READ_TIMEOUT_S = 30
 
 _TRANSIENT_CODES = frozenset(
     {
@@ -99,13 +96,13 @@ class S3Settings:
 
 def aiobotocore_client(settings: S3Settings) -> Any:
     """An async context manager that yields a client; retries are ours, not botocore's."""
+    service = settings.service
     config: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "max_pool_connections": CONNECTIONS_MAX,
-        "connect_timeout": CONNECT_TIMEOUT_S,
-        "read_timeout": READ_TIMEOUT_S,
+        "max_pool_connections": service.connections_max,
+        "connect_timeout": service.connect_timeout_ms / 1000,
+        "read_timeout": service.timeout_ms / 1000,
     }
-    service = settings.service
     config |= compatibility(service)
     return get_session().create_client(
         "s3",

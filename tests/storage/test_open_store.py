@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.connectors.s3_config import compatibility, s3_service
+from headgate.connectors.files.locations import check_storage_options, s3_client
+from headgate.connectors.s3_config import S3Service, compatibility, s3_service
 from headgate.errors import OptionError, UsageError
 from headgate.operators import extras
+from headgate.runtime.options import Options
 from headgate.runtime.storage.local import LocalStore
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
@@ -63,6 +65,28 @@ def test_options_of_s3_are_used():
     assert store.describe() == "s3://bucket/x/job endpoint=`http://minio:9000`"
     with pytest.raises(OptionError, match=r"s3\.path-style-access"):
         open_store("s3://bucket/x", "job", {"s3.path-style-access": "yes please"})
+
+
+def test_connections_and_time_outs_are_options_of_all_that_speaks_to_s3():
+    assert s3_service(Options().effective()) == s3_service({})
+    texts = {
+        "s3.region": "eu-west-1",
+        "s3.connection.maximum": "7",
+        "s3.connection.establish.timeout": "2 s",
+        "s3.connection.timeout": "1500 ms",
+    }
+    options = Options(texts).effective()
+    service = s3_service(options)
+    assert service == S3Service("", "eu-west-1", False, 7, 2_000, 1_500)
+    config = s3_client(options).meta.config
+    assert (config.max_pool_connections, config.connect_timeout, config.read_timeout) == (7, 2, 1.5)
+    assert check_storage_options(texts) == texts
+    with pytest.raises(OptionError, match=r"s3\.connection\.maximum"):
+        s3_service({"s3.connection.maximum": "0"})
+    with pytest.raises(UsageError, match=r"s3\.connection\.timeout"):
+        s3_service({"s3.connection.timeout": "10"})
+    with pytest.raises(OptionError, match="must not be 0"):
+        s3_service({"s3.connection.timeout": "0 s"})
 
 
 def test_the_endpoint_may_come_from_the_environment_as_for_files(monkeypatch):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from headgate.operators.clock import SystemClock
 from headgate.runtime.admission import GREETING_BYTES_MAX, Admission, ListenerLimits
+from headgate.runtime.control import link as link_module
 from headgate.runtime.control.link import Link, StreamLink, connect
 from headgate.runtime.control.messages import Event, Heartbeat, Hello, encode
 from headgate.runtime.coordinator.server import ControlServer
@@ -314,6 +316,45 @@ def test_friends_may_say_more_than_strangers() -> None:
     run(scenario())
 
 
+def test_friends_may_not_say_more_than_the_option_allows() -> None:
+    async def scenario() -> None:
+        async with control(replace(PATIENT, message_size_max_bytes=1_000)) as port:
+            reader, writer = await port.stranger()
+            link = StreamLink(reader, writer)
+            link.send(Hello(token=TOKEN, role="client"))
+            await link.receive()
+            link.send(Hello(token="x" * 900, role="client"))
+            assert isinstance(await link.receive(), Heartbeat)
+            link.send(Hello(token="x" * 1_000, role="client"))
+            assert await link.receive() is None
+            link.close()
+
+    run(scenario())
+
+
+def test_one_large_message_is_not_a_peer_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What has piled up in front of a message counts, not the message itself."""
+    monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 1_000)
+
+    async def scenario() -> None:
+        async with control(PATIENT) as port:
+            reader, writer = await port.stranger()
+            link = StreamLink(reader, writer)
+            link.send(Hello(token=TOKEN, role="client"))
+            await link.receive()
+            for _ in range(2):
+                link.send(Hello(token="x" * 5_000_000, role="client"))
+                assert isinstance(await link.receive(), Heartbeat)
+            link.send(Hello(token="x" * 5_000_000, role="client"))
+            link.send(Heartbeat())
+            assert await link.receive() is None, "this much waited in front of the last message"
+            link.close()
+
+    run(scenario())
+
+
 def test_a_metrics_endpoint_serves_while_others_do_not_read_their_answers() -> None:
     endpoint = open_endpoint(MetricsRegistry(), 0, "127.0.0.1", FEW)
     assert endpoint is not None
@@ -342,8 +383,10 @@ def test_the_limits_are_options_of_the_job() -> None:
         "headgate.listener.handshake-timeout": "2 s",
         "headgate.listener.unauthenticated-max": "7",
         "headgate.listener.connections-max": "70",
+        "headgate.listener.frame-size-max": "2 mb",
+        "headgate.control.message-size-max": "3 mb",
     }
-    assert ListenerLimits.of(Options(texts)) == ListenerLimits(2000, 7, 70)
+    assert ListenerLimits.of(Options(texts)) == ListenerLimits(2000, 7, 70, 2 << 20, 3 << 20)
     assert ListenerLimits.of(Options()) == ListenerLimits()
 
 
