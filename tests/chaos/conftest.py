@@ -86,8 +86,12 @@ class Chaos:
 
     def coordinators(self) -> list[int]:
         """Processes that lead, or stand by."""
-        children = psutil.Process().children(recursive=True)
-        return [c.pid for c in children if any("CoordinatorActor" in part for part in c.cmdline())]
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended just now
+                if any("CoordinatorActor" in part for part in child.cmdline()):
+                    found.append(child.pid)
+        return found
 
     def kill_coordinator(self, how: int = signal.SIGKILL) -> None:
         """Signal the coordinator's process."""

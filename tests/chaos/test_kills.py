@@ -156,6 +156,20 @@ def test_a_standby_takes_over_and_who_died_stands_by(ring: Any, tmp_path: Any) -
     assert found(str(tmp_path / "out")).equals(reference())
 
 
+def test_a_coordinator_that_dies_behind_the_end_of_its_job(ring: Any, tmp_path: Any) -> None:
+    """The job has finished, whether the coordinator could still say so or its successor does."""
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        if event.kind == "status" and body["status"] == "FINISHED" and not chaos.kills:
+            chaos.kill_coordinator()
+
+    job = make_job(str(tmp_path / "chk"), str(tmp_path / "out"), rate=20_000)
+    ran = ring.run(job, plan, seed=6)
+    assert len(ran.chaos.kills) == 1
+    assert not ran.chaos.texts("restored") + ran.chaos.texts("failure")
+    assert found(str(tmp_path / "out")).equals(reference())
+
+
 def test_a_frozen_worker(ring: Any, tmp_path: Any) -> None:
     """Stopped for longer than the heartbeat timeout: it is lost, and what wakes up harms nobody."""
     before: list[str] = []
