@@ -1,4 +1,4 @@
-"""What every client of S3 is told, whether it reads, writes or keeps checkpoints."""
+"""The settings of every client of S3, whether it reads, writes or keeps checkpoints."""
 
 from __future__ import annotations
 

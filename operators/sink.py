@@ -28,7 +28,7 @@ E = TypeVar("E", bound=Enum)
 
 
 class Guarantee(Enum):
-    """How often a record can appear outside after failures."""
+    """The guarantee of a sink: how often a record can appear outside after failures."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -245,7 +245,7 @@ _STATE = "committables"
 
 
 class _Ledger:
-    """What a writer has rolled, prepared and not yet committed; shared with the I/O threads.
+    """The output that a writer has rolled and prepared, and not yet committed; shared with I/O threads.
 
     A roll stays here until its pre-commit succeeded, so an aborted or declined checkpoint loses
     nothing: the next one prepares what it left behind.
@@ -292,7 +292,7 @@ class _Ledger:
         """Forget the committables of all checkpoints up to `checkpoint_id`.
 
         Not before they are visible: a later checkpoint may be written, and complete, meanwhile, and a
-        process that dies in the middle of the commit leaves the rest to whoever restores that one.
+        process that dies in the middle of the commit leaves the rest to the one that restores it.
         """
         with self._lock:
             for id_ in [id_ for id_ in self._prepared if id_ <= checkpoint_id]:

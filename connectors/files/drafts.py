@@ -252,7 +252,7 @@ def _make_directories(path: Path) -> None:
 
 
 def files_in(directory: str | Path) -> Iterator[OutputFile]:
-    """What lies in a local directory; nothing if it is missing."""
+    """The files in a local directory; none if it is missing."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):

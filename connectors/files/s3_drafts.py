@@ -89,7 +89,7 @@ class S3Target:
         return deleted
 
     def _pages(self, prefix: str) -> Iterator[list[OutputFile]]:
-        """What lies here, at most `_DELETED_AT_ONCE` objects at a time."""
+        """The visible objects here, at most `_DELETED_AT_ONCE` at a time."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._location.bucket,
             Prefix=self._prefix + prefix,

@@ -56,7 +56,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """What the name of a file tells."""
+    """The parts of the name of a file."""
 
     tag: str
     attempt: int
@@ -84,7 +84,7 @@ def tag_of(job: str, sink: str) -> str:
 
 
 def prefix_of(tag: str, attempt: int | None = None) -> str:
-    """How the names of all files of one sink begin, or of those of one of its attempts."""
+    """The prefix of the names of all files of one sink, or of one of its attempts."""
     return f"part-{tag}-" if attempt is None else f"part-{tag}-{attempt:010}-"
 
 
@@ -361,7 +361,7 @@ class FileWriter(SinkWriter):
                 discard()
 
     def _first_free_number(self) -> int:
-        """Above all files of this attempt: there are some if the job began anew with its storage wiped."""
+        """A number above those of this attempt's files; there are some if the job's storage was wiped."""
         context = self.context
         parts = map(PartName.parse, self._target.names(prefix_of(self._tag, context.attempt)))
         numbers = [

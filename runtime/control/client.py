@@ -105,7 +105,7 @@ class CoordinatorClient:
 
 
 def outcome_of(event: Event) -> JobOutcome:
-    """How the job ended, of an `ended` event."""
+    """The outcome of the job, from an `ended` event."""
     body = json.loads(event.body)
     return JobOutcome.of_json(body, _error_of(body))
 

@@ -1,4 +1,4 @@
-"""What headgate needs of a cluster: start a worker, learn that it died, kill it. Nothing more."""
+"""The interface of a cluster: start a worker, learn that it died, kill it. headgate needs no more."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ class Hello(Message, frozen=True):
     metrics_url: str = ""
     """Where the worker's own Prometheus endpoint is, if it has one."""
     generation: int = 0
-    """Of the coordinator that the worker obeys; 0: of none yet."""
+    """The generation of the coordinator that the worker obeys; 0: it obeys none yet."""
 
 
 class Watching(msgspec.Struct, frozen=True):
-    """How a worker watches over itself."""
+    """Settings of the watch that a worker keeps over its own calls."""
 
     unreachable_after: int = 2
     """Failed connections of its thread in a row after which the coordinator counts as gone."""
@@ -126,7 +126,7 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     vertex: int
     index: int
     region: int = 0
-    """What fails and restarts together; see `protocol/failover.py`."""
+    """The region, which fails and restarts as a whole; see `protocol/failover.py`."""
     state: tuple[OperatorSnapshot, ...] = ()
     """One snapshot per operator and old subtask: handles of different subtasks are never in one."""
     splits: tuple[bytes, ...] | None = None
@@ -240,13 +240,13 @@ class Deployed(Message, frozen=True):
     fetching_ms: int = 0
     opening_ms: int = 0
     local_bytes: int = 0
-    """Of `read_bytes`, what came from copies on this machine."""
+    """The part of `read_bytes` that came from copies on this machine."""
     read_bytes: int = 0
     """State in files; what came with the manifest does not count."""
 
 
 class RestoreProgress(Message, frozen=True):
-    """How much of the restored state this worker has read; now and then until Deployed."""
+    """Tells how much of the restored state this worker has read; sent now and then until Deployed."""
 
     attempt: int
     done_bytes: int
@@ -255,7 +255,7 @@ class RestoreProgress(Message, frozen=True):
 
 
 class Inventory(Message, frozen=True):
-    """What a worker runs: its first message to a coordinator that takes over."""
+    """Tells what a worker runs: its first message to a coordinator that takes over."""
 
     report: WorkerReport
 
@@ -299,7 +299,7 @@ class SubtaskFailed(Message, frozen=True):
     """The value of a FailureKind."""
     detail: str = ""
     region: int = -1
-    """Of a failure that is not of one subtask; -1: all regions of the attempt."""
+    """The region of a failure that is not of one subtask; -1: all regions of the attempt."""
 
 
 class CheckpointAcked(Message, frozen=True):
@@ -317,9 +317,9 @@ class CheckpointAcked(Message, frozen=True):
     start_delay_ms: float = 0.0
     unaligned: bool = False
     written_bytes: int = 0
-    """What is new in the store; the rest is shared with older checkpoints."""
+    """The size of what is new in the store; the rest is shared with older checkpoints."""
     in_flight_bytes: int = 0
-    """Of it, records that barriers overtook."""
+    """The part of it that is records which barriers overtook."""
     processed_bytes: int = 0
     """Records processed during the alignment."""
     wrote: tuple[str, ...] = ()
@@ -364,7 +364,7 @@ class SubtaskTerminated(Message, frozen=True):
 
 
 class WatermarkReached(Message, frozen=True):
-    """How far an event-time step of an alignment group has come in one subtask."""
+    """Tells how far an event-time step of an alignment group has come in one subtask."""
 
     attempt: int
     vertex: int

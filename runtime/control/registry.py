@@ -92,7 +92,7 @@ def leave_failures(name: str, failures: list[dict[str, Any]]) -> None:
 
 
 def left_failures(name: str) -> list[dict[str, Any]] | None:
-    """What the last run of a job left that failed and ended here; None: nothing is known."""
+    """The failures of the last run of a job that ended here; None: they are not known."""
     try:
         found: list[dict[str, Any]] = msgspec.json.decode(_ended(name).read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):

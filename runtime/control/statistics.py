@@ -1,4 +1,4 @@
-"""What a worker tells of its subtasks every second; part of the message `Statistics`."""
+"""The report on subtasks that a worker sends every second; part of the message `Statistics`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepTime(msgspec.Struct, frozen=True):
 
 
 class SubtaskStatistics(msgspec.Struct, frozen=True):
-    """What one subtask did; counters since the attempt began, rates over the last second."""
+    """Counters of one subtask since the attempt began, and rates over the last second."""
 
     vertex: int
     index: int
@@ -38,7 +38,7 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     records_written: int = 0
     """Records that the sinks in this subtask took."""
     times: tuple[StepTime, ...] = ()
-    """Of its event-time steps."""
+    """The times of its event-time steps."""
     waits_for: WaitsFor = WaitsFor.NOTHING
     """At the moment."""
     queued: int = 0

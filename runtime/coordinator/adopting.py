@@ -185,7 +185,7 @@ async def _confirm(job: JobContext) -> None:
 
 
 def plan_of(job: JobContext, deployment: Deployment) -> PhysicalPlan:
-    """What the job runs at the parallelism of a deployment.
+    """The plan of the job at the parallelism of a deployment.
 
     Raises:
         PlanError: it cannot run at that.

@@ -1,4 +1,4 @@
-"""Who makes the job slow (features.md OBS-11): from what subtasks report, for the status of the job."""
+"""Finds the step that makes the job slow, from the reports of all subtasks, for the status of the job."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the running job must know of the decisions just carried out."""
+    """The consequences, for the running job, of the decisions that were just carried out."""
 
     fail: FailJob | None = None
     done: tuple[RequestDone, ...] = ()
@@ -112,9 +112,9 @@ class CheckpointDriver:
         self._put_event = put_event
         self._wake_at = wake_at
         self.announce: Callable[..., None] = _no_announcement
-        """Called with kind, text and details of what clients should know."""
+        """Called with the kind, text and details of each event that clients should see."""
         self.on_ended: Callable[[CheckpointRecord], None] = _nobody_asks
-        """Called with what is known of a checkpoint or savepoint that completed or failed."""
+        """Called with the record of each checkpoint or savepoint that completed or failed."""
         self.on_completed: Callable[[], None] | None = None
         """Called when a checkpoint has completed."""
         self._attempt = 0
@@ -126,12 +126,12 @@ class CheckpointDriver:
         self.trimmer = None if log is None or store is None else Trimmer(log, store)
         self._unanswered: set[int] = set()
         self._savepoint_ids: set[int] = set()
-        """Of the savepoints under way."""
+        """Ids of the savepoints under way."""
         self._next_id = 0
         self._declined: dict[int, str] = {}
-        """What the first subtask to decline a checkpoint said; of those under way."""
+        """By checkpoint under way, the reason that the first subtask to decline it gave."""
         self.last_declined = ""
-        """What a subtask said that made the last failed checkpoint fail; empty if it was not a subtask."""
+        """The reason that a subtask gave for the last failed checkpoint; empty if none declined."""
         self.savepoints: dict[str, Manifest] = {}
         """Complete savepoints by their address, until whoever asked for one takes it out."""
         newest = log.view.newest if log is not None else None
@@ -159,14 +159,14 @@ class CheckpointDriver:
 
     @property
     def in_progress(self) -> int:
-        """How many checkpoints are under way."""
+        """The number of checkpoints under way."""
         return len(self.protocol.pending_ids)
 
     # -- events in ----------------------------------------------------------------------------------
 
     @property
     def plan(self) -> PhysicalPlan:
-        """What the attempt runs."""
+        """The plan that the attempt runs."""
         if self._plan is None:
             raise InternalError("no attempt has started")
         return self._plan
@@ -517,7 +517,7 @@ def _nobody_asks(record: CheckpointRecord) -> None:
 
 
 def _no_announcement(kind: str, text: str, **details: Any) -> None:
-    """Nobody listens yet."""
+    """Drop the event: no client listens yet."""
 
 
 async def _forgiven(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -18,7 +18,7 @@ from .states import HAND_OVER
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
 VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_OVER})
-"""What the states of a job do."""
+"""The verbs that the states of a job carry out."""
 ENDED = "the job has ended"
 Arguments: TypeAlias = Mapping[str, Any]
 View: TypeAlias = Callable[[Arguments], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What all states of a job share: its spec, its workers, its log, and the queue of events."""
+"""The context that all states of a job share: its spec, workers, log, and queue of events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from .steady_clock import SteadyClock
 from .workers import FromWorker, WorkerLost, WorkerPool
 
 _log = logging.getLogger("headgate.job")
-"""How many failures the status shows (Flink `web.exception-history-size`)."""
+"""The number of failures that the status shows (Flink `web.exception-history-size`)."""
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class JobContext:
     open_at: AddressOpener
     generation: int
     plan: PhysicalPlan
-    """What the current attempt runs: that of the spec, until the job is rescaled."""
+    """The plan of the current attempt: that of the spec, until the job is rescaled."""
     parallelism: int
     plan_blob: bytes
     subscribers: list[Callable[[Event], None]] = field(default_factory=list)
@@ -206,7 +206,7 @@ class JobContext:
     restarted_tasks: int = 0
     """By all restarts together."""
     late_messages: int = 0
-    """Of attempts that were over; they had no effect."""
+    """The number of messages of attempts that were over; they had no effect."""
     statistics: dict[tuple[int, int], SubtaskStatistics] = field(default_factory=dict)
     recent: RecentRecords = field(default_factory=RecentRecords)
     dropped: DropLedger = field(default_factory=DropLedger)
@@ -218,28 +218,28 @@ class JobContext:
     """Fresh splits of each source, by its name, made once."""
     seats: Seats = field(default_factory=Seats)
     restored: Restored | None = None
-    """What the current attempt began with."""
+    """The state that the current attempt began with."""
     located: Located | None = None
-    """What the run was told to restore."""
+    """The place of the state that the user told the run to restore."""
     unreadable: set[int] = field(default_factory=set)
     """Checkpoints that could not be restored, where the user allows an older one instead."""
     deployment_events: int | None = None
-    """What the workers have said of the deployment under way; None: none is."""
+    """The number of messages of workers about the deployment under way; None: none is under way."""
     restoring: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """By worker and region: bytes of state read, and to read, while an attempt is deployed."""
     spans: Spans = field(default_factory=NoSpans)
     observed: JobFigures = field(default_factory=JobFigures)
     """For metrics."""
     figures: RestoreFigures = field(default_factory=RestoreFigures)
-    """Of the deployment under way, or the last one."""
+    """Figures of the deployment under way, or of the last one."""
     rescale: Rescale | None = None
     rescaled_ms: int = 0
-    """How long the last rescale kept the job from working."""
+    """The time in ms that the last rescale kept the job from working."""
     restored_at_ms: int = 0
     orphaned_ms: int = 0
     """For how long the attempt may go on without a coordinator; 0: not at all."""
     adopted_after_ms: int = -1
-    """How long the workers had no coordinator before this one adopted what they run; -1: it did not."""
+    """The time in ms without a coordinator before this one adopted what the workers run; -1: it did not."""
     end: End | None = None
     handed_over: bool = False
     """This coordinator is through, and its run goes on under the next one."""
@@ -369,7 +369,7 @@ class JobContext:
             self.log.restarts = self.restarts
 
     def time_in(self, status: str) -> tuple[int, int]:
-        """How long the job has been in a status, in ms: now without a break, and in all."""
+        """The time in ms that the job has been in a status: now without a break, and in all."""
         now_ms = 0
         if self.status == status:
             now_ms = max(0, self.clock.now_ms() - self.status_since_ms)
@@ -455,14 +455,14 @@ class JobContext:
         }
 
     def _last_failure(self) -> str:
-        """What went wrong last, though the job may run again; empty: nothing has."""
+        """The text of the last failure, though the job may run again; empty: there was none."""
         if not self.failures.stories:
             return ""
         root = self.failures.stories[-1].root
         return f"{root.where}: {root.text}"
 
     def _describe_backpressure(self) -> list[dict[str, Any]]:
-        """Nobody waits for anybody unless the job runs: what is known is old then."""
+        """The backpressure by task; empty unless the job runs, because the last reports are old then."""
         if not self.works:
             return []
         return describe_backpressure(self.plan, self.statistics, self.recent)

@@ -285,7 +285,7 @@ async def deploy_regions(
 
 
 def moves(job: JobContext, event: JobEvent) -> bool:
-    """True for a word of this deployment: it gets on."""
+    """True for a message of this deployment: it shows that the deployment goes on."""
     if isinstance(event, FromWorker):
         return getattr(event.message, "attempt", None) == job.attempt
     return isinstance(event, Prepared)
@@ -294,7 +294,7 @@ def moves(job: JobContext, event: JobEvent) -> bool:
 async def _assignments(
     job: JobContext, restored: Restored | None, wanted: frozenset[SubtaskId]
 ) -> dict[SubtaskId, SubtaskAssignment]:
-    """What each subtask gets: restored state, or fresh splits."""
+    """Assign restored state, or fresh splits, to each subtask."""
     if restored is None or restored.own:
         return await _assignments_from(job, restored, wanted, job.store)
     options = job.spec.options
@@ -372,7 +372,7 @@ def failure_from(error: HeadgateError, where: str) -> Failure:
 
 
 def failure_of_subtask(message: SubtaskFailed, worker_id: str) -> Failure:
-    """What a worker reported."""
+    """The failure that a worker reported."""
     try:
         error = pickle.loads(message.error)
     except Exception:

@@ -118,7 +118,7 @@ def _logged(failure: Failure | None) -> JobFailure | None:
 
 
 async def _settle_publications(job: JobContext) -> None:
-    """What is being published will be there or not: whoever asks how the job ended is told."""
+    """Wait until it is known of all publications under way whether they succeeded."""
     while job.checkpoints.publishing:
         match await job.events.get():
             case PublishResult() as result:

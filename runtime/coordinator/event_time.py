@@ -1,4 +1,4 @@
-"""Who holds event time back, and for how long (features.md TIM-12): from what subtasks report."""
+"""Finds the subtasks that hold event time back, and for how long, from the reports of all subtasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe_event_time(
 def _times_of(
     vertex: Vertex, step: str, statistics: Mapping[tuple[int, int], SubtaskStatistics]
 ) -> list[tuple[int, StepTime]]:
-    """What is known of a step, with the number of the subtask."""
+    """The last report of a step, with the number of the subtask."""
     known = ((index, statistics.get((vertex.id, index))) for index in range(vertex.parallelism))
     return [
         (index, time)

@@ -37,7 +37,7 @@ _BEGAN_MS: Final = time.time_ns() // 1_000_000
 
 
 class Reach(enum.Enum):
-    """What there is where a coordinator listened."""
+    """The answer of the address where a coordinator listened."""
 
     ANSWERS = "it answers"
     GONE = "nobody listens"
@@ -110,7 +110,7 @@ def already_runs(who: str) -> UsageError:
 
 
 def describe(leader: Leader, view: LogView, now_ms: int) -> str:
-    """Who leads a run, since when, and how far it has come."""
+    """A text for the user: which process leads a run, since when, and its last checkpoint."""
     since = datetime.fromtimestamp(leader.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     age = format_duration(max(0, now_ms - leader.started_ms) // 1000 * 1000)
     newest = view.newest
@@ -165,7 +165,7 @@ async def ask_leader(leader: Leader, own: Collection[str] = ()) -> Reach:
 
 
 def _by_pid(leader: Leader) -> Reach:
-    """Of a coordinator that does not listen, as in tests: all that is left is its process."""
+    """Judge a coordinator that listens nowhere, as in tests, by its process alone."""
     if leader.pid == os.getpid():
         return Reach.GONE
     try:

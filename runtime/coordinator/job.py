@@ -138,13 +138,13 @@ class JobCoordinator:
         self._spans = open_spans(self._options, spec.name)
         self._takes_over = takes_over
         self._former = ""
-        """What became of the run before."""
+        """A text that says what became of the former run; empty: there is nothing to say."""
         self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._context: JobContext | None = None
         self._over: JobOutcome | None = None
-        """How this run had ended before this coordinator began."""
+        """The end of this run, if it had ended before this coordinator began."""
         self._tick: asyncio.TimerHandle | None = None
         self.on_event: Callable[[Event], None] | None = None
         """Called for every event, for those in the same process."""
@@ -236,7 +236,7 @@ class JobCoordinator:
 
     @property
     def generation(self) -> int:
-        """What it leads by; 0: it does not yet, or has no job log."""
+        """The generation that it leads; 0: it does not lead yet, or has no job log."""
         log = self._leadership.log
         return 0 if log is None else log.generation
 
@@ -535,7 +535,7 @@ def _ending(outcome: JobOutcome | None) -> dict[str, Any]:
 
 
 def _end_of(spec: JobSpec, before: LogView | None) -> JobEnded | None:
-    """How this very run ended: nothing of it is to run again; None if it did not."""
+    """The end of this very run, none of which may run again; None if it has not ended."""
     # Also if it is not the last entry: another coordinator may have taken over there, and died too.
     end = before.last_end if before is not None else None
     return end if end is not None and end.run == spec.run else None

@@ -1,4 +1,4 @@
-"""What a coordinator shows to those who scrape; read from another thread."""
+"""The metrics of a job that a coordinator exports; they are read from another thread."""
 
 from __future__ import annotations
 
@@ -129,6 +129,6 @@ _OF_THE_LAST: Final[dict[str, Callable[[CheckpointRecord], int]]] = {
 def _of_the_last(
     checkpoints: CheckpointDriver, read: Callable[[CheckpointRecord], int]
 ) -> int | None:
-    """Of the last checkpoint that this coordinator has seen complete."""
+    """A figure of the last checkpoint that this coordinator has seen complete."""
     record = checkpoints.history.last_completed
     return None if record is None else read(record)

@@ -1,4 +1,4 @@
-"""What a coordinator reports as spans: its checkpoints, restores and starts."""
+"""The spans that a coordinator reports: its checkpoints, restores and starts."""
 
 from __future__ import annotations
 

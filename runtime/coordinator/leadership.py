@@ -65,13 +65,13 @@ async def patiently(begin: Callable[[], Awaitable[T]], clock: Clock, patience_ms
 
 
 class Leadership:
-    """Of one coordinator. Without a job log there is nobody who could take over."""
+    """The leadership of one coordinator. Without a job log no other coordinator can take over."""
 
     def __init__(self) -> None:
         self.log: JobLog | None = None
         self._lost: FencedError | None = None
         self._term: asyncio.Timeout | None = None
-        """Of the work under way."""
+        """The time limit around the work under way, which ends when the leadership is lost."""
 
     @property
     def lost(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the workers' threads tell the coordinator of calls that do not return."""
+"""Reports calls that do not return, which the threads of workers have told the coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def watching(options: Options) -> Watching:
-    """What the options say to workers about watching."""
+    """The settings of a worker's watch over its own calls, from the options."""
     return Watching(
         unreachable_after=options.get(UNREACHABLE_AFTER),
         stuck_after_ms=options.get(STUCK_AFTER),
@@ -48,7 +48,7 @@ def publish_stuck(job: JobContext, worker_id: str, stuck: StepStuck) -> None:
 
 
 def describe_busy(workers: Iterable[Worker]) -> list[dict[str, Any]]:
-    """Who has been in one call for more than a second, the longest first."""
+    """The steps that have been in one call for more than a second, the longest first."""
     found = [
         {
             "worker": worker.worker_id,

@@ -8,7 +8,7 @@ from ..plan import PhysicalPlan
 
 
 def workers_needed(plan: PhysicalPlan, slots_per_worker: int) -> int:
-    """How many workers give the job its slots."""
+    """The number of workers that give the job its slots."""
     return -(-plan.slots // slots_per_worker)
 
 

@@ -1,4 +1,4 @@
-"""How long a restart took, phase by phase: a line in the log, an event, and histograms."""
+"""Reports the duration of a restart, phase by phase: in the log, as an event, and in histograms."""
 
 from __future__ import annotations
 

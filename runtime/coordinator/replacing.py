@@ -24,7 +24,7 @@ from .output import begin_output, delete_output
 RETRY_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Pauses between tries to delete, while the job runs; the last one holds for all further tries."""
 LAST_TRIES: Final = 3
-"""How often it is tried at the end of the job."""
+"""The number of tries at the end of the job."""
 
 
 class OutputReplacer:
@@ -51,7 +51,7 @@ class OutputReplacer:
 
     @property
     def state(self) -> OldOutput:
-        """What is still to be deleted."""
+        """The old output that is still to be deleted."""
         return self._unlogged if self._log is None else self._log.view.old_output
 
     async def begin(self) -> None:

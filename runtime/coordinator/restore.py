@@ -179,7 +179,7 @@ async def _rescaled(
 
 
 def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[StateHandle, ...]:
-    """What a subtask with the key groups `own` needs of an old subtask's keyed state.
+    """The part of an old subtask's keyed state that a subtask with the key groups `own` needs.
 
     The meta of files has the key groups of the subtask, and goes along even without a file: it may hold
     rows itself. A delta may say that rows of the base are gone, so a chain is cut by the key groups of
@@ -235,7 +235,7 @@ def _flat(lists: dict[int, list[bytes]]) -> list[bytes]:
 
 
 def _infos(operator: ManifestOperator) -> tuple[StateInfo, ...]:
-    """What the operator's states are: all subtasks say the same."""
+    """The descriptions of the operator's states, which are the same in all its subtasks."""
     for subtask in operator.subtasks:
         for snapshot in subtask.snapshots:
             if snapshot.states:

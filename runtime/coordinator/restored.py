@@ -1,4 +1,4 @@
-"""What an attempt begins with: a checkpoint of this job, or the state that its run was told to restore."""
+"""Finds what an attempt restores: a checkpoint of this job, or the state that the user named."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Restored:
 
 
 async def find_restored(job: JobContext) -> Restored | None:
-    """What this attempt starts from. A checkpoint whose publication is in doubt is settled first.
+    """Find what this attempt restores. A checkpoint whose publication is in doubt is settled first.
 
     Raises:
         StateError: what the run was told to restore is not there.

@@ -92,14 +92,14 @@ class Running(State):
         self._loops: dict[str, LoopRounds] = {}
         self._wishes: dict[str, ClientWish] = {}
         self._addresses: dict[str, str] = {}
-        """Of the savepoints that wishes are about."""
+        """Addresses of the savepoints that clients have asked for, by token."""
         self._tokens = 0
         self._draining = False
         self._room: asyncio.Task[list[Worker]] | None = None
         """Gets the workers for a higher parallelism, before anything stops."""
         self._rescale_to = 0
         self._ending: End | Rescale | State | None = None
-        """What follows when all subtasks have left in good order."""
+        """The end or state that follows when all subtasks have left in good order."""
         self._leaving: ClientWish | None = None
         """This coordinator hands the run over, as soon as a checkpoint is complete."""
         self._alignment = WatermarkAlignment({})
@@ -252,7 +252,7 @@ class Running(State):
         return None
 
     def _forget(self, job: JobContext, regions: frozenset[RegionId]) -> None:
-        """What is known of subtasks that begin again is over."""
+        """Forget what subtasks that begin again had reported."""
         for subtask in job.executions.failover.subtasks_of(regions):
             self._unfinished.add((subtask.vertex, subtask.index))
             self._unterminated.add((subtask.vertex, subtask.index))

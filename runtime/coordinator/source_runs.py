@@ -1,4 +1,4 @@
-"""What a source that makes data of its own gets from its job: a place in the storage, and a voice."""
+"""Gives a source that makes data of its own a place in the job's storage, and a way to say how it goes."""
 
 from __future__ import annotations
 

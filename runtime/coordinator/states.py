@@ -29,7 +29,7 @@ HAND_OVER = "hand-over"
 
 
 class State(ABC):
-    """What a job is doing."""
+    """A state of a job: one thing that it is doing."""
 
     @abstractmethod
     async def run(self, job: JobContext) -> State | None:
@@ -38,7 +38,7 @@ class State(ABC):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a job ends. `wish`: the client who asked for it."""
+    """The end of a job: its status and reason. `wish`: the client who asked for it."""
 
     status: JobStatus
     reason: str = ""

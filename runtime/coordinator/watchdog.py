@@ -21,7 +21,7 @@ NAMED_MAX: Final = 5
 
 
 class Watchdog:
-    """Of one coordinator; `look` comes every `interval_ms`."""
+    """The watchdog of one coordinator; `look` is called every `interval_ms`."""
 
     def __init__(self, job: JobContext, interval_ms: int) -> None:
         self._job = job

@@ -1,4 +1,4 @@
-"""What clients wish for, checked before anything happens."""
+"""Checks requests of clients before anything happens."""
 
 from __future__ import annotations
 

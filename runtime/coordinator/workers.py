@@ -39,18 +39,18 @@ from .spares import Spares
 
 _log = logging.getLogger("headgate.coordinator")
 SILENT = "no heartbeat"
-"""How the reason begins for a worker that stopped answering."""
+"""The beginning of the reason for losing a worker that stopped answering."""
 FIND_TIMEOUT_S = 10.0
 """A worker of an earlier coordinator that has not said Hello by then counts as lost."""
 
 
 @dataclass(slots=True)
 class PulseLine:
-    """What the thread of a worker says, on a link of its own."""
+    """The last heartbeat of a worker's thread, which comes on a link of its own."""
 
     link: Link | None = None
     steps: tuple[BusyStep, ...] = ()
-    """Who has been in one call for more than a second."""
+    """The steps that have been in one call for more than a second."""
 
 
 @dataclass(slots=True)
@@ -148,11 +148,11 @@ class WorkerPool:
         self.leaving: set[str] = set()
         """Workers whose processes are about to end: they get no more subtasks."""
         self._working: frozenset[str] = frozenset()
-        """Who has subtasks; the others are spares."""
+        """The workers that have subtasks; the others are spares."""
         self.last_lost = ("", 0)
         """The worker that was lost last, and for how many ms nothing had been heard of it."""
         self.warm_up: Warm | None = None
-        """What a worker without subtasks is told, so that it is ready for some."""
+        """The message that prepares a worker without subtasks for some."""
         self._spares = Spares(
             spares,
             start_failures or StartFailures(10, 3_000),
@@ -393,7 +393,7 @@ class WorkerPool:
         return int(1000 * self._clock.monotonic())
 
     def _fields(self, worker_id: str) -> dict[str, str]:
-        """What a log record about a worker carries."""
+        """The fields of a log record about a worker."""
         return {"job": self._welcome.job_name, "worker": worker_id}
 
     async def beat(self) -> None:

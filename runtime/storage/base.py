@@ -21,7 +21,7 @@ CLEAN_UP_S: Final = 2.5
 """A cancelled or failed call spends at most about this long on removing what it had begun."""
 
 FileContent: TypeAlias = bytes | memoryview | Path
-"""What a state file gets: bytes, or those of a local file."""
+"""The content of a state file: bytes, or a local file that has them."""
 
 
 @final

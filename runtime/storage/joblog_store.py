@@ -40,13 +40,13 @@ from .read_back import ReadBack
 from .retry import Sleep
 
 LOAD_ATTEMPTS_MAX = 10
-"""How often a reader starts again because the log was trimmed under its eyes."""
+"""The number of times that a reader starts again because the log was trimmed while it read."""
 START_ATTEMPTS_MAX = 20
-"""How often a new leader tries the next slot before it gives up."""
+"""The number of slots that a new leader tries before it gives up."""
 GENERATIONS_ASKED_MAX = 100
-"""So many generations are asked for their run, the newest first."""
+"""The number of generations that are asked for their run, the newest first."""
 ENDS_KEPT = 20
-"""How many ends of runs stay in the log, unless the coordinator says otherwise."""
+"""The number of ends of runs that stay in the log, unless the coordinator says otherwise."""
 
 
 def _unchanged(_: LogView, started: GenerationStarted) -> GenerationStarted:
@@ -92,7 +92,7 @@ class JobLog:
 
     @property
     def view(self) -> LogView:
-        """What the log said when it was last read or written by us."""
+        """The content of the log when this object last read or wrote it."""
         return self._view
 
     @property
@@ -374,7 +374,7 @@ class JobLog:
             return checkpoint
 
     def _history(self) -> RunHistory:
-        """What an entry of this coordinator repeats."""
+        """The history that an entry of this coordinator repeats."""
         return self._began.restarted(self.restarts)
 
     async def trim(self, retain: int, keep_from: int | None = None) -> list[Manifest]:

@@ -23,11 +23,11 @@ T = TypeVar("T")
 IO_THREADS_MAX = 4
 """Threads of one store; more calls wait."""
 DIRECTORY_ATTEMPTS_MAX = 100
-"""How often a writer makes its directory anew because somebody else removed it while it was empty."""
+"""The number of times that a writer makes its directory again because another process removed it."""
 WRITE_CHUNK_BYTES = 4 << 20
 """A cancelled write stops after at most this much more."""
 TEMPORARY_PREFIX = ".tmp-"
-"""Of files not complete yet; left behind by a crash, they may be deleted when no job runs."""
+"""The prefix of files that are not complete. A crash may leave some; delete them when no job runs."""
 
 
 class LocalStore(CheckpointStore):

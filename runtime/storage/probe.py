@@ -85,7 +85,7 @@ async def probe_races(
 
 
 async def _race(store: CheckpointStore, name: str) -> str:
-    """What went wrong when two writers created `name` at once; empty: nothing."""
+    """The mistake of the store when two writers created `name` at once; empty: there was none."""
     bodies = [b'{"probe":%d}' % number for number in (1, 2)]
     results: Sequence[Created | Existed] = await asyncio.gather(
         *(store.create_if_absent(name, body) for body in bodies)

@@ -32,7 +32,7 @@ from .retry import Sleep
 HEAD_BYTES: Final = 64
 """The checksum of an entry, or of a claim, lies in this much of its beginning."""
 CLAIMANT_WAIT_S: Final = 60.0
-"""How long one waits for the start entry of a coordinator that has claimed a newer generation."""
+"""The longest wait for the start entry of a coordinator that has claimed a newer generation."""
 POLL_S: Final = 0.5
 
 

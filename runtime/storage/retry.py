@@ -15,7 +15,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and how far apart. The delay before retry n is random in (0, base × 2^(n-1)]."""
+    """The number of tries, and their pauses: before retry n a random one in (0, base × 2^(n-1)]."""
 
     attempts_max: int = 8
     delay_base_s: float = 0.1

@@ -17,7 +17,7 @@ from .joblog_store import JobLog
 from .open_store import join_address
 
 READS_MAX: Final = 8
-"""So many jobs are read at once."""
+"""The number of jobs that are read at once."""
 LOG: Final = "log"
 """The directory that shows that another one is that of a job."""
 
@@ -44,11 +44,11 @@ class StoredJob:
 
     @property
     def ended(self) -> JobEnded | None:
-        """How the newest run ended; None if it goes on, or its coordinator died."""
+        """The end of the newest run; None if it goes on, or its coordinator died."""
         return self.view.ended
 
     def end_of(self, run: str) -> JobEnded | None:
-        """How one of the runs ended; None: it has not, or the history has forgotten it."""
+        """The end of one of the runs; None: it has not ended, or the history has forgotten it."""
         return next((end for end in reversed(self.ends) if end.run == run), None)
 
 
