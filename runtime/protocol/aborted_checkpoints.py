@@ -24,5 +24,5 @@ class AbortedCheckpoints:
             del self._options[next(iter(self._options))]
 
     def options_of(self, checkpoint_id: CheckpointId) -> CheckpointOptions | None:
-        """How it was taken; None: it was not aborted, or too long ago."""
+        """The options of an aborted checkpoint; None: it was not aborted, or too long ago."""
         return self._options.get(checkpoint_id)

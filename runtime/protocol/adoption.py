@@ -22,7 +22,7 @@ import msgspec
 from .joblog import Deployment, LogView
 
 NOTICES_MAX = 64
-"""So many checkpoints are said to be aborted: no more can be under way."""
+"""The number of checkpoints that are reported as aborted: no more can be under way."""
 IN_PARTS = "some of its regions were restarted, and run in attempts of their own"
 """Why what runs is not the deployment in the log any more."""
 Subtask: TypeAlias = tuple[int, int]
@@ -30,7 +30,7 @@ Subtask: TypeAlias = tuple[int, int]
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker runs."""
+    """The report of one worker on what it runs."""
 
     attempt: int = 0
     """0: nothing."""
@@ -44,9 +44,9 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[Subtask, ...] = ()
     """Those that have reached the end of their data."""
     failure: str = ""
-    """What has failed here; empty: nothing."""
+    """The failure that happened here; empty: none."""
     ending: str = ""
-    """What the last coordinator had begun that no other goes on with; empty: nothing."""
+    """The operation that the last coordinator had begun and no other can go on with; empty: none."""
     last_checkpoint: int = 0
     """The highest id of which this worker has heard."""
     completed_checkpoint: int = 0
@@ -54,7 +54,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     uncommitted_checkpoints: tuple[int, ...] = ()
     """Ids that subtasks here acknowledged and were not told are complete: their sinks wait."""
     orphaned_ms: int = 0
-    """How long it has been without a coordinator."""
+    """The time in ms that it has been without a coordinator."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""What a barrier handler tells its subtask to do, as values: carried out in order, before anything else.
+"""The decisions of a barrier handler, as values: its subtask carries them out in order, at once.
 
 `Block` to `ForwardCancel` are those of aligned barriers. `StartTimer` and the captures come with barriers
 that overtake records: what was overtaken is *channel state*, a part of the checkpoint.

@@ -16,9 +16,9 @@ OK_MAX_MS: Final = 100
 """Up to so many ms per second of waiting nobody need care (levels as in Flink's UI)."""
 LOW_MAX_MS: Final = 500
 BUSY_MIN_MS: Final = 500
-"""Who works less than so many ms per second is not what others wait for."""
+"""A subtask that works fewer ms per second than this is not what others wait for."""
 BUSY_ALIKE_MS: Final = 50
-"""Of subtasks that are busy alike the one with the most records is the hottest."""
+"""Among subtasks that are equally busy the one with the most records is the hottest."""
 SKEW_MIN: Final = 1.5
 """From so many times the mean on the records count as spread unevenly."""
 GROUP_SHARE_MIN: Final = 0.25
@@ -30,7 +30,7 @@ KEPT: Final = 0.98
 
 
 class Level(StrEnum):
-    """How much a vertex is backpressured."""
+    """A level of backpressure of a vertex."""
 
     OK = "OK"
     LOW = "LOW"
@@ -45,7 +45,7 @@ def level_of(backpressured_ms: int) -> Level:
 
 
 class WaitsFor(StrEnum):
-    """What holds a subtask up that is not its own work."""
+    """The reasons, beside its own work, why a subtask does not go on."""
 
     NOTHING = ""
     CALLS = "calls"

@@ -1,4 +1,4 @@
-"""What was found out about backpressure, in a sentence."""
+"""Says in a sentence what was found out about backpressure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from .backpressure import OK_MAX_MS, Finding, Pressed, SubtaskLoad, Suspect, WaitsFor
 
 NAMED_MAX: Final = 3
-"""So many of the vertices that wait for the same one are named."""
+"""The number of vertices that are named, of those that wait for the same one."""
 
 
 def explain(finding: Finding) -> str:

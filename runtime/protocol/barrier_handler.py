@@ -1,4 +1,4 @@
-"""What all barrier handlers have in common: facts about one subtask's channels in, decisions out."""
+"""The base of all barrier handlers: facts about one subtask's channels in, decisions out."""
 
 from __future__ import annotations
 

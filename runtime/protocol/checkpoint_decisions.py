@@ -1,4 +1,4 @@
-"""What the checkpoint coordinator is told to do, as values. The shell carries them out in order."""
+"""The decisions about checkpoints, as values. The shell carries them out in order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .failures import CheckpointFailure
 from .ids import CheckpointId, SubtaskId
 
 Payload = TypeVar("Payload")
-"""What a subtask hands over with its acknowledgement: handles of its state files."""
+"""The content of a subtask's acknowledgement: handles of its state files."""
 
 RequestToken = NewType("RequestToken", str)
-"""Names a request, so that its answer finds whoever asked."""
+"""Names a request, so that its answer finds the one who asked."""
 
 
 @final

@@ -108,7 +108,7 @@ class CheckpointSettings:
 
     @property
     def plain_options(self) -> CheckpointOptions:
-        """How a checkpoint is taken that is neither a savepoint nor a job's last."""
+        """The options of a checkpoint that is neither a savepoint nor a job's last."""
         if not self.unaligned:
             return CheckpointOptions()
         if self.aligned_timeout_ms == 0:

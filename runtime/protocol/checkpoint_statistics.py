@@ -16,7 +16,7 @@ from ...operators.durations import format_duration
 Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
 Phase: TypeAlias = Literal["start delay", "alignment", "sync", "async", "publishing"]
 MISSING_NAMED: Final = 3
-"""So many of the subtasks that a failed checkpoint waited for are named."""
+"""The number of subtasks that are named, of those that a failed checkpoint waited for."""
 
 
 @final

@@ -37,7 +37,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 @final
 class DropLedger:
-    """What the steps of a job have dropped since its coordinator began."""
+    """Counts what the steps of a job have dropped since its coordinator began."""
 
     def __init__(self) -> None:
         self._earlier: Counter[_Key] = Counter()

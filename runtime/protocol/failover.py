@@ -1,4 +1,4 @@
-"""What has to begin again when a subtask fails: pipelined regions (features.md 3.13, REC-05).
+"""Finds the pipelined regions that have to begin again when a subtask fails.
 
 A *region* is a set of subtasks that stream to each other: a connected component over pipelined
 exchanges. A subtask can only be restored together with its whole region, since its senders would have to

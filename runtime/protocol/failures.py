@@ -59,7 +59,7 @@ class CheckpointFailure(Enum):
 
 @unique
 class FailureCategory(Enum):
-    """Who can do something about a failure (features.md REC-09)."""
+    """The categories of failures, by who can do something about them."""
 
     USER = "user"
     """Whoever wrote the job."""

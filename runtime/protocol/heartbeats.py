@@ -39,7 +39,7 @@ class HeartbeatMonitor:
         self._heard_ms.pop(worker, None)
 
     def silent_ms(self, worker: WorkerId, now_ms: int) -> int:
-        """How long nothing was heard of a worker; 0: it is not watched."""
+        """The time since the last heartbeat of a worker; 0: it is not watched."""
         return max(0, now_ms - self._heard_ms.get(worker, now_ms))
 
     def beat(self, worker: WorkerId, now_ms: int) -> None:

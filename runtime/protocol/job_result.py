@@ -1,4 +1,4 @@
-"""How a job ended, as the job log keeps it: whoever asks later is told the same, the error included."""
+"""The result of a job as the job log keeps it, so that later questions get the same answer and error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES: dict[str, type[HeadgateError]] = {
 
 
 class JobFailure(Record, frozen=True, kw_only=True):
-    """What a job failed of. Only text: who reads a log must not make objects of a user's own types."""
+    """The failure that ended a job. Only text: readers of a log must not make objects of a user's types."""
 
     kind: str
     """See `protocol/failures.py`."""
@@ -42,7 +42,7 @@ class JobFailure(Record, frozen=True, kw_only=True):
 
     @staticmethod
     def of(kind: str, text: str, vertex: str, error: HeadgateError) -> JobFailure:
-        """What is to be kept of a failure."""
+        """The parts of a failure that are kept."""
         names = (type_.__name__ for type_ in type(error).__mro__ if type_ in _TYPES.values())
         return JobFailure(
             kind=kind,
@@ -66,7 +66,7 @@ class JobFailure(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
         status: `FINISHED`, `SUSPENDED` (it was stopped), `CANCELED` or `FAILED`; `HANDED_OVER` if this

@@ -33,7 +33,7 @@ from .run_history import NO_HISTORY, RunHistory
 
 
 class JobStatus(enum.Enum):
-    """How a job ended."""
+    """The ways in which a job ends."""
 
     FINISHED = "FINISHED"
     CANCELED = "CANCELED"
@@ -47,7 +47,7 @@ class JobStatus(enum.Enum):
 
 
 class Deployment(Record, frozen=True, kw_only=True):
-    """What runs: enough for another coordinator to find it, and to see that nothing else does."""
+    """A deployed attempt: enough for another coordinator to find it, and to see that nothing else runs."""
 
     attempt: int
     workers: tuple[str, ...]
@@ -57,7 +57,7 @@ class Deployment(Record, frozen=True, kw_only=True):
     parallelism: int
     max_parallelism: int
     restored_checkpoint: int = 0
-    """What the attempt began with; 0: nothing."""
+    """The checkpoint that the attempt restored; 0: none."""
     in_parts: bool = False
     """Some of its regions have restarted since, as other attempts, perhaps on other workers."""
 
@@ -97,10 +97,10 @@ class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", 
     """The run goes on at this one: with the last checkpoint before a rescale, the new one. 0 in entries
     of before there was rescaling: as before."""
     deployment: Deployment | None = None
-    """What ran, again: the entry that said so may have been trimmed."""
+    """The deployment that ran, repeated because its own entry may have been trimmed."""
     history: RunHistory = NO_HISTORY
     old_output: OldOutput = NO_OLD_OUTPUT
-    """What the run still replaces behind this checkpoint."""
+    """The output of earlier runs that is still to be deleted behind this checkpoint."""
 
 
 class OutputListed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -140,7 +140,7 @@ class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """The newest checkpoint that it could have gone on from; 0: none, or not told."""
     failure: JobFailure | None = None
     history: RunHistory = NO_HISTORY
-    """Of this run; `ends` are those of the runs before it."""
+    """The history of this run; `ends` are those of the runs before it."""
 
 
 LogEntry: TypeAlias = (
@@ -200,7 +200,7 @@ class LoggedCheckpoint:
 @final
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What the entries `head` to `tail` say. Immutable; `fold` makes the next one."""
+    """The meaning of the entries `head` to `tail`. Immutable; `fold` makes the next view."""
 
     head: int = 1
     tail: int = 0
@@ -218,23 +218,23 @@ class LogView:
     run: str = ""
     """The run of the newest start or checkpoint."""
     parallelism: int = 0
-    """At which that run goes on: whoever continues it takes this, not what the job once said."""
+    """The parallelism at which that run goes on, whatever the job once said."""
     fresh_from: int = 0
     """Sequence of the newest fresh start in view: nothing before it is restored."""
     restore_from: str = ""
-    """What the newest run began with, until it has a checkpoint of its own."""
+    """The savepoint that the newest run restored, until it has a checkpoint of its own."""
     takeovers_ms: tuple[int, ...] = ()
     """When coordinators took this run over since it last completed a checkpoint, or began."""
     deployment: Deployment | None = None
-    """What a coordinator last had begin; it may be long over."""
+    """The newest deployment; it may be long over."""
     deployed_run: str = ""
     """The run it belongs to."""
     deployment_completed: int = 0
     """The newest checkpoint that it completed; 0: none."""
     history: RunHistory = NO_HISTORY
-    """Of the newest run; the `ends` in it are not trimmed, and may lie in front of `head`."""
+    """The history of the newest run; its `ends` are not trimmed, and may lie in front of `head`."""
     old_output: OldOutput = NO_OLD_OUTPUT
-    """What is still to be deleted of earlier runs; its entry is not trimmed either."""
+    """The output of earlier runs that is still to be deleted; its entry is not trimmed either."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
@@ -269,7 +269,7 @@ class LogView:
 
     @property
     def ended(self) -> JobEnded | None:
-        """How the job ended; None if it never did, or was started again since."""
+        """The end of the job; None if it never ended, or was started again since."""
         if self.last_end is None or self.last_end.generation != self.generation:
             return None
         return self.last_end
@@ -281,7 +281,7 @@ class LogView:
         return max(newest, self.end_sequence)
 
     def takeovers_since(self, since_ms: int) -> int:
-        """How often this run was taken over since then without a checkpoint in between."""
+        """The number of takeovers of this run since then without a checkpoint in between."""
         return sum(at_ms >= since_ms for at_ms in self.takeovers_ms)
 
     def owned_by(self, writer: str, generation: int) -> bool:
@@ -415,7 +415,7 @@ AppendDecision: TypeAlias = Appended | AlreadyAppended | Fenced | Retry
 
 
 def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) -> AppendDecision:
-    """What follows from trying to create `proposal` in slot `view.tail + 1`.
+    """Decide what follows from trying to create `proposal` in slot `view.tail + 1`.
 
     Args:
         view: the view on which the proposal was based.

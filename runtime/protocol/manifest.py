@@ -15,7 +15,7 @@ from . import names
 
 
 class ManifestSubtask(Record, frozen=True, kw_only=True):
-    """What one subtask handed over for one operator."""
+    """The snapshots of one operator in one subtask."""
 
     subtask: int
     snapshots: tuple[OperatorSnapshot, ...] = ()

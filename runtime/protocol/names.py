@@ -121,7 +121,7 @@ def local_dir(text: str) -> str:
 
 
 def local_copy(file: str) -> str:
-    """What the copy of a state file on a worker's own disk is called."""
+    """The name of the copy of a state file on a worker's own disk."""
     return f"{_slug(file.rpartition('/')[2])}-{xxhash.xxh3_128_hexdigest(file.encode())}"
 
 

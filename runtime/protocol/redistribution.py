@@ -1,4 +1,4 @@
-"""How items of operator state are dealt out when the parallelism changes (features.md 3.7).
+"""Deals out items of operator state when the parallelism changes.
 
 The rules are Flink's (`RoundRobinOperatorStateRepartitioner`), so that no subtask has more than one item
 above another, over all states together.

@@ -1,4 +1,4 @@
-"""What the deployment of an attempt consisted of."""
+"""Times and sizes of the parts of an attempt's deployment."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ...state.sealed import Record
 
 @final
 class RunHistory(Record, frozen=True, kw_only=True):
-    """What an entry of the job log repeats of its run, and of the runs before it."""
+    """The facts about its run, and the runs before it, that an entry of the job log repeats."""
 
     job: str = ""
     """The name of the job; empty in entries of before it was written down."""
@@ -52,4 +52,4 @@ class RunHistory(Record, frozen=True, kw_only=True):
 
 
 NO_HISTORY: Final = RunHistory()
-"""Of entries that were written before there was a history."""
+"""The history in entries that were written before there was one."""

@@ -14,7 +14,7 @@ from .ids import NO_CHECKPOINT, CheckpointId
 
 @unique
 class SnapshotVerdict(Enum):
-    """What to do with a checkpoint whose barriers are all here."""
+    """The decision about a checkpoint whose barriers are all here."""
 
     TAKE = "take"
     CANCEL = "cancel"

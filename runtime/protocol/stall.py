@@ -1,4 +1,4 @@
-"""Whether something that should move stands still (features.md REC-19)."""
+"""Finds out whether something that should move stands still."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import enum
 
 
 class Turn(enum.Enum):
-    """What a process of the two does."""
+    """The roles of the two processes."""
 
     LEADS = "leads"
     STANDS_BY = "stands by"
@@ -24,7 +24,7 @@ class Turn(enum.Enum):
 
 
 class Step(enum.Enum):
-    """What to do next."""
+    """The next step of a process."""
 
     LEAD = "lead"
     WATCH = "watch"
@@ -34,7 +34,7 @@ class Step(enum.Enum):
 
 
 class Watched(enum.Enum):
-    """How the connection to a leader ended."""
+    """The ways in which the connection to a leader ends."""
 
     JOB_ENDED = "the job has ended"
     DEPOSED = "it leads no more, and lives"
@@ -42,12 +42,12 @@ class Watched(enum.Enum):
 
 
 def first_step(*, first: bool, restarted: bool) -> Step:
-    """Of a process that begins; `restarted`: it is there in place of one that died."""
+    """Decide for a process that begins; `restarted`: it replaces one that died."""
     return Step.LEAD if first and not restarted else Step.ASK
 
 
 def step_by_turn(other: Turn, *, first: bool, silent_ms: int, silent_max_ms: int) -> Step:
-    """Of a process that does not lead and has asked the other one.
+    """Decide for a process that does not lead and has asked the other one.
 
     Args:
         other: what the other one does.
@@ -69,7 +69,7 @@ def step_by_turn(other: Turn, *, first: bool, silent_ms: int, silent_max_ms: int
 
 
 def step_behind(watched: Watched) -> Step:
-    """Of a process that has watched a leader to the end of that."""
+    """Decide for a process that has watched a leader until that one ended."""
     match watched:
         case Watched.JOB_ENDED:
             return Step.LEAVE
@@ -80,7 +80,7 @@ def step_behind(watched: Watched) -> Step:
 
 
 def step_fenced(other: Turn) -> Step:
-    """Of a leader that was fenced: by the other one, or by a run that has nothing to do with these two."""
+    """Decide for a leader that was fenced, by the other process or by another run."""
     match other:
         case Turn.LEADS:
             return Step.WATCH

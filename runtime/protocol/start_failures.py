@@ -27,7 +27,7 @@ class StartFailures:
             self._failures.popleft()
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long to wait before the next start."""
+        """The pause before the next start."""
         while self._failures and self._failures[0] <= now_ms - WINDOW_MS:
             self._failures.popleft()
         if not self._failures:

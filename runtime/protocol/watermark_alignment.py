@@ -52,7 +52,7 @@ class AlignmentGroup:
 
     @property
     def announced(self) -> int:
-        """What members were told last; NO_LIMIT before anything was said."""
+        """The limit that members were told last; NO_LIMIT before they were told any."""
         return self._announced
 
     @property

@@ -11,7 +11,7 @@ WINDOW_S = 1.0
 
 
 class Activity(IntEnum):
-    """What a subtask's loop is doing."""
+    """The activities of a subtask's loop."""
 
     BUSY = 0
     IDLE = 1
@@ -79,7 +79,7 @@ class TimeAccounting:
 
     @property
     def last_rates(self) -> Rates:
-        """What `rates` returned last; for other threads."""
+        """The last result of `rates`; for other threads."""
         return self._rates
 
     def rates(self) -> Rates:

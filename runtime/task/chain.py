@@ -31,7 +31,7 @@ LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
 class Partition(Protocol):
-    """What the chain needs of a result partition."""
+    """The part of a result partition that the chain needs."""
 
     def emit(self, batch: Batch) -> None:
         """Send a batch to the subtasks downstream; never blocks."""

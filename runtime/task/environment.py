@@ -1,4 +1,4 @@
-"""What a subtask is given: its place in the plan, its gate and partitions, and whom it reports to."""
+"""The environment of a subtask: its place in the plan, its gate and partitions, and its reports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SubtaskReports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTiming:
-    """How one subtask's snapshot went. Times in ms."""
+    """Times, in ms, and sizes of one subtask's snapshot."""
 
     sync_ms: float
     async_ms: float
@@ -65,9 +65,9 @@ class SnapshotTiming:
     finished: bool
     unaligned: bool = False
     written_bytes: int = 0
-    """What is new in the store; the size of the snapshot includes what it shares with older ones."""
+    """The size of what is new in the store; the snapshot itself may share files with older ones."""
     in_flight_bytes: int = 0
-    """Of it, records that barriers overtook."""
+    """The part of it that is records which barriers overtook."""
     processed_bytes: int = 0
     """Records processed during the alignment."""
     wrote: tuple[str, ...] = ()

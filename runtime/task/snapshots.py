@@ -62,9 +62,9 @@ class SnapshotRunner:
             env.index, env.vertex.parallelism, env.plan.max_parallelism
         )
         self.start_delay_ms = 0.0
-        """Of the last snapshot: from the trigger to the first barrier here."""
+        """The time from the trigger to the first barrier here, of the last snapshot."""
         self.alignment_ms = 0.0
-        """Of the last snapshot: from the first barrier to the last."""
+        """The time from the first barrier to the last, of the last snapshot."""
 
     def restored(
         self,
@@ -178,7 +178,7 @@ class SnapshotRunner:
     def _plan(
         self, name: str, cut: StateSnapshot, base: Written, options: CheckpointOptions
     ) -> OperatorWork:
-        """How each state of an operator is written."""
+        """Plan how each state of an operator is written."""
         work = OperatorWork(name, ())
         files_max = self._env.settings.delta_chain_max
         for state, table in cut.tables.items():
@@ -278,7 +278,7 @@ class SnapshotRunner:
     async def _write_in_flight(
         self, in_flight: InFlightCut | None, target: Target, begun: list[str]
     ) -> list[OperatorSnapshot]:
-        """What the barrier overtook."""
+        """Write the records that the barrier overtook."""
         if in_flight is None:
             return []
         written = await write_in_flight(
@@ -330,7 +330,7 @@ class SnapshotRunner:
         self._book.completed(checkpoint_id)
 
     def give_up(self, checkpoint_id: int) -> None:
-        """Nobody needs the asynchronous part any more."""
+        """Cancel the asynchronous part: its result is not needed any more."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.cancel()

@@ -83,7 +83,7 @@ Work = TableWork | FilesWork | ItemsWork
 
 @dataclass(slots=True)
 class OperatorWork:
-    """What is to be done for one operator."""
+    """The work to be done for one operator."""
 
     operator: str
     states: tuple[StateInfo, ...]

@@ -74,10 +74,10 @@ class Subtask:
         self._stopping = False
         self._slices = SliceSizer(env.settings.slice_ms)
         self._slice_s = 0.0
-        """What the last slice took."""
+        """The duration of the last slice."""
         self._outlet_timers: set[asyncio.Handle] = set()
         self._processed_bytes = 0
-        """Of records since the first barrier of the checkpoint under way."""
+        """Bytes of records since the first barrier of the checkpoint under way."""
         self.debloater: Debloater | None = None
         if env.settings.debloat is not None:
             self.debloater = Debloater(env.settings.debloat, self.time, self._partitions)
@@ -347,7 +347,7 @@ class Subtask:
         return verdict is SnapshotVerdict.TAKE
 
     def in_flight(self, barrier: CheckpointBarrier) -> InFlightCut | None:
-        """What the barrier that was just sent overtakes here; None if it is aligned."""
+        """Capture the records that the barrier just sent overtakes here; None if it is aligned."""
         if not barrier.options.may_overtake:
             return None
         found = [partition.outlet(barrier.checkpoint_id) for partition in self._partitions]
