@@ -79,12 +79,13 @@ def test_every_object_fits_the_schema_of_its_kind(
 
 
 def test_every_pod_is_restricted_and_bounded(rendered: dict[str, list[Object]]) -> None:
-    for objects in rendered.values():
+    for name, objects in rendered.items():
         assert len(pods(objects)) == 2
         for pod in pods(objects):
             security = pod["securityContext"]
             assert security["runAsNonRoot"]
-            assert security["runAsUser"] == 10001
+            # In `available` the cluster chooses the user, as OpenShift does.
+            assert security.get("runAsUser") == (None if name == "available" else 10001)
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
             assert not any("hostPath" in volume for volume in pod["volumes"])
@@ -222,6 +223,47 @@ def test_rules_and_dashboards_are_taken_as_they_are(programs: Programs, tmp_path
     assert [rule["spec"]["groups"] for rule in made] == [[{**groups[0], "rules": [one]}]]
 
 
+def test_what_users_say_of_pods_reaches_the_operator(rendered: dict[str, list[Object]]) -> None:
+    values = yaml.safe_load((CHART / "ci" / "available.yaml").read_text())
+    said = values["operator"]
+    (deployment,) = of_kind(rendered["available"], "Deployment")
+    template = deployment["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    same = (
+        "priorityClassName",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "dnsConfig",
+        "hostAliases",
+    )
+    assert {name: pod[name] for name in same} == {name: said[name] for name in same}
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread.items() >= said["topologySpread"]["constraints"][0].items()
+    assert spread["labelSelector"] == deployment["spec"]["selector"]
+    assert container["envFrom"] == said["envFrom"]
+    assert all(each in container["env"] for each in said["env"])
+    assert all(each in pod["volumes"] for each in said["volumes"])
+    assert all(each in container["volumeMounts"] for each in said["volumeMounts"])
+    assert template["metadata"]["annotations"] == said["podAnnotations"]
+    assert template["metadata"]["labels"].items() >= said["podLabels"].items()
+    assert deployment["metadata"]["annotations"] == said["annotations"]
+    assert deployment["spec"]["revisionHistoryLimit"] == 1
+    (budget,) = of_kind(rendered["available"], "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == "50%"
+    (test,) = of_kind(rendered["available"], "Pod")
+    assert test["spec"]["tolerations"] == said["tolerations"]
+    assert test["metadata"]["annotations"].items() >= values["test"]["podAnnotations"].items()
+    policy = next(
+        p for p in of_kind(rendered["available"], "NetworkPolicy") if "egress" in p["spec"]
+    )
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["spec"]["egress"] == values["networkPolicy"]["operatorEgress"]
+    for found in rendered["available"]:
+        if found["kind"] != "CustomResourceDefinition":
+            assert found["metadata"]["labels"].items() >= values["commonLabels"].items()
+
+
 def alert_rules(programs: Programs, *settings: str) -> list[Object]:
     """The rules of the chart with these values."""
     arguments = [
@@ -258,6 +300,10 @@ def test_the_alerts_are_those_of_the_code_with_the_thresholds_of_the_values(
         ("operator.replicas=many", "operator"),
         ("image.digest=latest", "digest"),
         ("ports.health=80", "health"),
+        ("operator.podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
+        ("operator.topologySpread.constraints[0].maxSkew=1", "topologyKey"),
+        (r"commonLabels.app\.kubernetes\.io/name=mine", "app.kubernetes.io/name"),
+        ("podSecurityContext.privileged=true", "privileged"),
         ("metrics.prometheusRule.thresholds.memory=90", "memory"),
         ("metrics.prometheusRule.thresholds.skw=9", "skw"),
         ("metrics.prometheusRule.disabled={HeadgateSkw}", "disabled"),

@@ -29,6 +29,9 @@ app.kubernetes.io/part-of: headgate
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "headgate.image" -}}
@@ -52,13 +55,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (list .Release.Namespace) .Values.watchNamespaces | uniq | toJson -}}
 {{- end -}}
 
-{{/* What Pod Security calls restricted. */}}
+{{/* What is null is left to the cluster. */}}
 {{- define "headgate.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-seccompProfile: {type: RuntimeDefault}
+{{- $set := dict -}}
+{{- range $name, $value := .Values.podSecurityContext }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $_ := set $set $name $value }}
+{{- end }}
+{{- end }}
+{{- toYaml $set }}
 {{- end -}}
 
 {{- define "headgate.containerSecurity" -}}
