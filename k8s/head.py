@@ -108,6 +108,8 @@ def start_ray(pod_ip: str, address: str = "") -> list[str]:
         address: of a Ray cluster that this pod joins; empty: it is the head of a new one.
     """
     head = ["--head", f"--port={ports.RAY_GCS.number}", "--include-dashboard=false"]
+    # The operator makes the workers, and the autoscaler's monitor would listen on a port of its own.
+    head.append("--no-monitor")
     return [
         "ray", "start", "--block",
         *([f"--address={address}"] if address else head),

@@ -290,6 +290,7 @@ def _fetch_code(spec: dict[str, Any], archive: str) -> None:
     """
     (container,) = (each for each in spec["containers"] if each["name"] == CONTAINER)
     kept = (
+        "terminationMessagePolicy",
         "image",
         "imagePullPolicy",
         "env",
@@ -303,8 +304,6 @@ def _fetch_code(spec: dict[str, Any], archive: str) -> None:
     first = {
         "name": CODE_CONTAINER,
         "command": command,
-        # What it says when it fails is then in the status of the pod, and in that of the StreamJob.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         **{name: container[name] for name in kept if name in container},
     }
     # The module path is for the job: half of the code could be there from an attempt before.
@@ -335,6 +334,7 @@ def _container(command: list[str], image: str, pull_policy: str) -> dict[str, An
         "name": CONTAINER,
         "image": image,
         "command": command,
+        # What it says when it fails is then in the status of the pod, and in that of the StreamJob.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -31,6 +31,7 @@ def test_the_settings_are_options_with_the_ports_of_the_table(mode: str) -> None
 def test_the_head_of_ray_hosts_no_workers() -> None:
     command = start_ray("10.1.2.3")
     assert {"--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false"} <= set(command)
+    assert "--no-monitor" in command
     assert not any(each.startswith("--resources") for each in command)
     joined = start_ray("10.1.2.3", "ray.example:6379")
     assert {"--address=ray.example:6379", "--num-cpus=0"} <= set(joined)
