@@ -1,1 +1,1 @@
-"""What a job remembers: key groups, slot tables, snapshots."""
+"""The state of jobs: key groups, slot tables, snapshots."""

@@ -19,7 +19,7 @@ from .values import Array, Index, Values, values_of
 
 
 class DistinctAccumulator(Accumulator):
-    """How many different values; exact. NaN is one value. Memory grows with the values."""
+    """Counts different values, exactly. NaN is one value. Memory grows with the values."""
 
     def __init__(self, name: str, type_: pa.DataType) -> None:
         self.name, self.type = name, pa.int64()

@@ -44,7 +44,7 @@ class AggregateSpec:
         return accumulator_for(self.kind, self.name, self.type, self.by_type, self.number)
 
     def values_in(self, columns: Mapping[str, Values]) -> Values | None:
-        """What the accumulator is given of these columns; None if it counts rows."""
+        """The values of these columns for the accumulator; None if it counts rows."""
         if self.column is None:
             return None
         values = columns[self.column]
@@ -177,7 +177,7 @@ class StateCut:
 
     @property
     def size(self) -> int:
-        """How many slots there were."""
+        """The number of slots that there were."""
         return self._cut.size
 
     def slots(self, since: int | None) -> Index | slice:

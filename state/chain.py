@@ -1,4 +1,4 @@
-"""What of a table is written at a cut: everything (a base), or a delta, and how far back it reaches.
+"""Decides what a cut of a table writes: everything (a base), or a delta, and how far back it reaches.
 
 The files of one table of one subtask form a *chain*: a base with all rows, then deltas, each with what
 changed since the cut before it. A new cut (features.md 3.8) continues the chain of the completed
@@ -81,7 +81,7 @@ class ChainPlan:
 
 
 def plan(chain: Chain, epoch: int, files_max: int) -> ChainPlan:
-    """How cut number `epoch` of a table continues `chain`.
+    """Decide how cut number `epoch` of a table continues `chain`.
 
     Args:
         chain: of the completed checkpoint to build on.
@@ -108,7 +108,7 @@ def _too_small(chain: Chain) -> bool:
 
 
 def _files_to_keep(links: Sequence[Link]) -> int:
-    """How many files stay when a full chain gets one more; 0: all must go."""
+    """The number of files that stay when a full chain gets one more; 0: all must go."""
     merged_bytes = links[-1].handle.size_bytes  # the new delta, as large as the newest
     possible = 0
     for keep in range(len(links) - 1, 0, -1):
@@ -144,7 +144,7 @@ def restored_chain(handles: Iterable[StateHandle]) -> Chain:
 
 @dataclass(slots=True)
 class Written:
-    """What the checkpoints of one subtask have in the store, seen from one of them.
+    """The files that the checkpoints of one subtask have in the store, seen from one of them.
 
     Attributes:
         base: id of the checkpoint it was built on.
@@ -174,7 +174,7 @@ class ChainBook:
         """The bases of checkpoints that are being written: they are read in threads, some time later."""
 
     def base(self, checkpoint_id: int) -> Written:
-        """What the completed checkpoint that a barrier names has; nothing if it is unknown here.
+        """The files of the completed checkpoint that a barrier names; none if it is unknown here.
 
         Barriers name them in order, so that older ones are forgotten.
         """

@@ -42,7 +42,7 @@ _NIL = b"\xc0"
 
 
 class Codec(ABC):
-    """How values of one type are kept. `type_` is the type of their column."""
+    """Encodes and decodes values of one type. `type_` is the type of their column."""
 
     type_: pa.DataType
     nullable = False

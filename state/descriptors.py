@@ -45,10 +45,10 @@ Migrate = Callable[[Any, int], Any]
 
 
 class StateDescriptor:
-    """What all descriptors share: name and type."""
+    """The base of all descriptors: name and type."""
 
     parameters: ClassVar[int] = 1
-    """How many type parameters there are."""
+    """The number of type parameters."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -166,7 +166,7 @@ class KeyedState(StateDescriptor):
         return TableSpec(self.name, layout, ttl_ms, self.version, self.migrate)
 
     def handle(self, backend: Tables, expiry: Expiry | None) -> Any:
-        """What the user's function holds."""
+        """The handle that the user's function holds."""
         raise NotImplementedError
 
     def _values(self, backend: Tables, expiry: Expiry | None) -> Any:
@@ -331,7 +331,7 @@ class OperatorListState(Attribute[OperatorListHandle[T]], Generic[T]):
         self.redistribution = redistribution
 
     def handle(self) -> OperatorListHandle[T]:
-        """What the user's function holds."""
+        """The handle that the user's function holds."""
         return OperatorListHandle(self.name, codec_of(self.types()[0]), self.redistribution)
 
 
@@ -347,5 +347,5 @@ class BroadcastState(Attribute[BroadcastHandle[K, V]], Generic[K, V]):
         super().__init__(name)
 
     def handle(self, may_write: Callable[[], bool]) -> BroadcastHandle[K, V]:
-        """What the user's function holds."""
+        """The handle that the user's function holds."""
         return BroadcastHandle(self.name, codec_of(self.types()[1]), may_write)

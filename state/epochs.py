@@ -26,7 +26,7 @@ Field: TypeAlias = SlotArray | ObjectArray
 """Some values by slot that belong to a state."""
 Which: TypeAlias = Index | slice
 RESTORED_EPOCH = 1
-"""Of rows that were restored; what changes afterwards belongs to cut 2."""
+"""The epoch of rows that were restored; what changes afterwards belongs to cut 2."""
 MARK_ALL_FACTOR = 4
 """Tables this many times smaller than a batch count as changed as a whole: that is one short fill."""
 

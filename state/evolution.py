@@ -1,4 +1,4 @@
-"""Whether state of one shape can be loaded as another, and how (features.md SAV-12).
+"""Decides whether state of one shape can be loaded as another, and how.
 
 Columns and fields of structs may be added (they become null, or a default), removed, and widened. Types of
 keys never change: where a key lives follows from its type. What changes more than that needs a new

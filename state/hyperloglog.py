@@ -34,7 +34,7 @@ def places_of(hashes: Hashes) -> tuple[Index, npt.NDArray[np.uint8]]:
 
 
 def estimates(registers: Array) -> npt.NDArray[np.int64]:
-    """How many different values sketches have seen; one row of `registers` each."""
+    """Estimate the number of different values that sketches have seen; one row of `registers` each."""
     found = np.empty(len(registers), np.int64)
     for low in range(0, len(registers), _BLOCK):
         block = registers[low : low + _BLOCK]

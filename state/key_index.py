@@ -116,7 +116,7 @@ class KeyIndex:
 
     @property
     def size(self) -> int:
-        """How many keys there are: slots are 0 to size - 1."""
+        """The number of keys: slots are 0 to size - 1."""
         return self._table.size if self._dense is None else self._dense.size
 
     @property

@@ -1,4 +1,4 @@
-"""What a local file holds, in two words."""
+"""The size and checksum of a local file."""
 
 from __future__ import annotations
 

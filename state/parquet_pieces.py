@@ -33,7 +33,7 @@ def footer_length(tail: bytes) -> int:
 
 
 def tail_bytes(size: int, footer_bytes: int) -> int:
-    """How much of the end of a file `Pieces` need for Arrow to read its footer."""
+    """The number of bytes at the end of a file that Arrow needs to read its footer."""
     return min(size, max(footer_bytes, ARROW_TAIL_BYTES))
 
 

@@ -291,7 +291,7 @@ class SlotTable:
 
 
 def _most_keys(cells: int) -> int:
-    """How many keys an index of this size takes."""
+    """The number of keys that an index of this size takes."""
     return cells // (_SMALL_CELLS_PER_KEY if cells <= _SMALL_CELLS_MAX else _CELLS_PER_KEY)
 
 

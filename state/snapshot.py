@@ -1,4 +1,4 @@
-"""What an operator hands over at a barrier, and gets back after a restore.
+"""The state that an operator hands over at a barrier, and gets back after a restore.
 
 Three shapes of state (features.md STA-01, STA-02):
 
@@ -82,7 +82,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class CollectedFiles:
-    """What a `FilesCut` consists of. `meta` says how the files belong together; opaque, and small."""
+    """The content of a `FilesCut`. `meta` says how the files belong together; opaque, and small."""
 
     files: list[LocalFile]
     meta: bytes
@@ -154,7 +154,7 @@ HINT: Final = "hint"
 
 
 class StateInfo(Record, frozen=True, kw_only=True):
-    """What a state is, as the operator declares it: for inspection, checks and evolution.
+    """The declaration of a state by its operator: for inspection, checks and evolution.
 
     `schema` is the Arrow IPC message of the schema of its canonical table (None: items, or not known
     before records come). `version` is the user's, see `migrate` of a descriptor.
@@ -216,7 +216,7 @@ class ChannelAddress(Record, frozen=True, kw_only=True):
 
 
 HANDLE_KINDS: Final = frozenset({"table", "delta", "items", "file", "meta", "input", "output"})
-"""What `StateHandle.kind` may be."""
+"""The values of `StateHandle.kind`."""
 
 
 class StateHandle(Record, frozen=True, kw_only=True):

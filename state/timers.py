@@ -62,7 +62,7 @@ class TimerTable:
         """The time of the bucket in which an address counts; never after its timer."""
 
     def __len__(self) -> int:
-        """How many timers are pending."""
+        """The number of pending timers."""
         return self._size
 
     @property

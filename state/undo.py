@@ -1,4 +1,4 @@
-"""What takes back the changes of state that a function made before it failed."""
+"""Takes back the changes of state that a function made before it failed."""
 
 from __future__ import annotations
 

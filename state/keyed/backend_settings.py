@@ -1,4 +1,4 @@
-"""What the options say about backends of keyed state."""
+"""The settings of backends of keyed state, from the options."""
 
 from __future__ import annotations
 

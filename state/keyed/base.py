@@ -29,7 +29,7 @@ class Absent:
 
 
 ABSENT: Final = Absent()
-"""What a table returns where there is nothing; None is a value."""
+"""The result of a table for a key that has no value; None is a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class EntryTable(ABC):
 
     @abstractmethod
     def last(self) -> int:
-        """Of a list: the greatest position in use, -1 if none."""
+        """The greatest position of a list that is in use, -1 if none."""
 
     @abstractmethod
     def empty(self) -> bool:

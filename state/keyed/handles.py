@@ -1,4 +1,4 @@
-"""What the user's function holds: state of the current key, by kind.
+"""The handles that a user's function holds: state of the current key, by kind.
 
 A handle does not know of keys or backends: its table does.
 """
@@ -33,7 +33,7 @@ class AggregateFunction(Protocol[Added, ACC, Result]):
         ...
 
     def result(self, accumulator: ACC) -> Result:
-        """What the accumulator says."""
+        """The result of the accumulator."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the keys of an operator are, and how they lie in the columns of its tables."""
+"""The shape of an operator's keys, and how they lie in the columns of its tables."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class _Position:
 
 
 class _Table:
-    """What both kinds of tables share: parts, cuts, and the form values are held in."""
+    """The base of both kinds of tables: parts, cuts, and the form values are held in."""
 
     def __init__(self, spec: TableSpec, position: _Position, max_parallelism: int) -> None:
         self.spec = spec

@@ -56,7 +56,7 @@ class _Position:
 
 
 class _Table:
-    """What both kinds of tables share."""
+    """The base of both kinds of tables."""
 
     def __init__(self, spec: TableSpec, database: Database, position: _Position) -> None:
         self.spec, self.database = spec, database

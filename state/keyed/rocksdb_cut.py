@@ -40,7 +40,7 @@ class FileMeta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DatabaseMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """How the files of a cut belong together.
+    """The description of the files of a cut.
 
     `private` are small files that belong to this cut alone: RocksDB's manifest, and what points to it.
     `undo` is the id of the file with the values that are to be put back; empty: none.

@@ -1,4 +1,4 @@
-"""How keyed state lies in a RocksDB: the bytes of keys and values.
+"""The layout of keyed state in a RocksDB: the bytes of keys and values.
 
 Key: key group (2 bytes, big-endian), key, namespace (only of states that have namespaces), entry key (only
 of lists and maps); all but the first as `identity.encode_token` writes them. Each says where it ends, so
@@ -25,7 +25,7 @@ END_OF_GROUPS: Final = b"\xff\xff"
 
 
 def group_prefix(key_group: int) -> bytes:
-    """What all keys of a key group begin with; keys of lower groups come before it."""
+    """The prefix of all keys of a key group; keys of lower groups come before it."""
     return _GROUP.pack(key_group)
 
 

@@ -18,7 +18,7 @@ _LEAST = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class StateTtl:
-    """How long what is in a state lives.
+    """The time that the values of a state live.
 
     Attributes:
         after: a duration such as `"1d"`, or a timedelta; at least 1 ms.
@@ -87,7 +87,7 @@ class Expiry:
 
 
 class _Rules:
-    """What both kinds of tables decide."""
+    """The decisions that both kinds of tables share."""
 
     def __init__(self, expiry: Expiry, sweep: Callable[[int, int], int]) -> None:
         self.dead_until, self._all_dead_until = expiry.dead_until, expiry.all_dead_until

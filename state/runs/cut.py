@@ -41,7 +41,7 @@ class SegmentMeta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunsMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """How the files of a cut belong together: runs, newest first.
+    """The description of the files of a cut: its runs, newest first.
 
     `identity` says how check lanes were computed; where another one is in use they are computed anew.
     """

@@ -1,4 +1,4 @@
-"""What a run keeps in memory to find hashes: 2 to 3 bytes a row.
+"""The index that a run keeps in memory to find hashes: 2 to 3 bytes a row.
 
 Hashes are uniform and sorted, so the distance of a hash from the first one, shifted, is nearly its row: the
 *fence* has the first row of each bucket of 2 to 4 rows. Beside it lies one byte of each row's hash, its

@@ -1,4 +1,4 @@
-"""How the columns of a row lie in a run: those of fixed width packed into one record per row.
+"""The layout of a row in a run: those of fixed width packed into one record per row.
 
 A lookup touches rows all over a file. Packed, a row costs one or two cache lines, and one page, however
 many columns it has. Strings and other columns without a fixed width stay Arrow columns beside the

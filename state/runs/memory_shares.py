@@ -1,4 +1,4 @@
-"""How tables of one process share the memory that the job grants it."""
+"""Shares the memory that the job grants to a process between its tables."""
 
 from __future__ import annotations
 

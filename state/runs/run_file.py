@@ -31,7 +31,7 @@ _FIX = "restore from another checkpoint or savepoint"
 
 
 class FileMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run file says of itself."""
+    """The description that a run file holds of itself."""
 
     version: int
     rows: int

@@ -52,7 +52,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a lookup found: row i of `table` belongs to what was asked for at `positions[i]`."""
+    """The result of a lookup: row i of `table` belongs to the key at `positions[i]` of the question."""
 
     positions: Index
     table: pa.Table
@@ -265,5 +265,5 @@ def _others(hits: Sequence[Hits], size: int) -> Index:
 
 
 def _faults() -> int:
-    """How often this thread waited for the disk."""
+    """The number of times that this thread waited for the disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How large the pieces are, and when runs are merged.
+    """The sizes of pieces, and when runs are merged.
 
     Attributes:
         memory_bytes: for rows not yet in runs, of which there may be two lots (one being filled, one

@@ -48,7 +48,7 @@ class Delta(Protocol):
 
     @property
     def size(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         ...
 
     @property
