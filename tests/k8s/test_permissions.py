@@ -64,7 +64,8 @@ def test_what_the_model_does_is_allowed_and_what_is_allowed_is_done(monkeypatch:
     # The settings of the model's operator never change, so it replaces nothing.
     replaced = {"services", "networkpolicies", "poddisruptionbudgets"}
     unused = {each for each in allowed() - needed if each[1] not in ("get", "list", "watch")}
-    assert unused == {
+    # Surplus savepoints are deleted by few seeds only; tests/kube/test_rights.py sees the operator do it.
+    assert unused - {("streamsnapshots", "delete")} == {
         ("events", "create"),
         ("streamjobs/finalizers", "update"),
         ("streamsnapshots/finalizers", "update"),

@@ -30,15 +30,17 @@ VERBS = (
     *("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"),
     *("bind", "escalate", "impersonate"),
 )
-NOT_LOGGED = {
+FINALIZERS = {
     ("headgate.io", "streamjobs/finalizers", "update"),
     ("headgate.io", "streamsnapshots/finalizers", "update"),
+}
+NOT_LOGGED = FINALIZERS | {
     ("", "services", "create"),
     ("networking.k8s.io", "networkpolicies", "create"),
     ("policy", "poddisruptionbudgets", "create"),
 }
-"""Rights that the API server asks about when an object gets an owner, or when an apply makes an object. The
-log has the request itself; see the test below."""
+"""Rights that the API server asks for within another request: for an object that gets an owner, and for one
+that an apply makes. The last two tests show that it does."""
 WAIT_S_MAX = 90.0
 __all__ = ["definitions", "kuberay"]
 
@@ -156,7 +158,7 @@ def test_everything_else_is_refused(
     resources = ask.resources()
     assert {("", "secrets"), ("", "pods/exec"), ("headgate.io", "streamjobs/status")} <= resources
     # The subresource of finalizers is known to authorization only.
-    every = {(group, what, verb) for group, what in resources for verb in VERBS} | NOT_LOGGED
+    every = {(group, what, verb) for group, what in resources for verb in VERBS} | FINALIZERS
     jobs = rights(*JOBS, *KUBERAY)
     own = {each for each in every if ask.may(each, installed.namespace)}
     assert own == jobs | rights(*LEASE_CREATION)
@@ -233,3 +235,17 @@ def test_an_owner_needs_the_right_to_its_finalizers(installed: Installed) -> Non
             cluster.kubectl(*create, stdin=json.dumps(made), token=token)
         token = cluster.token(namespace, "streams-headgate")
         cluster.kubectl(*create, stdin=json.dumps(made), token=token)
+
+
+def test_an_apply_needs_the_right_to_make_what_it_makes(installed: Installed) -> None:
+    cluster, namespace = installed.cluster, installed.namespace
+    cluster.kubectl("create", "serviceaccount", "patches", "-n", namespace)
+    rule = ("--verb=get,patch", "--resource=services", "-n", namespace)
+    cluster.kubectl("create", "role", "patches", *rule)
+    bound = (f"--serviceaccount={namespace}:patches", "--role=patches", "-n", namespace)
+    cluster.kubectl("create", "rolebinding", "patches", *bound)
+    made = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 80}]}}
+    made["metadata"] = {"name": "made", "namespace": namespace}
+    token = cluster.token(namespace, "patches")
+    with pytest.raises(CommandError, match='cannot create resource "services"'):
+        cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(made), token=token)
