@@ -19,8 +19,9 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, from_list, parquet_sink, parquet_source
+from headgate.connectors.files.drafts import LocalTarget
 from headgate.connectors.spark.java import Java
-from headgate.errors import UsageError, UserCodeError
+from headgate.errors import StorageError, UsageError, UserCodeError
 from headgate.runtime.batch import session as batch_session
 from headgate.runtime.batch.session import spark_session
 from headgate.runtime.cli.explain import explain
@@ -175,6 +176,34 @@ def test_a_job_that_fails_says_why_and_leaves_nothing_to_see(session: Any, tmp_p
         path for path in (tmp_path / "out").rglob("*.parquet") if ".headgate" not in path.parts
     ]
     assert visible == []
+
+
+def test_the_output_of_the_batch_before_stays_until_that_of_this_one_is_committed(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batch(*numbers: int) -> hg.Job:
+        job = hg.Job("numbers", options=BATCH)
+        rows = job.read(from_list([{"n": n} for n in numbers], schema={"n": "long"}), name="rows")
+        rows.write(parquet_sink(str(tmp_path), guarantee="exactly_once"), name="out")
+        return job
+
+    def found() -> list[int]:
+        files = tmp_path.glob("*.parquet")
+        return sorted(n for file in files for n in pq.read_table(file)["n"].to_pylist())
+
+    def refuses(*_: Any) -> None:
+        raise StorageError("the disk is full")
+
+    batch(1, 2).run()
+    with pytest.raises(UsageError, match="1 file of earlier runs|2 files of earlier runs"):
+        batch(3).run()
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalTarget, "commit", refuses)
+        with pytest.raises(StorageError, match="the disk is full"):
+            batch(3).run(if_exists="overwrite")
+    assert found() == [1, 2]
+    batch(4).run(if_exists="overwrite")
+    assert found() == [4]
 
 
 def test_a_session_of_another_thread_is_used_and_left_alone(session: Any) -> None:
