@@ -28,7 +28,15 @@ from ..runtime.job_spec import JobSpec
 from ..runtime.manifest import load_job
 from ..runtime.options import PARALLELISM
 from . import ports
-from .head import CONSOLE, HeadRun, Logged, beginning, settings, start_ray
+from .head import (
+    CONSOLE,
+    HeadRun,
+    Logged,
+    beginning,
+    settings,
+    start_ray,
+    with_place_for_savepoints,
+)
 from .ray_process import RayProcess, address_of, listens
 from .spec import Job, parse_job
 
@@ -81,6 +89,9 @@ async def make_spec(manifest: Path, run: HeadRun) -> tuple[JobSpec, bool]:
         where = Where(storage=checkpoint.storage, options=dict(job.options))
         logged = await _logged(run.name, where)
     spec = job.spec(**beginning(run, logged), run_id=run.run_id if checkpoint is not None else None)
+    if checkpoint is not None:
+        options = with_place_for_savepoints(spec.options, checkpoint.storage)
+        spec = replace(spec, options=options)
     # Without checkpoints a run has no id of its own, but the operator has to know whom it talks to.
     return replace(spec, run=run.run_id, slots_per_worker=run.slots), logged.run == run.run_id
 

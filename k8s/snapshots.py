@@ -184,13 +184,19 @@ class _Work:
             self._end("Abandoned", f"the job is {report.state}")
 
     def _call(self, spec: Snapshot, run_id: str) -> CallJob:
-        directory = {"directory": spec.directory} if spec.directory else {}
+        place = spec.directory or self._usual_directory()
+        directory = {"directory": place} if place else {}
         if spec.type == "Checkpoint":
             return CallJob(run_id, "checkpoint", self._trigger, {})
         arguments: dict[str, Any] = {"native": spec.format == "Native", **directory}
         if spec.stop_job:
             return CallJob(run_id, "stop", self._trigger, {"savepoint": True, **arguments})
         return CallJob(run_id, "savepoint", self._trigger, arguments)
+
+    def _usual_directory(self) -> str:
+        """Where the StreamJob says that its savepoints go; empty if it does not."""
+        parsed = parse_job(self.view.job) if self.view.job is not None else None
+        return (parsed.kubernetes.savepoints.directory or "") if isinstance(parsed, Job) else ""
 
     def _retry(self, spec: Snapshot, error: str) -> None:
         status = self.status

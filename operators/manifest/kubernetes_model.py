@@ -159,7 +159,8 @@ _SAVEPOINTS = Section(
         "maxAge": Field(duration(), "older periodic savepoints are deleted, except the newest one"),
         "directory": Field(
             Text(),
-            "where savepoints go; default: the option execution.checkpointing.savepoint-dir",
+            "where savepoints go; default: the option execution.checkpointing.savepoint-dir, or else "
+            "`savepoints` below `checkpoint.storage`",
         ),
         "format": Field(
             Choice(("Canonical", "Native")), "Canonical (default), or Native, which is quicker"

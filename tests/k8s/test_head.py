@@ -9,7 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.k8s import cli, ports
-from headgate.k8s.head import HeadRun, Logged, beginning, settings, start_ray
+from headgate.k8s.head import (
+    HeadRun,
+    Logged,
+    beginning,
+    settings,
+    start_ray,
+    with_place_for_savepoints,
+)
 from headgate.runtime.options import Options
 
 RUN = HeadRun("flights", "air", "u-1-4", 3)
@@ -75,3 +82,12 @@ def test_the_error_of_a_head_that_cannot_begin_is_its_termination_message(
     assert said.exists() == in_a_pod
     if in_a_pod:
         assert said.read_text() == f"not a StreamJob path=`{job}`"
+
+
+def test_savepoints_go_beside_the_checkpoints_unless_an_option_says_where() -> None:
+    key = "execution.checkpointing.savepoint-dir"
+    assert with_place_for_savepoints({"a": "b"}, "s3://bucket/x/") == {
+        "a": "b",
+        key: "s3://bucket/x/savepoints",
+    }
+    assert with_place_for_savepoints({key: "s3://b/sp"}, "s3://bucket/x") == {key: "s3://b/sp"}

@@ -152,6 +152,21 @@ def test_files_that_could_not_be_deleted_are_not_forgotten() -> None:
     assert decided(kept, status, seen)[0] == [act.RemoveFinalizer(FINALIZER)]
 
 
+def test_the_directory_of_a_savepoint_is_that_of_the_job_unless_it_has_its_own() -> None:
+    for own, usual, directory in [
+        ({}, "", None),
+        ({}, "s3://b/usual", "s3://b/usual"),
+        ({"directory": "s3://b/own"}, "s3://b/usual", "s3://b/own"),
+    ]:
+        seen = view()
+        assert seen.job is not None
+        if usual:
+            seen.job["spec"]["kubernetes"]["savepoints"] = {"directory": usual}
+        status = StreamSnapshotStatus(phase="Running", attempts=1)
+        (call,), _ = decided(snapshot(**own), status, seen)
+        assert call.arguments.get("directory") == directory
+
+
 def test_a_savepoint_a_run_may_begin_with_is_kept() -> None:
     seen = view()
     assert seen.job is not None

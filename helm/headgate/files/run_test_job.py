@@ -61,6 +61,20 @@ def wait(path: str, seconds: int) -> bool:
     return False
 
 
+def gone(path: str, seconds: int) -> bool:
+    """Wait until the operator has let the job go, as nobody would if it were uninstalled before."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            call("GET", path)
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
 def main(namespace: str, name: str, rows: str, seconds: str) -> None:
     jobs = f"/apis/headgate.io/v1alpha1/namespaces/{namespace}/streamjobs"
     try:
@@ -84,6 +98,8 @@ def main(namespace: str, name: str, rows: str, seconds: str) -> None:
     if not good:
         sys.exit(1)
     call("DELETE", f"{jobs}/{name}")
+    if not gone(f"{jobs}/{name}", int(seconds)):
+        sys.exit(f"the job was deleted, and is still there after {seconds} s")
 
 
 if __name__ == "__main__":
