@@ -19,11 +19,9 @@ from headgate.tests.support.kube.cluster import IMAGES, Cluster
 from headgate.tests.support.kube.programs import Programs, find
 
 NODES = ("node-a", "node-b")
-STUB = Path(__file__).with_name("stub")
-"""An operator that does nothing, as the image `stub/headgate`."""
 STUB_JOB = Path(__file__).with_name("stub_job")
 """A job whose pods do nothing, as the image `stub/job`."""
-STUBS = (f"stub/headgate:*={STUB}", f"stub/job:*={STUB_JOB}")
+STUBS = (f"stub/job:*={STUB_JOB}",)
 _numbers = itertools.count(1)
 
 

@@ -19,8 +19,8 @@ import pytest
 from headgate.k8s import ports
 from headgate.tests.kube.charts import CHART, headgate_command
 from headgate.tests.kube.pods import config_map, secret
+from headgate.tests.kube.stream_jobs import explain, remove
 from headgate.tests.kube.test_install import WAIT, definitions
-from headgate.tests.kube.test_jobs import explain, remove
 from headgate.tests.kube.test_listening import asked, listening, scanner, sockets
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 

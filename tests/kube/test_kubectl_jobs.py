@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.tests.kube.test_jobs import definitions, example, explain, release
+from headgate.tests.kube.stream_jobs import example, explain
+from headgate.tests.kube.test_jobs import definitions, release
 from headgate.tests.kube.test_kubectl import Plugin
 from headgate.tests.support.kube.cluster import Cluster
 
