@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ FINALIZER_MANAGER: Final = f"{FIELD_MANAGER}-finalizer"
 TOKEN_BYTES: Final = 32
 EVENT_MESSAGE_MAX: Final = 1024
 """The API server refuses a longer note."""
+REFUSALS: Final = frozenset((400, 403, 404, 413, 422))
+"""The API server will not take an object as long as nobody does something about it."""
+TOLD_MAX: Final = 4096
+"""Resources whose last refusal is remembered, so that it is told once."""
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +43,8 @@ class Executor:
         self._written = written
         self._instance = instance
         self._now = now
+        self._told: OrderedDict[str, str] = OrderedDict()
+        """The last refusal that was told about a resource, by its uid."""
 
     async def execute(self, resource: Object, actions: Sequence[act.Action]) -> int | None:
         """Execute actions until one fails; returns the milliseconds to the next reconciliation, if given.
@@ -64,6 +71,8 @@ class Executor:
                     version = await self._finalize(resource, version, [name])
                 case act.RemoveFinalizer():
                     version = await self._finalize(resource, version, [])
+                case act.Create(made, token_key):
+                    await self._create(resource, made, token_key)
                 case _:
                     await self._change(resource["metadata"]["namespace"], action)
         return after_ms
@@ -92,8 +101,6 @@ class Executor:
     async def _change(self, namespace: str, action: act.Action) -> None:
         """Change an object of the job."""
         match action:
-            case act.Create(made, token_key):
-                await self._create(made, token_key)
             case act.Replace(made, version):
                 metadata = {**made["metadata"], "resourceVersion": version}
                 body = {**made, "metadata": metadata}
@@ -106,14 +113,27 @@ class Executor:
             case _:
                 raise AssertionError(f"there is no such action: {action}")
 
-    async def _create(self, made: Object, token_key: str) -> None:
+    async def _create(self, resource: Object, made: Object, token_key: str) -> None:
         if token_key:
             made = {**made, "stringData": {token_key: secrets.token_hex(TOKEN_BYTES)}}
         try:
             self._written(await self._api.create(made, KINDS[made["kind"]]))
         except ApiError as error:
+            if error.status in REFUSALS:
+                name = f"{made['kind']} {made['metadata']['name']}"
+                await self._tell(resource, f"{name} cannot be made: {error.answer or error}")
             if error.status != 409:
                 raise
+
+    async def _tell(self, resource: Object, refusal: str) -> None:
+        """Publish why an object is refused, such as by an admission webhook or a quota; once."""
+        uid = str(resource["metadata"]["uid"])
+        if self._told.get(uid) == refusal:
+            return
+        self._told[uid] = refusal
+        if len(self._told) > TOLD_MAX:
+            self._told.popitem(last=False)
+        await self._emit(resource, act.EmitEvent("Warning", "Refused", refusal))
 
     async def _emit(self, resource: Object, event: act.EmitEvent) -> None:
         """Publish an event. An event that is lost stops nothing: the status says the same."""

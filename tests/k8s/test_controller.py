@@ -261,6 +261,12 @@ def _install_kuberay_late(world: World) -> None:
     world.api.put(job)
     world.run(100)
     assert ("RayCluster", "air", "flights-ray") not in world.api.objects
+    events = [each for key, each in world.api.objects.items() if key[0] == "Event"]
+    (refused,) = [each for each in events if each["reason"] == "Refused"]  # once, however often
+    assert (refused["type"], refused["regarding"]["name"]) == ("Warning", "flights")
+    assert refused["note"] == (
+        "RayCluster flights-ray cannot be made: the server could not find the requested resource"
+    )
     (watch,) = [each for each in world.controller.watches() if each.missing]
     assert str(watch) == (
         "rayclusters are not watched: the server could not find the requested resource"
