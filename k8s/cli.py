@@ -20,6 +20,7 @@ from .kubectl import verbs
 from .kubectl.options import extra_of
 from .objects import Settings
 from .pod_troubles import REFUSED
+from .worker_process import GRACE_S
 
 _PODS: Final = "Processes of pods"
 TERMINATION_LOG: Final = Path("/dev/termination-log")
@@ -178,7 +179,7 @@ def worker(
     slots: Annotated[int, typer.Option(min=1, help="Subtasks of a step that this pod hosts.")] = 1,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that workers may take to leave after SIGTERM.")
-    ] = 50.0,
+    ] = GRACE_S,
 ) -> None:
     """Be one node of Ray for the workers of a job, until SIGTERM.
 

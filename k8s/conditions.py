@@ -177,9 +177,15 @@ def _checkpointing(context: Context) -> None:
 
 
 def _state_found(context: Context) -> None:
-    """The first run of a StreamJob began with the state of an earlier one of the same name."""
+    """The first run of a StreamJob began with the state of an earlier one of the same name.
+
+    This is told when the run is first seen to run. Later it may have gone on with a checkpoint of its own,
+    behind a failure.
+    """
     run, report = context.status.run, context.report
     if run is None or run.number != 1 or report is None or run.start.kind == "Path":
+        return
+    if not context.runs_at_last or (run.checkpointed and report.restarts):
         return
     if not report.restored or any(each.type == "StateFound" for each in context.status.conditions):
         return

@@ -62,6 +62,8 @@ class Context:
     """What the reconciliation waits for, in words."""
     stalled: str = ""
     """Why nothing goes on by itself."""
+    runs_at_last: bool = False
+    """The run was seen to run for the first time just now."""
     actions: list[Action] = field(default_factory=list)
 
     @property

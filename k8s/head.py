@@ -14,6 +14,8 @@ from .ray_node import SLOT_RESOURCE, fixed_ports
 
 POD_IP: Final = "env:HEADGATE_POD_IP"
 """Each process reads it from its own environment: a worker that of its own pod."""
+LEAVE_S: Final = 45
+"""Pods get `pods.GRACE_S`, and `headgate k8s worker` gives its workers five seconds more than they take."""
 CONSOLE: Final = "/tmp/headgate-console"
 """The directory of the pipes through which workers print to the log of their pod."""
 
@@ -82,6 +84,8 @@ def settings(run: HeadRun) -> dict[str, str]:
     service = f"{head_name(run.name)}.{run.namespace}.svc"
     own = {
         "headgate.control.token-file": f"{TOKEN_PATH}/{TOKEN_KEY}",
+        # A worker that leaves waits for the pod that takes its place, which has to start first.
+        "headgate.shutdown.grace": f"{LEAVE_S} s",
         "jobmanager.bind-host": "0.0.0.0",
         "jobmanager.rpc.address": POD_IP,
         "jobmanager.rpc.port": str(ports.CONTROL.number),

@@ -163,7 +163,7 @@ def _observe(context: Context) -> None:
     elif not run.running_since:
         run.running_since = context.now
         if not run.ran:
-            run.ran = True
+            run.ran = context.runs_at_last = True
             context.event("Running", f"run {run.number} runs, from {report.restored or 'nothing'}")
 
 

@@ -26,6 +26,8 @@ from .ray_node import start_worker, worker_processes
 from .ray_process import RayProcess, address_of, listens
 
 LOOK_S: Final = 0.2
+GRACE_S: Final = 50.0
+"""How long workers may take to leave, unless the command says something else."""
 log = logging.getLogger("headgate.k8s.worker")
 
 

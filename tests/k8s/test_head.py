@@ -17,6 +17,9 @@ from headgate.k8s.head import (
     start_ray,
     with_place_for_savepoints,
 )
+from headgate.k8s.pods import GRACE_S
+from headgate.k8s.worker_process import GRACE_S as WORKER_GRACE_S
+from headgate.runtime.availability_options import SHUTDOWN_GRACE
 from headgate.runtime.options import Options
 
 RUN = HeadRun("flights", "air", "u-1-4", 3)
@@ -33,6 +36,11 @@ def test_the_settings_are_options_with_the_ports_of_the_table(mode: str) -> None
     own_nodes = mode != "External"
     assert ("taskmanager.data.port" in said) == own_nodes
     assert ("headgate.ray.slot-resource" in said) == own_nodes
+
+
+def test_there_is_time_to_leave_before_the_pod_is_killed() -> None:
+    leave_s = Options(settings(RUN)).get(SHUTDOWN_GRACE) / 1000
+    assert leave_s < WORKER_GRACE_S < GRACE_S
 
 
 def test_the_head_of_ray_hosts_no_workers() -> None:

@@ -526,3 +526,14 @@ def test_the_result_is_data() -> None:
     result = reconcile(world.job, StreamJobStatus(), act.Observed(), 0, Settings())
     assert all(isinstance(each, act.Action) for each in result.actions)
     to_builtins(result.status)
+
+
+def test_a_checkpoint_of_its_own_is_no_state_that_was_found() -> None:
+    world = World().stable()
+    process = world.process()
+    assert process.checkpoint(world.cluster.now_ms)
+    process.restored = "checkpoint 3"  # a new coordinator of the run counts its restarts from 0
+    for _ in range(3):
+        world.step(60_000)
+    assert world.status["checkpoint"]["id"] > 0
+    assert "StateFound" not in world.events()

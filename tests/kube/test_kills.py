@@ -1,0 +1,137 @@
+"""Goal: a job in pods comes to the right result while its pods, its nodes and the operator are killed.
+
+Method: ten kills by a seed, in rounds; those of a round come together, and the next round begins when the
+job has completed checkpoints again. The oracle is the same job in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate.tests.kube.charts import CRDS
+from headgate.tests.kube.stream_jobs import (
+    LOOK_S,
+    STEP_S_MAX,
+    Object,
+    StreamJob,
+    explain,
+    in_one_process,
+    lasting,
+    released,
+)
+from headgate.tests.support.kube.cluster import Cluster
+
+SEED = 7
+ROUNDS = (
+    ("kill worker", "kill operator"),
+    ("kill head",),
+    ("delete worker", "kill worker"),
+    ("drain",),
+    ("kill worker", "kill head"),
+    ("delete head", "delete operator"),
+)
+"""What is killed; which pod it is, if there are several, depends on the seed."""
+PROGRESS = 2
+"""Checkpoints between two rounds."""
+
+
+@pytest.fixture(scope="module")
+def definitions(api_server: Cluster) -> None:
+    release = ("headgate-crds", str(CRDS), "-n", "kube-system")
+    api_server.helm("upgrade", "--install", *release, "--take-ownership")
+
+
+@pytest.fixture
+def release(cluster: Cluster, namespace: str, definitions: None) -> Iterator[str]:
+    """A namespace with an operator of its own."""
+    with released(cluster, namespace):
+        yield namespace
+
+
+class Killer:
+    """Ends processes, pods and nodes of a job, as a seed says."""
+
+    def __init__(self, job: StreamJob) -> None:
+        self._job = job
+        self._cluster, self._namespace = job.cluster, job.namespace
+        self._random = random.Random(SEED)
+        self.done: list[str] = []
+
+    def __call__(self, kind: str) -> None:
+        """Do what an entry of `ROUNDS` says."""
+        verb, _, whose = kind.partition(" ")
+        how: dict[str, Callable[[Object], None]] = {
+            "kill": self._kill,
+            "delete": self._delete,
+            "drain": self._drain,
+        }
+        pods = sorted(self._running(whose), key=lambda pod: str(pod["metadata"]["name"]))
+        how[verb](self._random.choice(pods))
+        self.done.append(kind)
+
+    def _running(self, whose: str) -> list[Object]:
+        """The pods of a role whose process runs, as soon as there is one; of all, if none is named."""
+        deadline = time.monotonic() + STEP_S_MAX
+        while True:
+            pods = self._operators() if whose == "operator" else self._job.pods(whose)
+            if found := [pod for pod in pods if _process(pod)]:
+                return found
+            assert time.monotonic() < deadline, explain(self._cluster, self._namespace)
+            time.sleep(LOOK_S)
+
+    def _operators(self) -> list[Object]:
+        label = "app.kubernetes.io/name=headgate-operator"
+        items: list[Object] = self._cluster.get("pods", "-n", self._namespace, "-l", label)["items"]
+        return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
+
+    def _kill(self, pod: Object) -> None:
+        os.kill(_process(pod), signal.SIGKILL)
+
+    def _delete(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        self._cluster.kubectl("delete", "pod", name, "-n", self._namespace, "--wait=false")
+
+    def _drain(self, pod: Object) -> None:
+        node = pod["spec"]["nodeName"]
+        selected = f"--pod-selector=headgate.io/job={self._job.name}"
+        try:
+            self._cluster.kubectl("drain", node, selected, "--delete-emptydir-data")
+        finally:
+            self._cluster.kubectl("uncordon", node)
+
+
+def _process(pod: Object) -> int:
+    """The first process of the pod's container, by its number on this machine; 0: it does not run."""
+    statuses = pod["status"].get("containerStatuses", ())
+    if not any("running" in status["state"] for status in statuses):
+        return 0
+    return int(statuses[0]["containerID"].removeprefix("process://") or 0)
+
+
+@pytest.mark.timeout(1200)
+def test_ten_kills_change_nothing(cluster: Cluster, release: str, tmp_path: Path) -> None:
+    claim, made = lasting("killed")
+    cluster.apply(claim, made, namespace=release)
+    job = StreamJob(cluster, release, "killed")
+    job.until_running(1)
+    kill = Killer(job)
+    for together in ROUNDS:
+        before = int(job.status()["checkpoint"]["id"])
+        for kind in together:
+            kill(kind)
+        job.until(
+            f"checkpoints behind {kill.done}",
+            lambda status: int(status["checkpoint"]["id"]) >= before + PROGRESS,  # noqa: B023
+        )
+    assert len(kill.done) == 10
+    assert job.status()["run"]["number"] == 1, "the run went on, and no other one began"
+    job.hurry()
+    assert job.result().equals(in_one_process(made, tmp_path))
+    assert job.condition("StateFound") == {}, "its state is all its own"
