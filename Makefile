@@ -96,7 +96,7 @@ kube-programs: $(STAMP)
 
 test-kube: kube-programs
 	@echo "==> running the tests that need Kubernetes"
-	@$(BIN)/python -m pytest -m kube tests/kube $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m kube tests/kube $(ARGS)
 
 kube-up: kube-programs
 	@$(BIN)/python -m headgate.tests.support.kube
