@@ -1,7 +1,8 @@
 """The network of the cluster: a namespace with a bridge, and one namespace per pod that is plugged into it.
 
 Nothing of it is on the machine's own network, and it goes when the process does. The process kubelet stays
-on the machine's network, where the API server is. A thread of it is in the other and opens sockets.
+on the machine's network, where the API server is. Two threads of it are in the other: one opens sockets,
+which the event loop waits for, and one runs commands, which take longer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import os
 import socket
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
@@ -44,10 +46,12 @@ class Network:
     """The bridge of all pods."""
 
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _sockets: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _pods: int = 1
 
     def __post_init__(self) -> None:
-        self._thread.submit(_enter_new_network).result()
+        namespace = self._thread.submit(_enter_new_network).result()
+        self._sockets.submit(_enter_network, namespace).result()
         self._do("ip link set lo up")
         self._do("ip link add bridge type bridge")
         self._do(f"ip addr add {GATEWAY}/{PODS.prefixlen} dev bridge")
@@ -80,11 +84,11 @@ class Network:
 
     def listen(self, address: IPv4Address | str, port: int) -> socket.socket:
         """A socket that listens in the network of the pods."""
-        return self._thread.submit(socket.create_server, (str(address), port)).result()
+        return self._sockets.submit(socket.create_server, (str(address), port)).result()
 
     def socket(self) -> socket.socket:
         """A TCP socket of the network of the pods, not connected."""
-        made = self._thread.submit(socket.socket, socket.AF_INET, socket.SOCK_STREAM).result()
+        made = self._sockets.submit(socket.socket, socket.AF_INET, socket.SOCK_STREAM).result()
         made.setblocking(False)
         return made
 
@@ -107,6 +111,15 @@ class Network:
         return self._thread.submit(os.readlink, "/proc/thread-self/ns/net").result()
 
 
-def _enter_new_network() -> None:
+def _enter_new_network() -> str:
+    """Have this thread leave for a network of its own. Returns the file by which others follow."""
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "no new network namespace")
+    return f"/proc/self/task/{threading.get_native_id()}/ns/net"
+
+
+def _enter_network(namespace: str) -> None:
+    """Have this thread leave for the network of another one."""
+    with open(namespace) as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), "the network namespace cannot be entered")
