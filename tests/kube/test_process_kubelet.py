@@ -57,7 +57,9 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
 def test_a_stateful_set_runs_and_a_killed_process_is_a_restart(
     cluster: Cluster, namespace: str
 ) -> None:
-    cluster.apply(stateful_set("web", 2, pod_spec(container(*SLEEP))), namespace=namespace)
+    # A node has room for one of them only, whatever else is there.
+    large = container(*SLEEP, resources={"requests": {"cpu": "5"}})
+    cluster.apply(stateful_set("web", 2, pod_spec(large)), namespace=namespace)
     cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/web")
     nodes = {p["spec"]["nodeName"] for p in cluster.get("pods", "-n", namespace)["items"]}
     assert nodes == {"node-a", "node-b"}
@@ -263,11 +265,11 @@ def test_an_image_that_is_not_there_and_a_pod_that_fits_nowhere_say_so(
 def test_a_drained_node_loses_its_pods_and_the_other_one_takes_them(
     cluster: Cluster, namespace: str
 ) -> None:
-    cluster.apply(stateful_set("web", 2, pod_spec(container(*SLEEP))), namespace=namespace)
-    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/web")
+    cluster.apply(stateful_set("drained", 2, pod_spec(container(*SLEEP))), namespace=namespace)
+    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/drained")
     try:
-        cluster.kubectl("drain", "node-a", "--pod-selector=app=web", "--timeout=60s")
-        cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/web")
+        cluster.kubectl("drain", "node-a", "--pod-selector=app=drained", "--timeout=60s")
+        cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/drained")
         pods = cluster.get("pods", "-n", namespace)["items"]
         assert {p["spec"]["nodeName"] for p in pods} == {"node-b"}
     finally:

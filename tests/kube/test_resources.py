@@ -10,6 +10,7 @@ import copy
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,8 @@ FULL: Object = {
 
 
 @pytest.fixture(scope="module")
-def kuberay(api_server: Cluster) -> None:
-    """KubeRay's own definition of RayCluster."""
+def kuberay(api_server: Cluster) -> Iterator[None]:
+    """KubeRay's own definition of RayCluster; other tests see a cluster without it."""
     if shutil.which("go") is None:
         skip_or_fail("KubeRay's definitions come as a Go module: install Go")
     command = ["go", "mod", "download", "-json", KUBERAY]
@@ -162,6 +163,8 @@ def kuberay(api_server: Cluster) -> None:
     file = str(folder / "config" / "crd" / "bases" / "ray.io_rayclusters.yaml")
     api_server.kubectl("apply", "--server-side", "-f", file)
     established(api_server, "rayclusters.ray.io")
+    yield
+    api_server.kubectl("delete", "crd", "rayclusters.ray.io")
 
 
 @pytest.mark.parametrize("mode", MODES)
