@@ -10,6 +10,7 @@ SEEDS ?= 2000
 MINUTES ?= 5
 SECONDS ?= 60
 TEST_PROCESSES ?= 2
+KUBE_PROCESSES ?= 3
 
 # Some machines keep Python from writing bytecode. Then each of the processes that tests start compiles
 # everything anew, and pytest rewrites all assertions in each of its workers. Empty means: write it.
@@ -96,7 +97,7 @@ kube-programs: $(STAMP)
 
 test-kube: kube-programs
 	@echo "==> running the tests that need Kubernetes"
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m kube tests/kube $(ARGS)
+	@$(BIN)/python -m pytest -n $(KUBE_PROCESSES) --dist loadfile -m kube tests/kube $(ARGS)
 
 kube-up: kube-programs
 	@$(BIN)/python -m headgate.tests.support.kube

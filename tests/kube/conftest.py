@@ -11,8 +11,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from headgate.tests.kube.charts import CRDS
+from headgate.tests.kube.stream_jobs import in_one_process, lasting, released
 from headgate.tests.support.built import NotAvailableError, skip_or_fail
 from headgate.tests.support.kube import cluster as clusters
 from headgate.tests.support.kube.cluster import IMAGES, Cluster
@@ -64,3 +67,31 @@ def namespace(api_server: Cluster) -> Iterator[str]:
     """A new namespace, in which every pod must be restricted; it is deleted after the test."""
     with api_server.namespace(f"test-{next(_numbers)}") as name:
         yield name
+
+
+@pytest.fixture(scope="module")
+def definitions(api_server: Cluster) -> None:
+    """The definitions of StreamJob and StreamSnapshot, from their chart."""
+    release = ("headgate-crds", str(CRDS), "-n", "kube-system")
+    api_server.helm("upgrade", "--install", *release, "--take-ownership")
+
+
+@pytest.fixture
+def operated(cluster: Cluster, namespace: str, definitions: None) -> Iterator[str]:
+    """A namespace with the real operator."""
+    with released(cluster, namespace):
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def air(cluster: Cluster, definitions: None) -> Iterator[str]:
+    """A namespace with the real operator, for all tests of a file."""
+    with cluster.namespace(f"air-{next(_numbers)}") as namespace, released(cluster, namespace):
+        yield namespace
+
+
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """The result of every `lasting` job, from one process."""
+    _, job = lasting("expected")
+    return in_one_process(job, tmp_path_factory.mktemp("expected"))

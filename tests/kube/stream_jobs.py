@@ -159,6 +159,14 @@ class StreamJob:
         return rows(self.volume / "delays")
 
 
+def started(cluster: Cluster, namespace: str, name: str, **kubernetes: Any) -> StreamJob:
+    """Apply a job that lasts, and wait until it has a checkpoint."""
+    cluster.apply(*lasting(name, **kubernetes), namespace=namespace)
+    job = StreamJob(cluster, namespace, name)
+    job.until_running(1)
+    return job
+
+
 def volume(cluster: Cluster, namespace: str, claim: str) -> Path:
     """The directory behind a volume claim."""
     found = cluster.get("pvc", claim, "-n", namespace)

@@ -10,21 +10,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
-from headgate.tests.kube.charts import CRDS
 from headgate.tests.kube.stream_jobs import (
     LOOK_S,
     STEP_S_MAX,
     Object,
     StreamJob,
     explain,
-    in_one_process,
-    lasting,
-    released,
+    started,
 )
 from headgate.tests.support.kube.cluster import Cluster
 
@@ -40,19 +37,6 @@ ROUNDS = (
 """What is killed; which pod it is, if there are several, depends on the seed."""
 PROGRESS = 2
 """Checkpoints between two rounds."""
-
-
-@pytest.fixture(scope="module")
-def definitions(api_server: Cluster) -> None:
-    release = ("headgate-crds", str(CRDS), "-n", "kube-system")
-    api_server.helm("upgrade", "--install", *release, "--take-ownership")
-
-
-@pytest.fixture
-def release(cluster: Cluster, namespace: str, definitions: None) -> Iterator[str]:
-    """A namespace with an operator of its own."""
-    with released(cluster, namespace):
-        yield namespace
 
 
 class Killer:
@@ -116,11 +100,8 @@ def _process(pod: Object) -> int:
 
 
 @pytest.mark.timeout(1200)
-def test_ten_kills_change_nothing(cluster: Cluster, release: str, tmp_path: Path) -> None:
-    claim, made = lasting("killed")
-    cluster.apply(claim, made, namespace=release)
-    job = StreamJob(cluster, release, "killed")
-    job.until_running(1)
+def test_ten_kills_change_nothing(cluster: Cluster, operated: str, expected: pa.Table) -> None:
+    job = started(cluster, operated, "killed")
     kill = Killer(job)
     for together in ROUNDS:
         before = int(job.status()["checkpoint"]["id"])
@@ -133,5 +114,5 @@ def test_ten_kills_change_nothing(cluster: Cluster, release: str, tmp_path: Path
     assert len(kill.done) == 10
     assert job.status()["run"]["number"] == 1, "the run went on, and no other one began"
     job.hurry()
-    assert job.result().equals(in_one_process(made, tmp_path))
+    assert job.result().equals(expected)
     assert job.condition("StateFound") == {}, "its state is all its own"

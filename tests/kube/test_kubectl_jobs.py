@@ -8,24 +8,21 @@ from pathlib import Path
 import pytest
 
 from headgate.tests.kube.stream_jobs import example, explain
-from headgate.tests.kube.test_jobs import definitions, release
 from headgate.tests.kube.test_kubectl import Plugin
 from headgate.tests.support.kube.cluster import Cluster
-
-__all__ = ["definitions", "release"]
 
 
 @pytest.mark.timeout(600)
 def test_a_job_is_looked_at_saved_suspended_and_resumed(
-    cluster: Cluster, release: str, tmp_path: Path
+    cluster: Cluster, operated: str, tmp_path: Path
 ) -> None:
     claim, job = example("flights.yaml")
     # It must not end before the test does.
     job["spec"]["sources"]["flights"]["generator"] |= {"rows": 1_000_000_000, "rate": 1000}
-    cluster.apply(claim, job, namespace=release)
-    plugin = Plugin(cluster, release, tmp_path)
+    cluster.apply(claim, job, namespace=operated)
+    plugin = Plugin(cluster, operated, tmp_path)
     running = plugin.run("resume", "flights", "--wait", "--timeout", "200s")
-    assert running.returncode == 0, running.stderr + explain(cluster, release)
+    assert running.returncode == 0, running.stderr + explain(cluster, operated)
 
     shown = plugin.says("status", "flights")
     for text in ("flights-head-0", "flights-workers-", "Ready", "state wanted"):
