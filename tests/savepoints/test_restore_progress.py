@@ -32,6 +32,10 @@ class Watched:
             place=lambda workers, slots: None, placement={}, failover=nothing
         )
         self.store = None
+        self.old_output = SimpleNamespace(idle=self._nothing)
+
+    async def _nothing(self) -> None:
+        """There is no output of earlier runs."""
 
     def publish(self, kind: str, text: str, **_: Any) -> None:
         self.texts.append(text)
