@@ -15,6 +15,17 @@ RUN python3 -c "import os, tomllib; project = tomllib.load(open('pyproject.toml'
     more = [each for name in extras for each in project['optional-dependencies'][name]]; \
     print(*project['dependencies'], *more, sep='\n')" > /tmp/requirements.txt
 RUN /opt/headgate/bin/pip install --no-cache-dir -r /tmp/requirements.txt
+# What nothing in the image can use; docs/helm.md has the sizes. Ray's libraries need further extras of Ray, its
+# jars Java, its pages the extra `default`; Arrow's headers need a compiler.
+RUN cd /opt/headgate/lib/python3*/site-packages \
+    && rm -rf ray/air ray/data ray/llm ray/rllib ray/serve ray/train ray/tune ray/jars ray/dashboard/client \
+        pyarrow/include pyarrow/includes pyarrow/src \
+    && find . -type d -name tests -prune -exec rm -rf {} +
+# Tables of symbols, which only debuggers read. Libraries below *.libs were rewritten and must stay as they are.
+RUN command -v strip || (apt-get update && apt-get install --yes --no-install-recommends binutils)
+RUN find /opt/headgate -type f -not -path '*.libs/*' \
+        \( -name '*.so' -o -name '*.so.*' -o -name raylet -o -name gcs_server \) \
+        -exec strip --strip-unneeded {} +
 COPY __init__.py errors.py py.typed ./
 COPY state state
 COPY operators operators
@@ -23,8 +34,7 @@ COPY runtime runtime
 COPY spark spark
 COPY testing testing
 COPY k8s k8s
-RUN /opt/headgate/bin/pip install --no-cache-dir --no-deps . \
-    && find /opt/headgate -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} +
+RUN /opt/headgate/bin/pip install --no-cache-dir --no-deps .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="headgate" \

@@ -10,13 +10,13 @@ SEEDS ?= 2000
 MINUTES ?= 5
 SECONDS ?= 60
 TEST_PROCESSES ?= 2
-KUBE_PROCESSES ?= 3
+KUBE_PROCESSES ?= 2
 
 # Some machines keep Python from writing bytecode. Then each of the processes that tests start compiles
 # everything anew, and pytest rewrites all assertions in each of its workers. Empty means: write it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-spark test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -30,7 +30,9 @@ help:
 	@echo "make fuzz    random manifests, expressions, records and damaged files (SECONDS=1800, ARGS='--target records')"
 	@echo "make test-kube   run the tests that need Kubernetes, on an API server built from the Go module proxy (as root)"
 	@echo "make test-image   build the image without Docker, and run a job in it (as root; five minutes)"
+	@echo "make test-k8s-node   build the image, and run jobs in containers of a real kubelet (as root; Debian)"
 	@echo "make kube-up   start such a cluster to try things in, until Ctrl-C (as root)"
+	@echo "make dashboards   draw the dashboards of a live run into docs/images (as root)"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
@@ -104,6 +106,15 @@ kube-up: kube-programs
 
 test-image: $(STAMP)
 	@$(BIN)/python -m headgate.tests.support.kube.image
+
+test-k8s-node: kube-programs
+	@$(BIN)/python -m headgate.tests.support.kube.node
+
+# Both tests run a job and a Prometheus, and draw what it has; the second one needs Kubernetes.
+dashboards: kube-programs
+	@echo "==> drawing the dashboards of a live run into docs/images (five minutes)"
+	@HEADGATE_DASHBOARD_PICTURES=$(CURDIR)/docs/images $(BIN)/python -m pytest -q tests/monitoring/test_live.py
+	@HEADGATE_DASHBOARD_PICTURES=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m kube tests/kube/test_operator_metrics.py
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -42,6 +42,7 @@ _HOMES = {
     "PerWorker": "operators.per_worker",
     "OperatorListState": "state.descriptors",
     "ReducingState": "state.descriptors",
+    "Resources": "operators.resources",
     "Retry": "operators.async_io.retry",
     "SideOutput": "operators.process.sides",
     "StateTtl": "state.keyed.ttl",
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
         Process,
     )
     from .operators.process.sides import SideOutput
+    from .operators.resources import Resources
     from .operators.restarts import exponential_delay, failure_rate, fixed_delay, no_restart
     from .operators.sessions.window import session
     from .operators.stream import Stream
@@ -194,6 +196,7 @@ __all__ = [
     "PerWorker",
     "Process",
     "ReducingState",
+    "Resources",
     "Retry",
     "SideOutput",
     "StateTtl",

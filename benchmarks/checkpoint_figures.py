@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.control.job_client import JobClient
 
 REMEMBERED = 1_000
 """Checkpoints; more than any of these jobs takes."""
@@ -41,7 +41,7 @@ class Figures:
     state_bytes: float
 
 
-async def figures(client: CoordinatorClient, since_ms: float) -> Figures:
+async def figures(client: JobClient, since_ms: float) -> Figures:
     """Of all complete checkpoints triggered since then."""
     history = (await client.request("checkpoints"))["history"]
     rows = [

@@ -19,10 +19,11 @@ import uvloop
 
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.host import host_coordinator
-from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.control.cluster import ControlEndpoint
+from headgate.runtime.control.job_client import JobClient
 from headgate.runtime.control.link import connect
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import Job, runnable
 from headgate.runtime.observe.metrics import MetricsRegistry
@@ -75,7 +76,9 @@ class ProcessCluster:
         self._directory = directory
         self._workers: list[ProcessWorker] = []
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> ProcessWorker:
+    async def start_worker(
+        self, worker_id: str, control: ControlEndpoint, group: str
+    ) -> ProcessWorker:
         """Start one."""
         arguments = (worker_id, control.addresses[0], control.token, self._directory)
         process = _context.Process(target=_work, args=arguments, daemon=True)
@@ -115,7 +118,7 @@ async def _serve(worker_id: str, address: str, token: str, directory: str) -> No
     await worker.run((await hub.start(directory)).encode())
 
 
-async def _until_records_come(client: CoordinatorClient) -> None:
+async def _until_records_come(client: JobClient) -> None:
     while True:
         vertices = (await client.request("status")).get("vertices")
         if vertices and vertices[-1]["records_in"]:
@@ -124,7 +127,7 @@ async def _until_records_come(client: CoordinatorClient) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(job: Job, directory: str) -> AsyncIterator[CoordinatorClient]:
+async def running(job: Job, directory: str) -> AsyncIterator[JobClient]:
     """Run `job` with its workers in processes, until the block is left.
 
     Yields a client of its coordinator, once records have come to its last step.
@@ -148,8 +151,8 @@ async def running(job: Job, directory: str) -> AsyncIterator[CoordinatorClient]:
         await asyncio.wait({task, listening}, return_when=asyncio.FIRST_COMPLETED)
         if not listening.done():
             await task
-        server = listening.result().server
-        client = await CoordinatorClient.connect(server.addresses, server.token)
+        coordinator = listening.result()
+        client = LocalClient(coordinator.clients, asyncio.get_running_loop())
         try:
             async with asyncio.timeout(START_S):
                 await _until_records_come(client)

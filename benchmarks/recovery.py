@@ -31,8 +31,8 @@ from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.client import CoordinatorClient
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Connect, JobClient
 from headgate.runtime.job import runnable
 
 LOCAL = {
@@ -111,7 +111,7 @@ class Victim:
     kills: int
     directory: str
     workers: int
-    address: tuple[list[str], str] | None = None
+    connect: Connect | None = None
     took_s: list[float] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
     _news: asyncio.Queue[tuple[str, dict[str, Any]]] = field(default_factory=asyncio.Queue)
@@ -119,8 +119,8 @@ class Victim:
     def on_event(self, event: Event) -> None:
         self._news.put_nowait((event.kind, json.loads(event.body)))
 
-    def on_listening(self, addresses: list[str], token: str) -> None:
-        self.address = (addresses, token)
+    def on_listening(self, connect: Connect) -> None:
+        self.connect = connect
 
     async def until(self, kind: str, **wanted: Any) -> dict[str, Any]:
         while True:
@@ -131,8 +131,8 @@ class Victim:
     async def hunt(self) -> None:
         """Kill a worker again and again, and see how long it takes."""
         await self.until("status", status="RUNNING")
-        assert self.address is not None
-        client = await CoordinatorClient.connect(*self.address)
+        assert self.connect is not None
+        client = await self.connect()
         while True:
             status = await client.request("status")
             if sum(vertex["records_written"] for vertex in status["vertices"]) >= self.keys:
@@ -151,7 +151,7 @@ class Victim:
         await client.request("cancel")
         await client.close()
 
-    async def _everyone(self, client: CoordinatorClient) -> list[dict[str, Any]]:
+    async def _everyone(self, client: JobClient) -> list[dict[str, Any]]:
         """The workers, once all are there; a spare has a moment to get ready."""
         while True:
             workers: list[dict[str, Any]] = (await client.request("status"))["workers"]

@@ -29,7 +29,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.inprocess import InProcessCluster
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store
@@ -164,14 +164,10 @@ async def _filled(coordinator: JobCoordinator, keys: int) -> None:
 
 
 async def _checkpoint(coordinator: JobCoordinator) -> None:
-    from headgate.runtime.control.client import CoordinatorClient
-    from headgate.runtime.control.link import MemoryLink
+    from headgate.runtime.coordinator.local_client import LocalClient
 
-    near, far = MemoryLink.pair()
-    coordinator.server.accept(far)
-    client = CoordinatorClient(near, coordinator.server.token)
+    client = LocalClient(coordinator.clients, asyncio.get_running_loop())
     await client.request("checkpoint")
-    await client.close()
 
 
 async def _restarted(coordinator: JobCoordinator) -> float:

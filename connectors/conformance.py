@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ..operators.base import Counter, Histogram, OperatorContext
+from ..operators.base import Counter, Histogram, Metrics, OperatorContext
 from ..operators.clock import Clock, SystemClock
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.sink import Sink, SinkOperator
@@ -104,7 +104,7 @@ def make_context(
     clock: Clock | None = None,
     operator_name: str = "sink",
     timers: CheckTimers | None = None,
-    metrics: CheckMetrics | None = None,
+    metrics: Metrics | None = None,
 ) -> OperatorContext:
     """A context outside of any job. Threads are those of the running event loop."""
 

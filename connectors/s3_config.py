@@ -16,6 +16,8 @@ S3_PATH_STYLE: Final = "s3.path-style-access"
 S3_CONNECTIONS: Final = "s3.connection.maximum"
 S3_CONNECT_TIMEOUT: Final = "s3.connection.establish.timeout"
 S3_TIMEOUT: Final = "s3.connection.timeout"
+S3_ATTEMPTS: Final = "s3.attempts.maximum"
+S3_UPLOAD_PARTS: Final = "s3.fast.upload.active.blocks"
 S3_OPTIONS: Final = (
     S3_ENDPOINT,
     S3_REGION,
@@ -23,11 +25,15 @@ S3_OPTIONS: Final = (
     S3_CONNECTIONS,
     S3_CONNECT_TIMEOUT,
     S3_TIMEOUT,
+    S3_ATTEMPTS,
+    S3_UPLOAD_PARTS,
 )
 """All that says how S3 is reached; `runtime/options.py` explains them."""
 CONNECTIONS_MAX: Final = 32
 CONNECT_TIMEOUT_MS: Final = 10_000
 TIMEOUT_MS: Final = 30_000
+ATTEMPTS_MAX: Final = 8
+UPLOAD_PARTS_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,10 @@ class S3Service:
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
     timeout_ms: int = TIMEOUT_MS
     """How long an open connection may be silent while an answer is due."""
+    attempts_max: int = ATTEMPTS_MAX
+    """How often one request is made before its last error counts, the first time included."""
+    upload_parts_max: int = UPLOAD_PARTS_MAX
+    """How many parts of one file are uploaded at once, or wait for their upload."""
 
 
 def s3_service(options: Mapping[str, str]) -> S3Service:
@@ -74,18 +84,19 @@ def s3_service(options: Mapping[str, str]) -> S3Service:
         endpoint,
         region,
         path_style == "true",
-        _connections(options.get(S3_CONNECTIONS, str(CONNECTIONS_MAX))),
+        _count(options, S3_CONNECTIONS, CONNECTIONS_MAX),
         _milliseconds(options, S3_CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS),
         _milliseconds(options, S3_TIMEOUT, TIMEOUT_MS),
+        _count(options, S3_ATTEMPTS, ATTEMPTS_MAX),
+        _count(options, S3_UPLOAD_PARTS, UPLOAD_PARTS_MAX),
     )
 
 
-def _connections(text: str) -> int:
+def _count(options: Mapping[str, str], key: str, default: int) -> int:
+    text = options.get(key, str(default))
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise OptionError(
-        f"not a number of connections key=`{S3_CONNECTIONS}` value=`{text}`", fix="write 1 or more"
-    )
+    raise OptionError(f"not a whole number key=`{key}` value=`{text}`", fix="write 1 or more")
 
 
 def _milliseconds(options: Mapping[str, str], key: str, default: int) -> int:

@@ -19,6 +19,7 @@ def main() -> None:
     print_table("spec", spec)
     for name in ("checkpoint", "restart"):
         print_table(f"spec.{name}", spec["properties"][name])
+    print_table("A group of resources", spec["properties"]["resources"]["additionalProperties"])
     sources = spec["properties"]["sources"]["additionalProperties"]
     sinks = spec["properties"]["sinks"]["additionalProperties"]
     operators = spec["properties"]["operators"]["additionalProperties"]

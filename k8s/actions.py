@@ -37,6 +37,8 @@ class Operation:
     state: Literal["running", "completed", "failed"]
     path: str = ""
     error: str = ""
+    lasting: bool = False
+    """The request itself is wrong: it would fail in the same way again."""
     size_bytes: int = 0
     checkpoint_id: int = 0
 
@@ -92,6 +94,7 @@ class Observed:
         snapshots: StreamSnapshots of the job.
         restored: the StreamSnapshot that `restore.snapshotRef` names, maybe of another job.
         job: the coordinator's answer; None if it gave none.
+        refusals: events that say why StatefulSets of the job cannot make their pods.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class Observed:
     snapshots: tuple[Object, ...] = ()
     restored: Object | None = None
     job: JobReport | None = None
+    refusals: tuple[Object, ...] = ()
 
 
 @final
@@ -144,22 +148,27 @@ class Replace:
 @final
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Set the replicas of a StatefulSet or Deployment of this version."""
+    """Set the replicas of a StatefulSet, Deployment or RayCluster of this version.
+
+    Attributes:
+        spec: the fields of its spec that say how many pods there are to be.
+    """
 
     kind: str
     name: str
-    replicas: int
+    spec: Object
     resource_version: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object with this uid."""
+    """Delete the object with this uid; with `force` a pod is gone at once, whatever its node does."""
 
     kind: str
     name: str
     uid: str
+    force: bool = False
 
 
 @final

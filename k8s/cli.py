@@ -19,7 +19,6 @@ from ..runtime.cli.console import report
 from .kubectl import verbs
 from .kubectl.options import extra_of
 from .objects import Settings
-from .pod_troubles import REFUSED
 from .worker_process import GRACE_S
 
 _PODS: Final = "Processes of pods"
@@ -33,14 +32,19 @@ app = typer.Typer(
 )
 
 
-def _failed(error: HeadgateError) -> typer.Exit:
-    """Write the error to the log, and to where Kubernetes has it for the status of the pod."""
+def _failed(error: HeadgateError, code: int | None = None) -> typer.Exit:
+    """Write the error to the log, and to where Kubernetes has it for the status of the pod.
+
+    The exit code is `code`; without one it is 2 for a mistake of the user, and else 1.
+    """
     typer.echo(f"error: {error}", err=True)
     # Outside of a pod there is no such file, and none is made.
     with contextlib.suppress(OSError), TERMINATION_LOG.open("r+", encoding="utf-8") as said:
         said.truncate()
         said.write(str(error))
-    return typer.Exit(REFUSED if isinstance(error, UsageError) else 1)
+    if code is None:
+        code = 2 if isinstance(error, UsageError) else 1
+    return typer.Exit(code)
 
 
 @app.callback()
@@ -143,6 +147,10 @@ def head(
         str,
         typer.Option(help="A Ray cluster that this pod joins; default: it is the head of one."),
     ] = "",
+    gcs_volume: Annotated[
+        Path | None,
+        typer.Option(help="A directory where Ray keeps its control store; default: in memory."),
+    ] = None,
 ) -> None:
     """Be the head of a job: the head of Ray, and the coordinator in the same process.
 
@@ -153,8 +161,8 @@ def head(
         typer.echo("error: --start path needs --path", err=True)
         raise typer.Exit(2)
     from ..runtime.cli.run import configure_logging
-    from .head import HeadRun
-    from .head_process import described, run
+    from .head import HeadRun, exit_code
+    from .head_process import OwnRay, described, run
 
     configure_logging(logging.INFO)
     wanted = HeadRun(
@@ -167,9 +175,10 @@ def head(
         allow_non_restored_state,
     )
     try:
-        code = asyncio.run(run(job, described(job, wanted), _pod_ip(), ray_address))
+        own = OwnRay(_pod_ip(), ray_address, gcs_volume)
+        code = asyncio.run(run(job, described(job, wanted), own))
     except HeadgateError as error:
-        raise _failed(error) from None
+        raise _failed(error, exit_code(error)) from None
     raise typer.Exit(code)
 
 
@@ -177,6 +186,9 @@ def head(
 def worker(
     head: Annotated[str, typer.Option(help="Host name of the head of Ray.")],
     slots: Annotated[int, typer.Option(min=1, help="Subtasks of a step that this pod hosts.")] = 1,
+    group: Annotated[
+        str, typer.Option(help="Slot sharing group whose slots they are; empty: the job has one.")
+    ] = "",
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that workers may take to leave after SIGTERM.")
     ] = GRACE_S,
@@ -190,7 +202,7 @@ def worker(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    raise typer.Exit(asyncio.run(run(Options(head, _pod_ip(), slots, grace))))
+    raise typer.Exit(asyncio.run(run(Options(head, _pod_ip(), slots, grace, group))))
 
 
 def _pod_ip() -> str:

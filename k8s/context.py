@@ -19,7 +19,7 @@ from .actions import (
     Requeue,
 )
 from .objects import HEAD, REVISION, ROLE, RUN, Deployment, Settings, manifest_name, selector
-from .pod_troubles import refusal, troubles
+from .pod_troubles import refusal, refused_pods, troubles
 from .spec import Deletion, Job, Kubernetes, milliseconds, parse_deletion
 from .status import (
     Outcome,
@@ -215,10 +215,16 @@ class Context:
         return self.observed.children.get((kind, name))
 
     def pod_trouble(self) -> str:
-        """The trouble of the pods of the run."""
+        """The trouble of the pods of the run, or why it gets none."""
         run = self.status.run
-        own = () if run is None else (each for each in self.observed.pods if self.is_of(each, run))
-        return troubles(own)
+        if run is None:
+            return ""
+        children = self.observed.children.values()
+        makers = [each for each in children if each.get("kind") in ("StatefulSet", "Deployment")]
+        refused = refused_pods(
+            (each for each in makers if self.is_of(each, run)), self.observed.refusals
+        )
+        return refused or troubles(each for each in self.observed.pods if self.is_of(each, run))
 
     def is_of(self, each: Object, run: Run) -> bool:
         """True if an object or a pod belongs to the run."""

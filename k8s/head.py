@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from ..errors import HeadgateError, MissingFileError, StateError, UsageError
+from ..operators.resources import DEFAULT_GROUP
 from ..runtime.checkpoint_options import SAVEPOINT_DIR
 from . import ports
 from .objects import TOKEN_KEY, head_name
+from .pod_troubles import REFUSED
 from .pods import TOKEN_PATH
-from .ray_node import SLOT_RESOURCE, fixed_ports
+from .ray_node import SLOT_RESOURCE, group_resource
 
 POD_IP: Final = "env:HEADGATE_POD_IP"
 """Each process reads it from its own environment: a worker that of its own pod."""
@@ -32,7 +35,7 @@ class HeadRun:
         path: the savepoint or checkpoint to begin with. With `latest` it counts only if the newest run in
             the log was to begin with it too, and has completed no checkpoint.
         mode: who makes the Ray cluster.
-        slots: how many subtasks of a step a worker hosts.
+        slots: how many subtasks of a step a worker hosts, by slot sharing group.
     """
 
     name: str
@@ -43,7 +46,7 @@ class HeadRun:
     path: str = ""
     allow_non_restored_state: bool = False
     mode: Literal["Managed", "KubeRay", "External"] = "Managed"
-    slots: int = 1
+    slots: dict[str, int] = field(default_factory=dict)
 
     @property
     def uid(self) -> str:
@@ -106,27 +109,24 @@ def settings(run: HeadRun) -> dict[str, str]:
     }
 
 
+def exit_code(error: HeadgateError) -> int:
+    """The exit code of a head that cannot begin, or go on, because of this error.
+
+    `REFUSED` says that its next start would end in the same way: the manifest is wrong, or what is stored
+    is. Anything else may pass, such as a storage that does not answer, so Kubernetes starts the head again,
+    after a pause that grows.
+    """
+    return REFUSED if isinstance(error, UsageError | StateError | MissingFileError) else 1
+
+
+def node_resource_of(run: HeadRun, group: str) -> str:
+    """The custom resource of Ray that the nodes of a slot sharing group have, in pods of our own."""
+    return SLOT_RESOURCE if list(run.slots) == [DEFAULT_GROUP] else group_resource(group)
+
+
 def with_place_for_savepoints(options: Mapping[str, str], storage: str) -> dict[str, str]:
     """The options of the job; savepoints go beside its checkpoints unless an option says where.
 
     The operator takes some that nobody has named a place for: by default before a StreamJob is deleted.
     """
     return {SAVEPOINT_DIR.key: f"{storage.rstrip('/')}/savepoints", **options}
-
-
-def start_ray(pod_ip: str, address: str = "") -> list[str]:
-    """The command that starts Ray in the head's pod and stays in the foreground; it hosts no workers.
-
-    Args:
-        pod_ip: of this pod.
-        address: of a Ray cluster that this pod joins; empty: it is the head of a new one.
-    """
-    head = ["--head", f"--port={ports.RAY_GCS.number}", "--include-dashboard=false"]
-    # The operator makes the workers, and the autoscaler's monitor would listen on a port of its own.
-    head.append("--no-monitor")
-    return [
-        "ray", "start", "--block",
-        *([f"--address={address}"] if address else head),
-        *fixed_ports(pod_ip),
-        "--num-cpus=0",
-    ]  # fmt: skip

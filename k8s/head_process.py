@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,15 +28,17 @@ from ..runtime.job_spec import JobSpec
 from ..runtime.manifest import load_job
 from ..runtime.options import PARALLELISM
 from . import ports
+from .gcs_storage import environment, prepare
 from .head import (
     CONSOLE,
     HeadRun,
     Logged,
     beginning,
+    node_resource_of,
     settings,
-    start_ray,
     with_place_for_savepoints,
 )
+from .ray_node import start_head
 from .ray_process import RayProcess, address_of, listens
 from .spec import Job, parse_job
 
@@ -70,7 +72,7 @@ def described(manifest: Path, run: HeadRun) -> HeadRun:
         name=metadata["name"],
         namespace=metadata["namespace"],
         mode=kubernetes.ray.mode,
-        slots=kubernetes.workers.slots,
+        slots={name: group.workers.slots for name, group in job.groups.items()},
     )
 
 
@@ -93,7 +95,14 @@ async def make_spec(manifest: Path, run: HeadRun) -> tuple[JobSpec, bool]:
         options = with_place_for_savepoints(spec.options, checkpoint.storage)
         spec = replace(spec, options=options)
     # Without checkpoints a run has no id of its own, but the operator has to know whom it talks to.
-    return replace(spec, run=run.run_id, slots_per_worker=run.slots), logged.run == run.run_id
+    spec = replace(spec, run=run.run_id, group_slots=run.slots)
+    if run.mode != "External":
+        # Its pods have what the slots take. Their nodes only say whose slots they are.
+        groups = spec.plan.slots_by_group
+        spec = replace(
+            spec, group_resources={group: node_resource_of(run, group) for group in groups}
+        )
+    return spec, logged.run == run.run_id
 
 
 async def _logged(name: str, where: Where) -> Logged:
@@ -104,14 +113,28 @@ async def _logged(name: str, where: Where) -> Logged:
     return Logged(view.run, view.restore_from)
 
 
-async def run(manifest: Path, head: HeadRun, pod_ip: str, ray_address: str) -> int:
+@dataclass(frozen=True, slots=True)
+class OwnRay:
+    """The node of Ray in this pod.
+
+    Attributes:
+        pod_ip: of this pod.
+        address: of the Ray cluster that this pod joins; empty: it is the head of a new one.
+        gcs_volume: where the volume for Ray's control store is mounted; None: Ray keeps it in memory.
+    """
+
+    pod_ip: str
+    address: str = ""
+    gcs_volume: Path | None = None
+
+
+async def run(manifest: Path, head: HeadRun, own: OwnRay) -> int:
     """Start Ray and run the job. Returns the exit code.
 
     Args:
         manifest: path of the StreamJob.
         head: the run.
-        pod_ip: of this pod.
-        ray_address: of the Ray cluster that this pod joins; empty: it is the head of a new one.
+        own: the node of Ray in this pod.
 
     Raises:
         HeadgateError: the job could not begin, or a newer coordinator took over.
@@ -121,7 +144,7 @@ async def run(manifest: Path, head: HeadRun, pod_ip: str, ray_address: str) -> i
         interrupts = Interrupts(reporter.note, checkpoints=True, hands_over=True)
         with interrupts:
             try:
-                outcome = await _run(manifest, head, pod_ip, ray_address, reporter, interrupts)
+                outcome = await _run(manifest, head, own, reporter, interrupts)
             except asyncio.CancelledError:
                 if not interrupts.cancelled:
                     raise
@@ -135,28 +158,30 @@ async def run(manifest: Path, head: HeadRun, pod_ip: str, ray_address: str) -> i
 async def _run(
     manifest: Path,
     head: HeadRun,
-    pod_ip: str,
-    ray_address: str,
+    own: OwnRay,
     reporter: Reporter,
     interrupts: Interrupts,
 ) -> JobOutcome:
     spec, takes_over = await make_spec(manifest, head)
-    if ray_address:
-        ray_address = await _resolved(ray_address)
-    ray = await RayProcess.start(start_ray(pod_ip, ray_address))
+    interrupts.checkpoints = spec.checkpoint is not None
+    address = await _resolved(own.address) if own.address else ""
+    variables = {}
+    if own.gcs_volume is not None:
+        variables = environment(await prepare(own.gcs_volume, head.run_id))
+    ray = await RayProcess.start(start_head(own.pod_ip, address), variables)
     try:
-        await _until_up(ray, pod_ip)
+        await _until_up(ray, own.pod_ip)
         # Ray takes a moment to import, and has its settings from the environment.
         from ..runtime.cluster.ray_driver import host_here
 
         async def stay(outcome: JobOutcome) -> None:
             reporter.note(_last_words(spec, outcome))
-            await _stay(outcome, interrupts)
+            await _stay(interrupts)
 
         hosting = asyncio.ensure_future(
             host_here(
                 spec,
-                ray_address or f"{pod_ip}:{ports.RAY_GCS.number}",
+                address or f"{own.pod_ip}:{ports.RAY_GCS.number}",
                 console_stem=stem_in(CONSOLE),
                 takes_over=takes_over,
                 on_event=reporter.event,
@@ -219,7 +244,7 @@ def _last_words(spec: JobSpec, outcome: JobOutcome) -> str:
     return f"job {spec.name} is {outcome.status}{reason}; this pod answers until it is deleted"
 
 
-async def _stay(outcome: JobOutcome, interrupts: Interrupts) -> None:
+async def _stay(interrupts: Interrupts) -> None:
     """Wait for SIGTERM, unless it was what ended the job."""
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from . import ports
@@ -14,21 +14,26 @@ from .objects import (
     WORKER,
     Deployment,
     head_name,
+    labels,
     owned,
     ray_name,
     selector,
     workers_name,
 )
-from .pods import head_pod, merged, worker_pod
-from .ray_node import SLOT_RESOURCE
+from .pods import GCS_VOLUME, POD_IP_VARIABLE, PROBES, head_pod, worker_pod
+from .ray_node import start_head
+from .spec import WorkerGroup
 
 Mode: TypeAlias = Callable[[Deployment], list[dict[str, Any]]]
 """The objects that make pods, the one with the head first."""
+OWN_COMMANDS: Final = "ray.io/overwrite-container-cmd"
+"""Annotation: KubeRay leaves the commands of containers as they are."""
 
 
 def managed(deployment: Deployment) -> list[dict[str, Any]]:
-    """A StatefulSet with Ray's head and the coordinator, and a Deployment of workers."""
-    return [_head(deployment), _workers(deployment)]
+    """A StatefulSet with Ray's head and the coordinator, and a Deployment of workers for each group."""
+    groups = deployment.job.groups.values()
+    return [_head(deployment), *(_workers(deployment, group) for group in groups)]
 
 
 def external(deployment: Deployment) -> list[dict[str, Any]]:
@@ -40,7 +45,7 @@ def kuberay(deployment: Deployment) -> list[dict[str, Any]]:
     """A RayCluster, and one pod that joins it."""
     name = ray_name(deployment.name)
     return [
-        _head(deployment, f"{name}-head-svc:{ports.RAY_GCS.number}"),
+        _head(deployment, f"{ray_head_service(name)}:{ports.RAY_GCS.number}"),
         _ray_cluster(deployment, name),
     ]
 
@@ -58,78 +63,138 @@ def pod_makers(deployment: Deployment) -> list[dict[str, Any]]:
 
 
 def _head(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "replicas": 1,
+        "serviceName": head_name(deployment.name),
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": selector(deployment.name, HEAD)},
+        "template": head_pod(deployment, ray_address),
+    }
+    if deployment.job.kubernetes.ray.gcs_storage.type == "RocksDB":
+        spec["volumeClaimTemplates"] = [_gcs_claim(deployment)]
+        # A new run has no use for what Ray knew of the nodes and actors of the one before.
+        spec["persistentVolumeClaimRetentionPolicy"] = {
+            "whenDeleted": "Delete",
+            "whenScaled": "Delete",
+        }
     return owned(
         deployment,
         "apps/v1",
         "StatefulSet",
         head_name(deployment.name),
         role=HEAD,
-        spec={
-            "replicas": 1,
-            "serviceName": head_name(deployment.name),
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": selector(deployment.name, HEAD)},
-            "template": head_pod(deployment, ray_address),
-        },
+        spec=spec,
     )
 
 
-def _workers(deployment: Deployment) -> dict[str, Any]:
+def _gcs_claim(deployment: Deployment) -> dict[str, Any]:
+    """The volume of Ray's control store; only one head at a time has it open."""
+    storage = deployment.job.kubernetes.ray.gcs_storage
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": storage.size}},
+    }
+    if storage.storage_class_name:
+        spec["storageClassName"] = storage.storage_class_name
+    metadata = {"name": GCS_VOLUME, "labels": labels(deployment.name, HEAD)}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def _workers(deployment: Deployment, group: WorkerGroup) -> dict[str, Any]:
     return owned(
         deployment,
         "apps/v1",
         "Deployment",
-        workers_name(deployment.name),
+        workers_name(deployment.name, group.name),
         role=WORKER,
         spec={
-            "replicas": deployment.job.kubernetes.workers.needed(deployment.run.parallelism),
+            "replicas": group.needed(deployment.run.parallelism),
             # Pods of one run only: a new run has a new Deployment.
             "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": selector(deployment.name, WORKER)},
-            "template": worker_pod(deployment),
+            "selector": {"matchLabels": deployment.workers_selector(group.name)},
+            "template": worker_pod(deployment, group),
         },
     )
 
 
 def _ray_cluster(deployment: Deployment, name: str) -> dict[str, Any]:
-    """KubeRay starts Ray in these pods itself, so that they have no command and no probes of ours."""
-    kubernetes = deployment.job.kubernetes
-    replicas = kubernetes.workers.needed(deployment.run.parallelism)
+    """The head of Ray, and the same workers as in a cluster of ours, in pods that KubeRay makes.
+
+    KubeRay leaves the commands and the probes to us. With its own ones the ports would not be those of the
+    table, workers could not leave in good order, and probes would need more than is in the image.
+    """
     spec: dict[str, Any] = {
         "enableInTreeAutoscaling": False,
-        "authOptions": {"mode": "token", "secretName": deployment.token_secret},
+        # Our pods have the token of the job in a file. KubeRay would put it into a variable, and only if it
+        # knows the version of Ray.
+        "authOptions": {"mode": "disabled"},
         "headGroupSpec": {
-            "rayStartParams": {"num-cpus": "0", "include-dashboard": "false"},
-            "template": _ray_pod(head_pod(deployment), "ray-head"),
+            "rayStartParams": {"num-cpus": "0"},
+            "template": _ray_head_pod(deployment),
         },
         "workerGroupSpecs": [
-            {
-                "groupName": "workers",
-                "replicas": replicas,
-                "minReplicas": replicas,
-                "maxReplicas": replicas,
-                "rayStartParams": {
-                    "num-cpus": "0",
-                    "resources": f'"{{\\"{SLOT_RESOURCE}\\": {kubernetes.workers.slots}}}"',
-                },
-                "template": _ray_pod(worker_pod(deployment), "ray-worker"),
-            }
+            _ray_group(deployment, group, ray_head_service(name))
+            for group in deployment.job.groups.values()
         ],
     }
-    if kubernetes.ray.version:
-        spec["rayVersion"] = kubernetes.ray.version
-    return owned(deployment, "ray.io/v1", "RayCluster", name, spec=spec)
+    if deployment.job.kubernetes.ray.version:
+        spec["rayVersion"] = deployment.job.kubernetes.ray.version
+    made = owned(deployment, "ray.io/v1", "RayCluster", name, spec=spec)
+    made["metadata"]["annotations"][OWN_COMMANDS] = "true"
+    return made
 
 
-def _ray_pod(template: dict[str, Any], container_name: str) -> dict[str, Any]:
-    """A template of ours as KubeRay wants it: another container name, without what it adds itself."""
-    pod = merged(template, {})
-    container, *others = pod["spec"]["containers"]
-    dropped = ("command", "ports", "startupProbe", "livenessProbe", "readinessProbe")
-    kept = {name: value for name, value in container.items() if name not in dropped}
-    kept["env"] = [each for each in kept["env"] if not each["name"].startswith("RAY_AUTH")]
-    spec = {name: value for name, value in pod["spec"].items() if name != "containers"}
-    spec["containers"] = [kept | {"name": container_name}, *others]
-    # The head of the Ray cluster is not the pod with the coordinator, which the Service leads to.
-    labels = {name: value for name, value in pod["metadata"]["labels"].items() if name != ROLE}
-    return {"metadata": {**pod["metadata"], "labels": labels}, "spec": spec}
+def _ray_group(deployment: Deployment, group: WorkerGroup, ray_head: str) -> dict[str, Any]:
+    return {
+        "groupName": group.name,
+        **_amount(group.needed(deployment.run.parallelism)),
+        "rayStartParams": {"num-cpus": "0"},
+        "template": worker_pod(deployment, group, ray_head),
+    }
+
+
+def ray_head_service(ray_cluster: str) -> str:
+    """The Service that KubeRay makes for the head of a RayCluster."""
+    return f"{ray_cluster}-head-svc"
+
+
+def _ray_head_pod(deployment: Deployment) -> dict[str, Any]:
+    """The pod with Ray's head alone. It has the resources and the template of the coordinator's pod."""
+    template = head_pod(deployment)
+    container = template["spec"]["containers"][0]
+    listens = {"tcpSocket": {"port": ports.RAY_GCS.number}}
+    container |= {
+        "command": start_head(f"$({POD_IP_VARIABLE})"),
+        # KubeRay's Service has the ports of this list.
+        "ports": [{"name": "gcs-server", "containerPort": ports.RAY_GCS.number}],
+        **{name: container[name] | listens for name in PROBES},
+    }
+    for name in PROBES:
+        container[name].pop("httpGet")
+    # The Service of the job leads to the pod with the coordinator, which is another one.
+    del template["metadata"]["labels"][ROLE]
+    return template
+
+
+def with_replicas(
+    groups: Sequence[Mapping[str, Any]], replicas: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The worker groups of a RayCluster with other replicas.
+
+    Args:
+        groups: all of them, as a list is written as a whole.
+        replicas: by name of a slot sharing group; none for a group that the job does not have.
+    """
+    return [{**group, **_amount(replicas.get(group["groupName"], 0))} for group in groups]
+
+
+def _amount(replicas: int) -> dict[str, int]:
+    return {"replicas": replicas, "minReplicas": replicas, "maxReplicas": replicas}
+
+
+def workers_of(child: Mapping[str, Any]) -> int:
+    """How many workers an object is to make."""
+    if child["kind"] == "Deployment":
+        return int(child["spec"].get("replicas", 0))
+    groups = child["spec"]["workerGroupSpecs"] if child["kind"] == "RayCluster" else ()
+    return sum(group.get("replicas", 0) for group in groups)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from ..operators.manifest.model import API_VERSION, KIND
+from ..operators.resources import DEFAULT_GROUP
 from . import ports
 from .spec import Job
 from .status import Run
@@ -18,10 +19,14 @@ from .status import Run
 PREFIX: Final = "headgate.io/"
 JOB: Final = PREFIX + "job"
 ROLE: Final = PREFIX + "role"
+GROUP: Final = PREFIX + "group"
+"""The slot sharing group of a worker, if its job has several."""
 RUN: Final = PREFIX + "run"
 REVISION: Final = PREFIX + "revision"
 CONTENT: Final = PREFIX + "content"
 """Annotation: a hash of the object as it was made, to see whether it has to be made again."""
+FENCED: Final = PREFIX + "fenced"
+"""Annotation of a pod: `true` if its job has a log, which keeps it from doing harm once it is replaced."""
 HEAD: Final = "head"
 WORKER: Final = "worker"
 TOKEN_KEY: Final = "auth_token"
@@ -70,6 +75,15 @@ class Deployment:
         return f"{self.uid}-{self.run.number}"
 
     @property
+    def in_groups(self) -> bool:
+        """The job has other slot sharing groups than the default one."""
+        return list(self.job.groups) != [DEFAULT_GROUP]
+
+    def workers_selector(self, group: str) -> dict[str, str]:
+        """Labels that the worker pods of a slot sharing group have, and no others."""
+        return selector(self.name, WORKER, group if self.in_groups else None)
+
+    @property
     def token_secret(self) -> str:
         given = self.job.kubernetes.ray.token_secret_ref
         return given.name if given is not None else token_name(self.name)
@@ -80,9 +94,9 @@ def head_name(job: str) -> str:
     return f"{job}-head"
 
 
-def workers_name(job: str) -> str:
-    """Of the Deployment and its PodDisruptionBudget."""
-    return f"{job}-workers"
+def workers_name(job: str, group: str = DEFAULT_GROUP) -> str:
+    """Of the Deployment of a slot sharing group. The default one names the PodDisruptionBudget, too."""
+    return f"{job}-workers" + ("" if group == DEFAULT_GROUP else f"-{group}")
 
 
 def ray_name(job: str) -> str:
@@ -100,9 +114,9 @@ def manifest_name(job: str, revision: str) -> str:
     return f"{job}-{revision}"
 
 
-def selector(job: str, role: str | None = None) -> dict[str, str]:
-    """Labels that all pods of the job have, or those of one role. They never change."""
-    return {JOB: job} | ({ROLE: role} if role else {})
+def selector(job: str, role: str | None = None, group: str | None = None) -> dict[str, str]:
+    """Labels that all pods of the job have, or those of one role or group. They never change."""
+    return {JOB: job} | ({ROLE: role} if role else {}) | ({GROUP: group} if group else {})
 
 
 def labels(job: str, role: str | None = None) -> dict[str, str]:
@@ -219,7 +233,7 @@ def _service(deployment: Deployment) -> dict[str, Any]:
 
 
 def _network_policy(deployment: Deployment) -> dict[str, Any]:
-    """Nobody gets in but pods of the job, the operator, and who may read metrics."""
+    """Nobody gets in but pods of the job, the operator, who may read metrics, and a Ray that was joined."""
     settings = deployment.settings
     namespace = {"kubernetes.io/metadata.name": settings.operator_namespace}
     ingress: list[dict[str, Any]] = [
@@ -237,6 +251,9 @@ def _network_policy(deployment: Deployment) -> dict[str, Any]:
             "ports": [ports.REST.policy()],
         },
     ]
+    if deployment.job.kubernetes.ray.mode == "External":
+        # Nothing is known of these nodes, not even that they are pods; they need the token.
+        ingress.append({"ports": [port.policy() for port in ports.OF_A_GUEST]})
     if settings.metrics_from is not None:
         ingress.append(
             {

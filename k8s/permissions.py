@@ -46,14 +46,14 @@ JOBS: Final = (
     Permission("", ("configmaps",), (*LOOK, "create", "delete")),
     Permission("", ("services",), (*LOOK, "create", "patch")),
     Permission("", ("secrets",), ("get", "create")),
-    Permission("", ("pods",), LOOK),
+    Permission("", ("pods",), (*LOOK, "delete")),
     Permission("networking.k8s.io", ("networkpolicies",), (*LOOK, "create", "patch")),
     Permission("policy", ("poddisruptionbudgets",), (*LOOK, "create", "patch")),
     Permission("batch", ("jobs",), (*LOOK, "create")),
-    Permission("events.k8s.io", ("events",), ("create",)),
+    Permission("events.k8s.io", ("events",), ("list", "create")),
 )  # fmt: skip
 """In every namespace that is watched."""
-KUBERAY: Final = (Permission("ray.io", ("rayclusters",), (*LOOK, "create", "delete")),)
+KUBERAY: Final = (Permission("ray.io", ("rayclusters",), (*LOOK, "create", "patch", "delete")),)
 """The same, for jobs with `ray.mode: KubeRay`."""
 LEASE: Final = (Permission("coordination.k8s.io", ("leases",), ("get", "update")),)
 """In the operator's own namespace, and on the Lease of the chart's release only."""

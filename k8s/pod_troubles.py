@@ -9,8 +9,10 @@ from .spec import CONTAINER
 
 _WAITING: Final = frozenset(("PodInitializing", "ContainerCreating"))
 """Reasons of a container that only needs more time."""
+NOT_CREATED: Final = "FailedCreate"
+"""The reason of events and conditions that say that a pod was refused."""
 REFUSED: Final = 2
-"""The exit code of a command whose arguments or manifest are wrong."""
+"""The exit code of a head that would end in the same way each time it is started."""
 
 
 def troubles(pods: Iterable[Mapping[str, Any]]) -> str:
@@ -20,6 +22,56 @@ def troubles(pods: Iterable[Mapping[str, Any]]) -> str:
         if found:
             return f"pod {pod['metadata']['name']}: {found}"
     return ""
+
+
+def refused_pods(makers: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> str:
+    """Why the API server takes no pods of one of these objects, such as a quota; empty if it does.
+
+    Args:
+        makers: StatefulSets and Deployments.
+        events: about StatefulSets, whose status does not say it; see `wants_pods`.
+    """
+    # The head, which is of a StatefulSet, comes first: workers without it are of no use.
+    for maker in sorted(makers, key=lambda each: str(each["kind"]), reverse=True):
+        found = _refusal_in_status(maker) or _newest_refusal(maker, events)
+        if found:
+            return f"{maker['kind']} {maker['metadata']['name']}: {found}"
+    return ""
+
+
+def wants_pods(maker: Mapping[str, Any]) -> bool:
+    """True of a StatefulSet that has fewer pods than it should have."""
+    wanted = maker.get("spec", {}).get("replicas", 1)
+    return bool(
+        maker["kind"] == "StatefulSet" and wanted > maker.get("status", {}).get("replicas", 0)
+    )
+
+
+def _refusal_in_status(maker: Mapping[str, Any]) -> str:
+    for condition in maker.get("status", {}).get("conditions", ()):
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return _words(condition.get("reason", NOT_CREATED), condition.get("message", ""))
+    return ""
+
+
+def _newest_refusal(maker: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> str:
+    if not wants_pods(maker):
+        return ""
+    uid = maker["metadata"].get("uid")
+    about = [each for each in events if each.get("regarding", {}).get("uid") == uid]
+    newest = max(about, key=_last_seen, default=None)
+    return "" if newest is None else _words(NOT_CREATED, newest.get("note", ""))
+
+
+def _last_seen(event: Mapping[str, Any]) -> str:
+    """The time of an event as text that sorts; a controller writes one of these fields."""
+    series = event.get("series") or {}
+    times = (
+        series.get("lastObservedTime"),
+        event.get("eventTime"),
+        event.get("deprecatedLastTimestamp"),
+    )
+    return max(str(each or "") for each in times)
 
 
 def trouble(pod: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,6 +11,7 @@ import msgspec
 
 from . import ports
 from .objects import (
+    FENCED,
     HEAD,
     JOB,
     MANIFEST_KEY,
@@ -24,9 +26,8 @@ from .objects import (
     labels,
     manifest_name,
     owner,
-    selector,
 )
-from .spec import CONTAINER, Job, Resources
+from .spec import CONTAINER, Job, Resources, WorkerGroup
 from .status import Runtime
 
 USER: Final = 10001
@@ -38,9 +39,16 @@ MANIFEST_PATH: Final = "/etc/headgate"
 TOKEN_PATH: Final = "/run/headgate"
 CODE_PATH: Final = "/opt/headgate/code"
 CODE_CONTAINER: Final = "headgate-code"
+GCS_VOLUME: Final = "ray-gcs"
+GCS_PATH: Final = "/var/lib/ray-gcs"
+POD_IP_VARIABLE: Final = "HEADGATE_POD_IP"
+PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
 RECONNECT_S: Final = 20
 """How long Ray's worker nodes look for a head that is gone, before they end themselves. A new head does not
 know them, so that they have to begin again anyway."""
+RECONNECT_KNOWN_S: Final = 60
+"""The same if Ray's control store is on a volume: a new head knows them. Workers do not go on without a
+coordinator for longer either, by default."""
 _DEFAULTS: Final = {
     HEAD: {"cpu": "500m", "memory": "1Gi"},
     WORKER: {"cpu": "1", "memory": "2Gi"},
@@ -51,11 +59,14 @@ _MERGED_BY: Final = {
     "ports": "containerPort",
 }
 """Lists whose entries are merged by another field than `name`."""
-_SERVING: Final = frozenset(
-    ("args", "ports", "lifecycle", "startupProbe", "livenessProbe", "readinessProbe")
-)
+_SERVING: Final = frozenset(("args", "ports", "lifecycle", *PROBES))
+_GPU: Final = "/gpu"
+"""The names of GPUs end so: `nvidia.com/gpu`, `amd.com/gpu`."""
 _STORAGE_OPTIONS: Final = "s3."
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+LOST_S: Final = 30
+"""Kubernetes takes a pod for lost so long after its node; without that, after five minutes."""
+_LOST_NODES: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _APPENDED: Final = frozenset(("tolerations", "envFrom"))
 
 
@@ -75,17 +86,27 @@ def head_pod(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
         command.append("--allow-non-restored-state")
     if ray_address:
         command += ["--ray-address", ray_address]
-    return _template(deployment, HEAD, command)
+    if kubernetes.ray.gcs_storage.type == "Memory":
+        return _template(deployment, HEAD, command)
+    template = _template(deployment, HEAD, [*command, "--gcs-volume", GCS_PATH])
+    (container,) = (each for each in template["spec"]["containers"] if each["name"] == CONTAINER)
+    container["volumeMounts"].append({"name": GCS_VOLUME, "mountPath": GCS_PATH})
+    return template
 
 
-def worker_pod(deployment: Deployment) -> dict[str, Any]:
-    """The template of a worker: one node of Ray."""
+def worker_pod(deployment: Deployment, group: WorkerGroup, ray_head: str = "") -> dict[str, Any]:
+    """The template of a worker of a slot sharing group: one node of Ray.
+
+    Args:
+        ray_head: host of Ray's head; default: the Service of the job.
+    """
     command = [
         "headgate", "k8s", "worker",
-        "--head", head_name(deployment.name),
-        "--slots", str(deployment.job.kubernetes.workers.slots),
+        "--head", ray_head or head_name(deployment.name),
+        *(["--group", group.name] if deployment.in_groups else []),
+        "--slots", str(group.workers.slots),
     ]  # fmt: skip
-    template = _template(deployment, WORKER, command)
+    template = _template(deployment, WORKER, command, group)
     template["spec"].setdefault(
         "topologySpreadConstraints",
         [
@@ -93,7 +114,7 @@ def worker_pod(deployment: Deployment) -> dict[str, Any]:
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": selector(deployment.name, WORKER)},
+                "labelSelector": {"matchLabels": deployment.workers_selector(group.name)},
             }
         ],
     )
@@ -247,17 +268,19 @@ def merged(base: Any, over: Any, key: str = "") -> Any:
     return over
 
 
-def _template(deployment: Deployment, role: str, command: list[str]) -> dict[str, Any]:
+def _template(
+    deployment: Deployment, role: str, command: list[str], group: WorkerGroup | None = None
+) -> dict[str, Any]:
     """The pod template of a role, with the user's laid upon it; our labels cannot be changed."""
     kubernetes = deployment.job.kubernetes
-    section = kubernetes.coordinator if role == HEAD else kubernetes.workers
+    section = kubernetes.coordinator if group is None else group.workers
     container = _container(
         command,
         kubernetes.image or deployment.settings.default_image,
         kubernetes.image_pull_policy or "",
     )
     container["env"] = _environment(deployment, role)
-    container["resources"] = _amounts(section.resources, role)
+    container["resources"] = _amounts(section.resources, role, group)
     container["ports"] = [
         {"name": port.name, "containerPort": port.number, "protocol": "TCP"} for port in ports.NAMED
     ]
@@ -277,10 +300,26 @@ def _template(deployment: Deployment, role: str, command: list[str]) -> dict[str
     template: dict[str, Any] = merged({"metadata": {}, "spec": spec}, section.pod_template)
     if kubernetes.code.archive:
         _fetch_code(template["spec"], kubernetes.code.archive)
+    _leave_lost_nodes(template["spec"])
     metadata = template["metadata"]
     own = {REVISION: deployment.run.revision, RUN: deployment.run_id}
+    own |= {} if group is None else deployment.workers_selector(group.name)
+    if deployment.job.spec.get("checkpoint"):
+        metadata["annotations"] = metadata.get("annotations", {}) | {FENCED: "true"}
     metadata["labels"] = metadata.get("labels", {}) | labels(deployment.name, role) | own
     return template
+
+
+def _leave_lost_nodes(spec: dict[str, Any]) -> None:
+    """Have Kubernetes give up the pod soon after its node, unless the user says when it does."""
+    given = spec.get("tolerations", [])
+    keys = {each.get("key") for each in given}
+    own = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_S}
+        for key in _LOST_NODES
+        if not keys & {key, None}  # one without a key is for all taints
+    ]
+    spec["tolerations"] = [*given, *own]
 
 
 def _fetch_code(spec: dict[str, Any], archive: str) -> None:
@@ -347,10 +386,28 @@ def _container(command: list[str], image: str, pull_policy: str) -> dict[str, An
     return container
 
 
-def _amounts(resources: Resources, role: str) -> dict[str, Any]:
+def _amounts(resources: Resources, role: str, group: WorkerGroup | None = None) -> dict[str, Any]:
     """Requests with defaults, and a limit on memory; without a limit on CPU unless one is asked for."""
-    requests = _DEFAULTS[role] | resources.requests
-    return {"requests": requests, "limits": {"memory": requests["memory"]} | resources.limits}
+    requests = _DEFAULTS[role] | _of_slots(group) | resources.requests
+    limits = {"memory": requests["memory"]} | _gpus(resources, group) | resources.limits
+    return {"requests": requests, "limits": limits}
+
+
+def _of_slots(group: WorkerGroup | None) -> dict[str, str]:
+    """The CPU and memory that the slots of a worker take."""
+    if group is None:
+        return {}
+    slots, slot = group.workers.slots, group.slot
+    cpu = {"cpu": f"{round(1000 * slot.cpu * slots)}m"} if slot.cpu else {}
+    return cpu | ({"memory": str(slot.memory_bytes * slots)} if slot.memory_bytes else {})
+
+
+def _gpus(resources: Resources, group: WorkerGroup | None) -> dict[str, str]:
+    """The GPUs that the slots of a worker take, unless the user says what they are called."""
+    named = any(name.endswith(_GPU) for name in (*resources.limits, *resources.requests))
+    if group is None or not group.slot.gpu or named:
+        return {}
+    return {f"nvidia.com{_GPU}": str(math.ceil(group.slot.gpu * group.workers.slots))}
 
 
 def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
@@ -363,12 +420,15 @@ def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
         "HEADGATE_JOB_NAME": deployment.name,
     }
     if role == WORKER:
-        own["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(RECONNECT_S)
+        known = kubernetes.ray.gcs_storage.type == "RocksDB"
+        own["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(
+            RECONNECT_KNOWN_S if known else RECONNECT_S
+        )
     if kubernetes.code.config_map_ref or kubernetes.code.archive:
         given = kubernetes.env.get("PYTHONPATH")
         own["PYTHONPATH"] = f"{CODE_PATH}:{given}" if isinstance(given, str) else CODE_PATH
     fields = {
-        "HEADGATE_POD_IP": "status.podIP",
+        POD_IP_VARIABLE: "status.podIP",
         "HEADGATE_POD_NAME": "metadata.name",
         "HEADGATE_NAMESPACE": "metadata.namespace",
     }

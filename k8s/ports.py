@@ -49,5 +49,7 @@ ALL: Final = (
     RAY_AGENTS,
     RAY_WORKERS,
 )
+OF_A_GUEST: Final = (CONTROL, RAY_NODE, RAY_OBJECTS, RAY_WORKERS)
+"""What the nodes of somebody else's Ray cluster connect to on a coordinator's pod that has joined it."""
 NAMED: Final = tuple(port for port in ALL if not port.last)
 """Those that containers and Services list; a range has no name there."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from ..runtime.protocol.worker_nodes import NO_WORKERS, NO_WORKERS_LABEL
 from . import ports
 
 SLOT_RESOURCE: Final = "headgate_slot"
@@ -17,20 +18,49 @@ WORKER_TITLE: Final = "ray::WorkerActor"
 """The title of a worker's process begins so."""
 
 
-def start_worker(head: str, pod_ip: str, slots: int) -> list[str]:
+def start_head(pod_ip: str, address: str = "") -> list[str]:
+    """The command that starts Ray in the head's pod and stays in the foreground; it hosts no workers.
+
+    Args:
+        pod_ip: of this pod.
+        address: of a Ray cluster that this pod joins; empty: it is the head of a new one.
+    """
+    # The operator makes the workers, and the autoscaler's monitor would listen on a port of its own.
+    head = ("--head", f"--port={ports.RAY_GCS.number}", "--include-dashboard=false", "--no-monitor")
+    joining = (f"--address={address}", f"--labels={NO_WORKERS_LABEL}={NO_WORKERS}")
+    return [
+        "ray", "start", "--block",
+        *(joining if address else head),
+        *fixed_ports(pod_ip),
+        "--num-cpus=0",
+    ]  # fmt: skip
+
+
+def group_resource(group: str) -> str:
+    """The custom resource of Ray of which a node of a slot sharing group has one for each slot."""
+    return f"headgate_slot_of_{group}"
+
+
+def node_resources(slots: int, group: str = "") -> dict[str, int]:
+    """The custom resources of a node; without a group if the job has the default one only."""
+    return {SLOT_RESOURCE: slots} | ({group_resource(group): slots} if group else {})
+
+
+def start_worker(head: str, pod_ip: str, slots: int, group: str = "") -> list[str]:
     """The command that joins the cluster of a head and stays in the foreground.
 
     Args:
         head: IP of the head.
         pod_ip: at which the other nodes reach this one.
         slots: how many subtasks of a step this node hosts.
+        group: the slot sharing group whose workers run here; empty: the job has one only.
     """
     return [
         "ray", "start", "--block",
         f"--address={head}:{ports.RAY_GCS.number}",
         *fixed_ports(pod_ip),
         "--num-cpus=0",
-        f"--resources={json.dumps({SLOT_RESOURCE: slots})}",
+        f"--resources={json.dumps(node_resources(slots, group))}",
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 STOP_S: Final = 5.0
@@ -24,9 +24,10 @@ class RayProcess:
         """Ray's exit code, once it has ended."""
 
     @staticmethod
-    async def start(command: Sequence[str]) -> RayProcess:
-        """Start it; it takes a while until it listens."""
-        return RayProcess(await asyncio.create_subprocess_exec(*command, process_group=0))
+    async def start(command: Sequence[str], more: Mapping[str, str] | None = None) -> RayProcess:
+        """Start it, with `more` variables than this process has; it takes a while until it listens."""
+        env = {**os.environ, **(more or {})}
+        return RayProcess(await asyncio.create_subprocess_exec(*command, process_group=0, env=env))
 
     @property
     def pid(self) -> int:

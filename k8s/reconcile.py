@@ -12,7 +12,9 @@ from typing import Final, final
 from .actions import Action, AddFinalizer, CallJob, Object, Observed, Requeue, SetStatus
 from .conditions import deadline_ms, report_conditions
 from .context import POLL_CHANGING_MS, POLL_MS, Context, copied, run_number, worker_selector
-from .objects import REVISION, ROLE, WORKER, Settings, head_name, workers_name
+from .lost_pods import let_go_of_lost
+from .modes import workers_of
+from .objects import GROUP, REVISION, ROLE, WORKER, Settings, head_name
 from .pod_troubles import is_ready
 from .savepoint_schedule import keep_savepoints
 from .spec import Job, Problem, parse_job
@@ -172,17 +174,26 @@ def _workers(context: Context) -> tuple[int, int]:
     run = context.status.run
     if run is None:
         return 0, 0
-    own = [
+    children = context.observed.children.values()
+    desired = sum(workers_of(each) for each in children if is_own(context, each))
+    return sum(map(is_ready, _own_workers(context))), desired
+
+
+def _own_workers(context: Context, group: str | None = None) -> list[Object]:
+    """The worker pods of the run; if a group is named, those of this slot sharing group."""
+    run = context.status.run
+    wanted = {ROLE: WORKER} | ({GROUP: group} if group else {})
+    return [
         pod
         for pod in context.observed.pods
-        if context.is_of(pod, run) and pod["metadata"]["labels"].get(ROLE) == WORKER
+        if run is not None
+        and context.is_of(pod, run)
+        and wanted.items() <= pod["metadata"]["labels"].items()
     ]
-    workers = context.child("Deployment", workers_name(context.name))
-    desired = workers["spec"].get("replicas", 0) if workers is not None else 0
-    return sum(map(is_ready, own)), desired
 
 
 def _decide(context: Context, problems: list[Problem]) -> None:
+    let_go_of_lost(context)
     status = context.status
     finalizers = context.resource["metadata"].get("finalizers", ())
     if context.deleted:
@@ -421,16 +432,24 @@ def _decide_rescale(context: Context, run: Run) -> None:
         status.rescale = Rescale(wanted, attempts + 1, context.now, short(operation.error))
         context.event("RescaleFailed", operation.error, "Warning")
         return
-    needed = job.kubernetes.workers.needed(wanted)
-    ready, _ = _workers(context)
-    managed = job.kubernetes.ray.mode == "Managed"
-    if managed and ready < needed:
-        trouble = context.pod_trouble()
-        context.wait(
-            f"the rescale waits for {needed} workers, {ready} are ready. {trouble}".strip()
-        )
+    if missing := _missing_workers(context, job, run, wanted):
+        context.wait(f"the rescale waits for {missing}. {context.pod_trouble()}".strip())
     elif operation is None:
         context.act(CallJob(context.run_id(run), "rescale", trigger, {"parallelism": wanted}))
         context.wait(f"the job is to be rescaled to {wanted}")
     else:
         context.wait(f"the job is being rescaled to {wanted}")
+
+
+def _missing_workers(context: Context, job: Job, run: Run, parallelism: int) -> str:
+    """The workers that a parallelism takes and that are not ready; empty if all are, or are not ours."""
+    if job.kubernetes.ray.mode == "External":
+        return ""
+    in_groups = context.deployment(job, run).in_groups
+    for group in job.groups.values():
+        needed = group.needed(parallelism)
+        ready = sum(map(is_ready, _own_workers(context, group.name if in_groups else None)))
+        if ready < needed:
+            of = f" of the group {group.name}" if in_groups else ""
+            return f"{needed} workers{of}, {ready} are ready"
+    return ""

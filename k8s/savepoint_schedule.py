@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ..operators.cron import last_due_ms
 from ..operators.manifest.model import API_VERSION
 from .actions import Create, Delete, Object
 from .context import Context
 from .objects import JOB
+from .spec import Savepoints, milliseconds
 from .status import Run, paths_in_use, since_1970_ms
 
 PERIODIC: Final = "headgate.io/periodic"
+LATE_MAX_MS: Final = 3_600_000
+"""A savepoint of a schedule that is later than this is left out: a new schedule does not begin with one of
+yesterday."""
+_MINUTE_MS: Final = 60_000
 
 
 def keep_savepoints(context: Context, run: Run) -> None:
-    """Make the snapshot of this period if there is none, and delete those that are too many or too old.
-
-    Periods begin at multiples of `every` since 1970. The period is in the name, so that two operators, or
-    one that sees old things, make one snapshot of it.
-    """
+    """Make the snapshot that is due if there is none, and delete those that are too many or too old."""
     savepoints = context.kubernetes.savepoints
     periodic = [
         each
@@ -26,12 +28,12 @@ def keep_savepoints(context: Context, run: Run) -> None:
         if each["metadata"].get("labels", {}).get(PERIODIC) == "true"
         and "deletionTimestamp" not in each["metadata"]
     ]
-    if savepoints.every is not None:
-        every_ms = context.duration(savepoints.every)
-        period = context.now_ms // every_ms
-        name = f"{context.name}-{period}"
+    due = _due(savepoints, context.now_ms)
+    if due is not None:
+        number, due_ms = due
+        name = f"{context.name}-{number}"
         known = any(each["metadata"]["name"] == name for each in context.observed.snapshots)
-        if not known and since_1970_ms(run.running_since) <= period * every_ms:
+        if not known and since_1970_ms(run.started_at) <= due_ms:
             context.act(Create(_snapshot(context, name)))
     used = paths_in_use(context.status)
     if context.kubernetes.restore is not None:
@@ -49,6 +51,22 @@ def keep_savepoints(context: Context, run: Run) -> None:
             failed = _phase(each) in ("Failed", "Abandoned")
             if failed and _completed_ms(each) < _completed_ms(completed[0]):
                 _delete(context, each)
+
+
+def _due(savepoints: Savepoints, now_ms: int) -> tuple[int, int] | None:
+    """The number of the savepoint that was due last, and when; None if there is none.
+
+    The number follows from the time alone, and is in the name of the snapshot. So two operators, or one
+    that sees old things, make one snapshot of it.
+    """
+    if savepoints.every is not None:
+        every_ms = milliseconds(savepoints.every)
+        number = now_ms // every_ms
+        return number, number * every_ms
+    if savepoints.schedule is not None:
+        due_ms = last_due_ms(savepoints.schedule, savepoints.time_zone, now_ms, LATE_MAX_MS)
+        return None if due_ms is None else (due_ms // _MINUTE_MS, due_ms)
+    return None
 
 
 def _snapshot(context: Context, name: str) -> dict[str, Any]:

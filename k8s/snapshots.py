@@ -17,6 +17,7 @@ from .actions import (
     EmitEvent,
     JobReport,
     Object,
+    Operation,
     RemoveFinalizer,
     Requeue,
     SetStatus,
@@ -171,7 +172,7 @@ class _Work:
         elif operation.state == "running":
             self._wait(f"attempt {self.status.attempts} is under way")
         elif operation.state == "failed":
-            self._retry(spec, operation.error)
+            self._retry(spec, operation)
         else:
             self.status.path, self.status.size_bytes = operation.path, operation.size_bytes
             self.status.checkpoint_id = operation.checkpoint_id
@@ -198,9 +199,9 @@ class _Work:
         parsed = parse_job(self.view.job) if self.view.job is not None else None
         return (parsed.kubernetes.savepoints.directory or "") if isinstance(parsed, Job) else ""
 
-    def _retry(self, spec: Snapshot, error: str) -> None:
-        status = self.status
-        if status.attempts > spec.backoff_limit:
+    def _retry(self, spec: Snapshot, failed: Operation) -> None:
+        status, error = self.status, failed.error
+        if failed.lasting or status.attempts > spec.backoff_limit:
             self._end("Failed", error)
             return
         pause_ms = RETRY_MS << (status.attempts - 1)

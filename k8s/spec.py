@@ -15,11 +15,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ..errors import PlanError
 from ..operators.durations import parse_duration
 from ..operators.manifest.document import Entry, Problems, Scalar, Sequence, Value
 from ..operators.manifest.document import Mapping as MappingValue
 from ..operators.manifest.fields import INVALID, Listed, Section, Table
+from ..operators.manifest.groups import GroupWidth, check_worker_groups, group_widths
 from ..operators.manifest.kubernetes_model import KUBERNETES, check_rules
+from ..operators.resources import DEFAULT_GROUP
+from ..operators.resources import Resources as SlotResources
 from ..runtime.manifest import spec_fields
 
 JOB_NAME_LENGTH_MAX: Final = 45
@@ -56,10 +60,6 @@ class Workers(Spec, frozen=True):
     resources: Resources = Resources()
     pod_template: dict[str, Any] = {}
 
-    def needed(self, parallelism: int) -> int:
-        """Worker pods for a job of this parallelism."""
-        return self.replicas or -(-parallelism // self.slots)
-
 
 class Rollback(Spec, frozen=True):
     enabled: bool = True
@@ -90,6 +90,8 @@ class Deletion(Spec, frozen=True):
 
 class Savepoints(Spec, frozen=True):
     every: str | None = None
+    schedule: str | None = None
+    time_zone: str = "UTC"
     retain: int = 3
     max_age: str | None = None
     directory: str | None = None
@@ -122,11 +124,18 @@ class Autoscaler(Spec, frozen=True):
     mode: Literal["Off"] = "Off"
 
 
+class GcsStorage(Spec, frozen=True):
+    type: Literal["Memory", "RocksDB"] = "Memory"
+    size: str = "1Gi"
+    storage_class_name: str | None = None
+
+
 class Ray(Spec, frozen=True):
     mode: Literal["Managed", "KubeRay", "External"] = "Managed"
     address: str | None = None
     token_secret_ref: Ref | None = None
     version: str | None = None
+    gcs_storage: GcsStorage = GcsStorage()
 
 
 class SecretKey(Spec, frozen=True):
@@ -145,6 +154,7 @@ class Kubernetes(Spec, frozen=True):
     env: dict[str, str | SecretKey] = {}
     coordinator: Coordinator = Coordinator()
     workers: Workers = Workers()
+    worker_groups: dict[str, Workers] = {}
     upgrade: Upgrade = Upgrade()
     restore: Restore | None = None
     deletion: Deletion = Deletion()
@@ -157,6 +167,27 @@ class Kubernetes(Spec, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """The worker pods of a slot sharing group.
+
+    Attributes:
+        name: of the group.
+        workers: the pods.
+        slot: what a slot takes.
+        width: how many slots the group needs.
+    """
+
+    name: str
+    workers: Workers
+    slot: SlotResources
+    width: GroupWidth
+
+    def needed(self, parallelism: int) -> int:
+        """Worker pods for a job of this parallelism."""
+        return self.workers.replicas or -(-self.width.at(parallelism) // self.workers.slots)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A StreamJob whose form is right.
 
@@ -165,12 +196,14 @@ class Job:
         kubernetes: its section `kubernetes`.
         parallelism: of steps that do not set their own; it changes by a rescale, without a new revision.
         revision: names everything whose change needs new pods.
+        groups: the slot sharing groups that have steps, by name, the default one first.
     """
 
     spec: dict[str, Any]
     kubernetes: Kubernetes
     parallelism: int
     revision: str
+    groups: dict[str, WorkerGroup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +258,8 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     kubernetes = table.get("kubernetes") if isinstance(table, Table) else None
     if isinstance(kubernetes, Table):
         check_rules(kubernetes, problems)
+    if isinstance(table, Table):
+        check_worker_groups(table, problems)
     if problems.found:
         return problems.listed()
     assert isinstance(table, Table)
@@ -232,19 +267,40 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     section = msgspec.convert(plain, Kubernetes, strict=False)
     checkpoint = table.get("checkpoint")
     storage = "" if checkpoint is None else str(checkpoint.get("storage"))
-    if not _outlives_pods(storage, section):
+    groups = _groups(table, section, problems)
+    if problems.found:
+        return problems.listed()
+    if not _outlives_pods(storage, section, groups):
         at = problems.number("spec.checkpoint.storage")
         problems.add(
             at,
             f"the directory `{storage}` goes with its pod, and the state of the job with it",
             "write s3://bucket/prefix, or mount a volume there in coordinator.podTemplate and "
-            "workers.podTemplate",
+            "workers.podTemplate, and in the podTemplate of each of workerGroups",
         )
         return problems.listed()
-    return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec))
+    return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec), groups)
 
 
-def _outlives_pods(storage: str, kubernetes: Kubernetes) -> bool:
+def _groups(spec: Table, kubernetes: Kubernetes, problems: Problems) -> dict[str, WorkerGroup]:
+    """The slot sharing groups that have steps; amounts of resources that make no sense are noted."""
+    declared = spec.get("resources")
+    groups = {}
+    for name, width in group_widths(spec).items():
+        slot = declared.get(name) if isinstance(declared, Table) else None
+        slot = slot or Table(spec.line)
+        try:
+            taken = SlotResources(**_plain(slot))
+        except PlanError as error:
+            problems.add(slot.line, error.message, error.fix)
+            continue
+        default = name == DEFAULT_GROUP
+        workers = kubernetes.workers if default else kubernetes.worker_groups.get(name, Workers())
+        groups[name] = WorkerGroup(name, workers, taken, width)
+    return groups
+
+
+def _outlives_pods(storage: str, kubernetes: Kubernetes, groups: Mapping[str, WorkerGroup]) -> bool:
     """False for a directory that is not on a volume of the user, in the head and in the workers."""
     if not storage or VARIABLE in storage:
         return True
@@ -253,7 +309,7 @@ def _outlives_pods(storage: str, kubernetes: Kubernetes) -> bool:
         return scheme != "memory"
     templates = [kubernetes.coordinator.pod_template]
     if kubernetes.ray.mode != "External":
-        templates.append(kubernetes.workers.pod_template)
+        templates += [group.workers.pod_template for group in groups.values()]
     path = PurePosixPath(rest if separator else storage)
     return all(
         any(path.is_relative_to(mount) for mount in _mounts(template)) for template in templates
@@ -306,9 +362,17 @@ def revision_of(spec: Mapping[str, Any]) -> str:
     for name in _NOT_OF_THE_REVISION:
         section.pop(name, None)
     if isinstance(section.get("workers"), dict):
-        section["workers"] = {k: v for k, v in section["workers"].items() if k != "replicas"}
+        section["workers"] = _without_replicas(section["workers"])
+    if isinstance(groups := section.get("workerGroups"), dict):
+        section["workerGroups"] = {name: _without_replicas(each) for name, each in groups.items()}
     text = json.dumps([said, section], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _without_replicas(workers: Any) -> Any:
+    if not isinstance(workers, dict):
+        return workers
+    return {name: value for name, value in workers.items() if name != "replicas"}
 
 
 def _document(value: Any, path: str, problems: _PathProblems) -> Value:

@@ -15,9 +15,9 @@ import yaml
 from . import objects
 from .actions import Create, Delete, Object, Replace, Scale
 from .context import POD_MAKERS, Context, revision_label
-from .modes import pod_makers
+from .modes import pod_makers, with_replicas
 from .objects import CONTENT, REVISION
-from .spec import Job, Problem, parse_job
+from .spec import Job, Problem, WorkerGroup, parse_job
 from .status import Run
 
 MANIFESTS_CACHED_MAX: Final = 256
@@ -66,7 +66,7 @@ def drain(context: Context, keep: Run | None = None) -> bool:
             context.act(Delete(child["kind"], metadata["name"], metadata["uid"]))
         elif child["spec"].get("replicas", 1) != 0:
             version = metadata["resourceVersion"]
-            context.act(Scale(child["kind"], metadata["name"], 0, version))
+            context.act(Scale(child["kind"], metadata["name"], {"replicas": 0}, version))
     if strangers:
         names = ", ".join(sorted(str(pod["metadata"]["name"]) for pod in strangers))
         context.wait(f"pods are to end: {names}")
@@ -102,7 +102,7 @@ def keep_up(context: Context, job: Job, run: Run) -> None:
     if not drain(context, keep=run) or _waits_for_strangers(context, deployment):
         return
     for wanted in pod_makers(deployment):
-        _keep_made(context, wanted, _replicas(context, wanted))
+        _keep_made(context, wanted)
 
 
 def _waits_for_strangers(context: Context, deployment: objects.Deployment) -> bool:
@@ -133,43 +133,47 @@ def _content(child: Object) -> Any:
     return child["metadata"].get("annotations", {}).get(CONTENT)
 
 
-def _keep_made(context: Context, wanted: dict[str, Any], replicas: int | None) -> None:
+def _keep_made(context: Context, wanted: dict[str, Any]) -> None:
     """Make what makes pods, or set its replicas; nothing else of it is changed while the run lasts.
 
     So a newer operator, which would make other pods, leaves those that run alone.
     """
     found = context.child(wanted["kind"], wanted["metadata"]["name"])
     if found is None:
-        if replicas is not None:
-            wanted["spec"]["replicas"] = replicas
-        context.act(Create(wanted))
+        context.act(Create(wanted | {"spec": wanted["spec"] | _scaled(context, wanted)}))
         return
-    metadata = found["metadata"]
-    if replicas in (None, found["spec"].get("replicas")) or "deletionTimestamp" in metadata:
+    metadata, scaled = found["metadata"], _scaled(context, found)
+    if found["spec"] | scaled == found["spec"] or "deletionTimestamp" in metadata:
         return
-    assert replicas is not None
-    context.act(Scale(wanted["kind"], metadata["name"], replicas, metadata["resourceVersion"]))
+    context.act(Scale(wanted["kind"], metadata["name"], scaled, metadata["resourceVersion"]))
 
 
-def _replicas(context: Context, wanted: dict[str, Any]) -> int | None:
-    """How many pods there are to be; None: the object says it in another way."""
-    if wanted["kind"] == "StatefulSet":
-        return 1
-    return workers_wanted(context) if wanted["kind"] == "Deployment" else None
-
-
-def workers_wanted(context: Context) -> int:
-    """Workers for the job as it runs and, during a rescale, also for what it is to become."""
+def _scaled(context: Context, maker: Object) -> Object:
+    """The fields of its spec that say how many pods an object is to make."""
+    if maker["kind"] == "StatefulSet":
+        return {"replicas": 1}
     run, job = context.status.run, context.running_job
-    if run is None or job is None:
-        return 0
+    replicas: dict[str, int] = {}
+    if run is not None and job is not None:
+        groups = job.groups.values()
+        replicas = {group.name: workers_wanted(context, run, group) for group in groups}
+    if maker["kind"] == "RayCluster":
+        return {"workerGroupSpecs": with_replicas(maker["spec"]["workerGroupSpecs"], replicas)}
+    name = maker["metadata"]["name"]
+    wanted = (
+        n for group, n in replicas.items() if objects.workers_name(context.name, group) == name
+    )
+    return {"replicas": next(wanted, 0)}
+
+
+def workers_wanted(context: Context, run: Run, group: WorkerGroup) -> int:
+    """Workers of a group for the job as it runs and, during a rescale, also for what it is to become."""
     wanted = context.job.parallelism if context.job is not None else run.parallelism
     now = context.report.parallelism if context.report is not None else run.parallelism
-    workers = context.kubernetes.workers
-    slots = job.kubernetes.workers
-    if workers.replicas:
-        return workers.replicas
-    return max(slots.needed(now), slots.needed(wanted), slots.needed(run.parallelism))
+    in_force = context.job.groups.get(group.name) if context.job is not None else group
+    if in_force is not None and in_force.workers.replicas:
+        return in_force.workers.replicas
+    return max(map(group.needed, (now, wanted, run.parallelism)))
 
 
 def drop_old_manifests(context: Context) -> None:

@@ -40,12 +40,14 @@ class Options:
         pod_ip: of this pod.
         slots: how many subtasks of a step it hosts.
         grace_s: how long workers may take to leave.
+        group: the slot sharing group of its slots; empty: the job has one only.
     """
 
     head: str
     pod_ip: str
     slots: int
     grace_s: float
+    group: str = ""
 
 
 async def run(options: Options) -> int:
@@ -64,7 +66,7 @@ async def _join(node: Node, options: Options) -> int:
         while not node.leaving.is_set():
             head = await address_of(options.head)
             if head and await listens(head, ports.RAY_GCS.number):
-                command = start_worker(head, options.pod_ip, options.slots)
+                command = start_worker(head, options.pod_ip, options.slots, options.group)
                 return await node.run(command, options.pod_ip, ports.RAY_NODE.number)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(node.leaving.wait(), 1.0)

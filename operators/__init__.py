@@ -1,1 +1,1 @@
-"""What a job says: the public graph API, one file per operator, expressions, windows."""
+"""The definition of a job: the public graph API, one file per operator, expressions, windows."""

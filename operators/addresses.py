@@ -1,4 +1,4 @@
-"""Addresses of directories: paths, and URLs whose mistakes must not become names of local directories."""
+"""Addresses of directories: paths and URLs. A misspelt URL must not become a local directory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SCHEMES: Final = frozenset(
         "https",
     }
 )
-"""What people write in front of `://`. Not all of them can be used."""
+"""The schemes that people write before `://`. Not all of them are supported."""
 STORAGE_SCHEMES: Final = ("file", "s3", "s3a", "memory")
-"""What a checkpoint storage can be. `memory` ends with the process."""
+"""The kinds of checkpoint storage. `memory` ends with the process."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(:/*|//+)(.*)", re.DOTALL)
 
 
 def check_address(address: str, usable: Collection[str]) -> None:
-    """Refuse a URL that is misspelt, such as `s3:/bucket`, or whose scheme is not one of `usable`.
+    """Refuse a URL that is misspelt, such as `s3:/bucket`, or whose scheme is not in `usable`.
 
     Raises:
-        UsageError: with the right form.
+        UsageError: it names the right form.
     """
     found = _URL.match(address)
     if found is None:
@@ -48,7 +48,7 @@ def check_address(address: str, usable: Collection[str]) -> None:
     if scheme in usable and (separator.startswith("//") or ":" in separator):
         right = f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
         raise UsageError(
-            f"the address is not written as an address address=`{address}`",
+            f"the address is malformed address=`{address}`",
             fix=f"write `{right}`, or `./{address}` for a directory of that name",
         )
     if separator.startswith("://") or scheme in SCHEMES:

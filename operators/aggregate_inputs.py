@@ -1,4 +1,4 @@
-"""What aggregates read that is no column of the records: SQL text about one record."""
+"""The inputs of aggregates that are no columns of the records: SQL text about one record."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def check_texts(texts: Iterable[object], kind: str, where: str = "") -> None:
             raise PlanError(
                 f"{kind} takes the name of a column or SQL text, got `{type(text).__name__}`",
                 where=where,
-                fix=f'such as hg.{kind}("amount * 2"); of a polars expression make a column before: '
+                fix=f'such as hg.{kind}("amount * 2"); make a polars expression a column first: '
                 '.select("*", expression.alias("x"))',
             )
 
 
 def computed_input(text: str, kind: str, written: str, schema: pa.Schema, where: str) -> Column:
-    """How the input `text` of an aggregate of `kind` is computed, as a column of that name.
+    """Return the column that computes the input `text` of an aggregate of `kind`, under that name.
 
     Args:
         text: SQL text; it is no column of `schema`.
         written: the whole aggregate, for errors about names.
 
     Raises:
-        PlanError: the name of a column that is not there, or no expression that fits.
+        PlanError: the name of a column that does not exist, or no expression that fits.
     """
     if _PLAIN_NAME.fullmatch(text):
         raise unknown_column(text, schema, written, where)
@@ -46,9 +46,7 @@ def computed_input(text: str, kind: str, written: str, schema: pa.Schema, where:
         column = check_value(text, text, schema, kind, where, fix)
     except PlanError:
         if _WORDS.fullmatch(text) and get_close_matches(text, schema.names, n=1):
-            raise unknown_column(
-                text, schema, kind, where
-            ) from None  # a name with spaces, misspelt
+            raise unknown_column(text, schema, kind, where) from None  # a misspelt name with spaces
         raise
     if kind == "count" and pa.types.is_boolean(result_type(column, schema)):
         raise PlanError(
@@ -61,18 +59,18 @@ def computed_input(text: str, kind: str, written: str, schema: pa.Schema, where:
 
 
 def with_computed(schema: pa.Schema, computed: Mapping[str, Column]) -> pa.Schema:
-    """The schema with a column for each computed input."""
+    """Return the schema with a column for each computed input."""
     made = [pa.field(name, result_type(column, schema)) for name, column in computed.items()]
     return pa.schema([*schema, *made])
 
 
 def meant(text: str | None, schema: pa.Schema) -> str | None:
-    """The same for all inputs that mean the same: the name of a column, or SQL text in one form."""
+    """Return a text that is equal for equivalent inputs: the name of a column, or normalised SQL."""
     if text is None or text in schema.names:
         return text
     try:
         form = canonical(text)
-    except SqlError:  # it would not have got through the check
+    except SqlError:  # the check would have refused it
         return text
     name = form[1:-1].replace('""', '"')
     return name if form[:1] == '"' and name in schema.names else form

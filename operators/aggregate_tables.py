@@ -1,4 +1,4 @@
-"""The tables of aggregates: what a snapshot writes, and what of a restored one fits the step of today."""
+"""The tables of aggregates: their cuts, and which restored columns fit the step of today."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .keyed_aggregate import Rows, row_count
 
 _HASH = pa.field("hash", pa.uint64(), False)
 AddedColumns = Callable[[Rows], list[Array]]
-"""Copies of the values of a plan's added columns, as numbers, for some slots."""
+"""A function that returns the values of a plan's added columns, as numbers, for some slots."""
 
 
 class RowsCut(Protocol):
-    """A cut of keys with state, such as a `GroupCut`: `slots`, then `columns`, in any one thread."""
+    """A cut of keys with state, such as a `GroupCut`: call `slots`, then `columns`, in any one thread."""
 
     def slots(self, since: int | None) -> Rows: ...
 
@@ -37,9 +37,9 @@ class CutPart:
 
     Args:
         cut: of the group.
-        added: the added columns, asked for while the cut is open; None if the plan has none.
+        added: the added columns, read while the cut is open; None if the plan has none.
         first_key: the first key column that is one of the plan.
-        alive: leaves out slots that do not count any more.
+        alive: leaves out slots that no longer count.
     """
 
     __slots__ = ("_added", "_alive", "_first_key", "cut")
@@ -55,12 +55,12 @@ class CutPart:
         self._added, self._first_key, self._alive = added, first_key, alive
 
     def rows(self, plan: AggregatePlan, since: int | None) -> pa.Table:
-        """The changed rows, or all; the first column holds the hashes. Closes the cut."""
+        """Return the changed rows, or all; the first column holds the hashes. Closes the cut."""
         which = self.cut.slots(since)
         if self._alive is not None:
             which = self._alive(which)
         count = row_count(which)
-        # First: once the cut is closed, the memory may be used for other windows.
+        # First, because the memory may be reused for other windows once the cut is closed.
         added = [] if self._added is None else self._added(which)
         all_keys, state = self.cut.columns(which)
         schema = plan.state_schema
@@ -82,7 +82,7 @@ def table_cut(
     parts: Sequence[CutPart],
     max_parallelism: int,
 ) -> TableCut:
-    """The cut of a table that consists of these parts."""
+    """Return the cut of a table that consists of these parts."""
 
     def close() -> None:
         for part in parts:
@@ -100,7 +100,7 @@ def table_cut(
 
 
 def _hashes(keys: list[pa.ChunkedArray], rows: int) -> Hashes:
-    """The hash of each key, a chunk at a time; all columns are cut into the same chunks."""
+    """Return the hash of each key, a chunk at a time; all columns are cut into the same chunks."""
     if not keys:
         return np.zeros(rows, np.uint64)
     chunks = zip(*(column.chunks for column in keys), strict=True)
@@ -110,7 +110,7 @@ def _hashes(keys: list[pa.ChunkedArray], rows: int) -> Hashes:
 def _by_key_group(
     plan: AggregatePlan, tables: Sequence[pa.Table], max_parallelism: int
 ) -> pa.Table:
-    """The rows of `CutPart.rows` together, with key groups, sorted by them."""
+    """Return the rows of `CutPart.rows` together, with key groups, sorted by them."""
     schema: pa.Schema = plan.state_schema
     if not tables:
         return schema.empty_table()
@@ -125,11 +125,11 @@ def _by_key_group(
         raise too_much_text(error) from error
 
 
-# --- what a state is ---------------------------------------------------------------------------
+# --- declarations ----------------------------------------------------------------------------
 
 
 def aggregate_info(plan: AggregatePlan, name: str, kind: str) -> StateInfo:
-    """The declaration of a table of aggregates; its state columns say whose they are."""
+    """Return the declaration of a table of aggregates; its state columns name their aggregates."""
     keys = (*plan.keys, *(field.name for field in plan.added))
     return state_info(name, kind, plan.described_state_schema, keys)
 
@@ -137,13 +137,13 @@ def aggregate_info(plan: AggregatePlan, name: str, kind: str) -> StateInfo:
 def restored_rows(
     plan: AggregatePlan, table: pa.Table, info: StateInfo | None, step: str
 ) -> pa.Table:
-    """A restored table as this plan reads it: keys, added columns, and what it has of the aggregates.
+    """Return a restored table as this plan reads it: keys, added columns, and known aggregates.
 
-    Widened columns are cast. Columns of aggregates that are gone are left out, and those of new ones are
-    not there: their aggregates start empty.
+    Widened columns are cast. Columns of removed aggregates are left out, and those of new ones are
+    missing: their aggregates start empty.
 
     Raises:
-        StateError: other keys, or a column of another type or aggregate.
+        StateError: the keys differ, or a column has another type or aggregate.
     """
     _check_keys(plan, table, info, step)
     names, columns = [], []
@@ -178,7 +178,7 @@ def restored_rows(
 
 
 def files_of_another_backend(state: str, step: str) -> StateError:
-    """The error of files of runs where state lies in memory."""
+    """Return the error for run files restored into a backend in memory."""
     return StateError(
         f"the snapshot consists of files of another state backend state=`{state}` "
         "found=`rocksdb` expected=`hashmap`",
@@ -188,7 +188,7 @@ def files_of_another_backend(state: str, step: str) -> StateError:
 
 
 def _check_keys(plan: AggregatePlan, table: pa.Table, info: StateInfo | None, step: str) -> None:
-    """Raise StateError unless a snapshot's rows are identified as they are in this plan."""
+    """Raise StateError unless a snapshot's rows have the same key columns as this plan."""
     expected = [field.name for field in [*plan.key_fields, *plan.added]]
     found = [name for name in table.column_names if name in expected]
     if info is not None and info.keys:

@@ -1,11 +1,12 @@
 """Descriptions of aggregates: `hg.count()`, `hg.sum("amount * 2")`, or their text in a manifest.
 
-What an aggregate reads is a column of the records, or an expression over them. An expression is computed
-where the values of a batch are taken for the aggregates (`AggregatePlan.computed`), and is called like its
-text: aggregates share it, and no record has a column more, whether it is late, emitted or stored.
+The input of an aggregate is a column of the records, or an expression over them. An expression is
+computed where the values of a batch are read for the aggregates (`AggregatePlan.computed`), and is
+named by its text: equal ones share it, and no record has an extra column, whether it is late,
+emitted or stored.
 
-Nulls are skipped as in SQL. Result types: counts int64; sum int64 of integers, float64 of floats, the
-widest decimal of decimals; min and max as the column; avg, variance and stddev float64; first,
+Nulls are skipped as in SQL. Result types: counts int64; sum int64 of integers, float64 of floats,
+the widest decimal of decimals; min and max as the column; avg, variance and stddev float64; first,
 last, min_by and max_by as the column; collect, top_n and bottom_n lists of it.
 """
 
@@ -63,8 +64,8 @@ class Aggregate:
 
     Attributes:
         column: the name of a column or, if the records have no such column, SQL text about one record.
-        number: the parameter of kinds that have one, such as the `q` of `quantile`.
-        by: the column or SQL text that decides, of kinds that have one.
+        number: the parameter, for kinds that have one, such as the `q` of `quantile`.
+        by: the column or SQL text to order by, for kinds that have one.
     """
 
     kind: str
@@ -80,16 +81,17 @@ class Aggregate:
         return f"{self.kind}({_quoted(self.column)}{number}{by})"
 
     def kept(self, schema: pa.Schema) -> str:
-        """What its state is of, over records of `schema`: all but the number, which may change."""
+        """Return the description of its state over records of `schema`: all but the number, which
+        may change."""
         return str(Aggregate(self.kind, meant(self.column, schema), None, meant(self.by, schema)))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it reads, and the SQL texts."""
+        """Return the columns it reads, and the SQL texts."""
         return tuple(name for name in (self.column, self.by) if name is not None)
 
     def computed(self, schema: pa.Schema, where: str = "") -> dict[str, Column]:
-        """How those of `columns` are computed that are no columns of `schema`.
+        """Return how those of `columns` that are no columns of `schema` are computed.
 
         Raises:
             PlanError: no such column, or no expression over one record of `schema`.
@@ -102,7 +104,7 @@ class Aggregate:
         }
 
     def output_type(self, schema: pa.Schema, where: str = "") -> pa.DataType:
-        """The type of the result on records of `schema`.
+        """Return the type of the result on records of `schema`.
 
         Raises:
             PlanError: no such column or no expression that fits, or its type has no such aggregate.
@@ -114,7 +116,7 @@ class Aggregate:
             raise PlanError(error.message, where=where, fix=error.fix) from None
 
     def spec(self, name: str, schema: pa.Schema) -> AggregateSpec:
-        """This aggregate, called `name`, as the state layer takes it; `schema` has all its columns."""
+        """Return the aggregate, named `name`, for the state layer; `schema` has all its columns."""
         by, by_type = self.by, None
         if self.kind in BY_TIME:
             by = EVENT_TIME
@@ -125,12 +127,12 @@ class Aggregate:
 
 
 def _quoted(column: str) -> str:
-    """The name or SQL text as `parse_aggregate` reads it; text with quotes in it can only be SQL."""
+    """Quote the name or SQL text for `parse_aggregate`; text that contains quotes can only be SQL."""
     return column if re.fullmatch(r"\w+", column) or '"' in column else f'"{column}"'
 
 
 def parse_aggregate(text: str) -> Aggregate:
-    """The aggregate written as `sum(amount)`; the opposite of `str`.
+    """Parse an aggregate written as `sum(amount)`; the inverse of `str`.
 
     Raises:
         PlanError: not an aggregate.
@@ -162,13 +164,13 @@ def parse_aggregate(text: str) -> Aggregate:
 
 
 def _unquoted(text: str) -> str:
-    """The name of a column without its quotes; any other text as it is."""
+    """Return the name of a column without its quotes; any other text unchanged."""
     name = _NAME.fullmatch(text)
     return text if name is None else name[1] or name[2] or name[3]
 
 
 def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggregate:
-    """An aggregate with the parameters that its kind has, and no others."""
+    """Return an aggregate with the parameters that its kind has, and no others."""
     parameter = PARAMETERS.get(kind)
     if kind in TOP:
         by = by or column
@@ -185,7 +187,7 @@ def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggr
         raise PlanError(f"{kind} needs a number column=`{column}`", fix=parameter.fix)
     try:
         value = parameter.type(number)
-    except (TypeError, ValueError, OverflowError):  # the last one: infinity as a whole number
+    except (TypeError, ValueError, OverflowError):  # OverflowError: infinity as a whole number
         value = None
     if value is None or value != float(number) or not parameter.low <= value <= parameter.high:
         raise PlanError(
@@ -196,103 +198,104 @@ def _checked(kind: str, column: str | None, number: Any, by: str | None) -> Aggr
 
 
 def count(column: str | None = None) -> Aggregate:
-    """How many records; with a column, how many have a value there."""
+    """Count records; with a column, only those that have a value there."""
     return Aggregate("count", column)
 
 
 def sum(column: str) -> Aggregate:
-    """The sum of a column of numbers; null if it has no value."""
+    """Sum a column of numbers; null if it has no value."""
     return Aggregate("sum", column)
 
 
 def min(column: str) -> Aggregate:
-    """The least value of a column; null if it has none."""
+    """Return the least value of a column; null if it has none."""
     return Aggregate("min", column)
 
 
 def max(column: str) -> Aggregate:
-    """The greatest value of a column; null if it has none."""
+    """Return the greatest value of a column; null if it has none."""
     return Aggregate("max", column)
 
 
 def avg(column: str) -> Aggregate:
-    """The mean of a column of numbers, in float64; null if it has no value."""
+    """Return the mean of a column of numbers, in float64; null if it has no value."""
     return Aggregate("avg", column)
 
 
 def variance(column: str, *, population: bool = False) -> Aggregate:
-    """The variance of a column of numbers, in float64.
+    """Return the variance of a column of numbers, in float64.
 
-    Of a sample: null if there are fewer than two values. With `population` of all there is: null if there
-    is no value. NaN if a value is NaN or infinite.
+    By default the sample variance: null if there are fewer than two values. With `population` the
+    population variance: null if there is no value. NaN if a value is NaN or infinite.
     """
     return Aggregate("variance_pop" if population else "variance", column)
 
 
 def stddev(column: str, *, population: bool = False) -> Aggregate:
-    """The standard deviation: the root of `variance`."""
+    """Return the standard deviation: the root of `variance`."""
     return Aggregate("stddev_pop" if population else "stddev", column)
 
 
 def first(column: str) -> Aggregate:
-    """The value of the record with the least event time; null if there is no value.
+    """Return the value of the record with the least event time; null if there is no value.
 
-    Of records of one time it is that which came first; so it is of all where there is no event time.
-    Records without a value are skipped.
+    Among equal times, and in streams without event time, the first to arrive wins. Records without
+    a value are skipped.
     """
     return Aggregate("first", column)
 
 
 def last(column: str) -> Aggregate:
-    """The value of the record with the greatest event time; null if there is no value.
+    """Return the value of the record with the greatest event time; null if there is no value.
 
-    Of records of one time it is that which came last; so it is of all where there is no event time.
-    Records without a value are skipped.
+    Among equal times, and in streams without event time, the last to arrive wins. Records without a
+    value are skipped.
     """
     return Aggregate("last", column)
 
 
 def min_by(column: str, by: str) -> Aggregate:
-    """The value of `column` where that of `by` is least; null if no record has both.
+    """Return the value of `column` where that of `by` is least; null if no record has both.
 
-    `by` is a column of numbers, dates or timestamps. Of records that are equal in it the
-    first, by event time and then by arrival.
+    `by` is a column of numbers, dates or timestamps. Among records equal in it the first wins, by
+    event time and then by arrival.
     """
     return Aggregate("min_by", column, by=by)
 
 
 def max_by(column: str, by: str) -> Aggregate:
-    """The value of `column` where that of `by` is greatest; null if no record has both.
+    """Return the value of `column` where that of `by` is greatest; null if no record has both.
 
-    `by` is a column of numbers, dates or timestamps. Of records that are equal in it the
-    last, by event time and then by arrival.
+    `by` is a column of numbers, dates or timestamps. Among records equal in it the last wins, by
+    event time and then by arrival.
     """
     return Aggregate("max_by", column, by=by)
 
 
 def count_distinct(column: str) -> Aggregate:
-    """How many different values a column has; exact, nulls are none.
+    """Count the distinct values of a column exactly, without nulls.
 
-    All NaN are one value. The values of each key are kept: where they are many, take
+    All NaN are one value. The values of each key are kept in state; if there are many, use
     `approx_count_distinct`.
     """
     return Aggregate("count_distinct", column)
 
 
 def approx_count_distinct(column: str) -> Aggregate:
-    """About how many different values a column has, with a standard error of 2.3 %; nulls are none.
+    """Estimate the number of distinct values of a column, with a standard error of 2.3 %, without nulls.
 
-    Takes 2 KiB per key, however many values there are.
+    It takes 2 KiB per key, however many values there are.
     """
     return Aggregate("approx_count_distinct", column)
 
 
 def quantile(column: str, q: float) -> Aggregate:
-    """About the number at place `q`, from 0 to 1, among all of a column in order, as float64.
+    """Estimate the quantile `q`, from 0 to 1, of a column of numbers, as float64.
 
-    Of n numbers it is that with floor(q (n - 1)) others before it, with a relative error of 1 % while
-    the magnitudes of a key's numbers span a factor of 27,000, of 2 % up to 700 million, and so on. Takes
-    4 KiB per key, 8 KiB with negative numbers. Null if there is no value.
+    Of n numbers it estimates the one with floor(q (n - 1)) others before it, with a relative error
+    of 1 % while the magnitudes of a key's numbers span a factor of 27,000, of 2 % up to 700
+    million, and so on. It takes 4 KiB per key, 8 KiB with negative numbers. Null if there is no
+    value.
 
     Raises:
         PlanError: `q` is not from 0 to 1.
@@ -301,7 +304,7 @@ def quantile(column: str, q: float) -> Aggregate:
 
 
 def collect(column: str, *, limit: int = 10_000) -> Aggregate:
-    """The list of the values of a column, in the order of event time, then of arrival; nulls are skipped.
+    """Collect the values of a column in a list, in order of event time, then of arrival, without nulls.
 
     A list with more than `limit` values fails the job.
 
@@ -312,16 +315,17 @@ def collect(column: str, *, limit: int = 10_000) -> Aggregate:
 
 
 def top_n(column: str, n: int, *, by: str | None = None, ascending: bool = False) -> Aggregate:
-    """The list of the values of `column` in the `n` records where that of `by` is greatest, best first.
+    """List the values of `column` in the `n` records where that of `by` is greatest, best first.
 
-    With `ascending` where it is least. Of records that are equal in `by` the last ones, with `ascending`
-    the first ones, by event time and then by arrival: so the best is what `max_by`, or `min_by`, gives.
-    Records are skipped where either is null. Takes room for `n` values per key at once.
+    With `ascending` where it is least. Among records equal in `by` the last ones win, with
+    `ascending` the first ones, by event time and then by arrival, so that the best is that of
+    `max_by` or `min_by`. Records are skipped where either is null. Space for `n` values per key is
+    allocated at once.
 
     Args:
         column: of any type.
         n: from 1 to 1,000.
-        by: a column of numbers, dates or timestamps; `column` itself unless said.
+        by: a column of numbers, dates or timestamps; `column` itself by default.
         ascending: the least instead of the greatest; in a manifest this is `bottom_n`.
 
     Raises:
@@ -337,7 +341,7 @@ class AggregatePlan:
     Attributes:
         keys: key columns; none for one global group.
         aggregates: by name of the output column.
-        added: columns that stand between keys and aggregates in the result.
+        added: columns between keys and aggregates in the result.
 
     Raises:
         PlanError: an unknown column, a type that does not fit, or two output columns of one name.
@@ -379,7 +383,7 @@ class AggregatePlan:
 
     @cached_property
     def computed(self) -> ExpressionSteps | None:
-        """Makes a column of each SQL text of the aggregates, called like it; None if there is none."""
+        """Return steps that make a column, named by its text, of each SQL text; None if there is none."""
         made: dict[str, Column] = {}
         for one in self.aggregates.values():
             made |= one.computed(self.schema, self.where)
@@ -389,7 +393,7 @@ class AggregatePlan:
         return ExpressionSteps([step], self.schema)
 
     def compute(self, data: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of `computed`, one row for each record; no columns if there is nothing to compute.
+        """Return the columns of `computed`, one row per record; no columns if there is nothing to compute.
 
         Raises:
             DataError: an expression fails for the value of a record.
@@ -406,7 +410,7 @@ class AggregatePlan:
 
     @property
     def columns_read(self) -> frozenset[str]:
-        """Input columns this needs."""
+        """The input columns that the plan needs."""
         read = frozenset(column for one in self.aggregates.values() for column in one.columns)
         if self.computed is not None:
             texts = self.computed.output_schema.names
@@ -415,13 +419,13 @@ class AggregatePlan:
 
     @cached_property
     def key_fields(self) -> list[pa.Field]:
-        """Key columns as they are kept and emitted."""
+        """Return the key columns as they are kept and emitted."""
         fields = (self.schema.field(key) for key in self.keys)
         return [pa.field(f.name, stored_key_type(f.type), f.nullable) for f in fields]
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        """What comes out: keys, added columns, aggregates."""
+        """The schema of the result: keys, added columns, aggregates."""
         results = [
             pa.field(
                 name, aggregate.output_type(self.schema, self.where), aggregate.kind not in COUNTS
@@ -432,14 +436,14 @@ class AggregatePlan:
 
     @cached_property
     def state_schema(self) -> pa.Schema:
-        """The table of a snapshot: key group, keys, added columns, state of the aggregates."""
+        """The schema of a snapshot's table: key group, keys, added columns, state of the aggregates."""
         key_group = pa.field(KEY_GROUP_COLUMN, pa.int32(), False)
         state = [field for spec in self.specs for field in spec.new().state_fields()]
         return pa.schema([key_group, *self.key_fields, *self.added, *state])
 
     @cached_property
     def described_state_schema(self) -> pa.Schema:
-        """`state_schema`, where the metadata of columns and schema say which aggregates are kept."""
+        """Return `state_schema` with metadata that names the aggregates of its columns."""
         fields = list(self.state_schema)[: 1 + len(self.keys) + len(self.added)]
         for spec, aggregate in zip(self.specs, self.aggregates.values(), strict=True):
             about = {AGGREGATE: str(aggregate).encode()}
@@ -451,16 +455,16 @@ class AggregatePlan:
 
     @cached_property
     def specs(self) -> list[AggregateSpec]:
-        """The aggregates as the state layer takes them."""
+        """Return the aggregates for the state layer."""
         computed = self.computed
         fields = self.schema if computed is None else [*self.schema, *computed.output_schema]
         return [one.spec(name, pa.schema(fields)) for name, one in self.aggregates.items()]
 
     def new_state(self, epoch: TableEpoch) -> AggregateState:
-        """Empty accumulators, of a table that counts its cuts with `epoch`."""
+        """Return empty accumulators of a table that counts its cuts with `epoch`."""
         return AggregateState(self.specs, epoch)
 
     def describe(self) -> str:
-        """For `explain`, such as `n=count() per user`."""
+        """Describe the plan for `explain`, such as `n=count() per user`."""
         shown = ", ".join(f"{name}={aggregate}" for name, aggregate in self.aggregates.items())
         return f"{shown} per {', '.join(self.keys)}" if self.keys else shown

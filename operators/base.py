@@ -1,9 +1,10 @@
 """The contract between an operator and the subtask that runs it.
 
-An operator is created once per subtask, from a factory that travels with the job. All its methods run
-in the subtask's mailbox, never concurrently. Life: `open` -> `restore` (only with a snapshot) ->
-`process` / `on_watermark` / timers ... -> `finish` (end of data; may still emit) -> `close`.
-A crash at any point means: a new instance, restored from the last completed checkpoint.
+An operator is created once per subtask, from a factory that travels with the job.
+All its methods run in the subtask's mailbox, never concurrently. Life cycle: `open` -> `restore`
+(only with a snapshot) -> `process` / `on_watermark` / timers ... -> `finish` (end of data; may
+still emit) -> `close`. After a crash at any point a new instance is restored from the last
+completed checkpoint.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
     from .function_life import FunctionLife
 
 ATTEMPTS_PER_GENERATION: Final = 65_536
-"""An attempt's number is its coordinator's generation times this, plus its number under it."""
+"""The number of an attempt is its coordinator's generation times this, plus its number under it."""
 
 
 class Output(Protocol):
-    """Where an operator sends what it makes: the next operator of the chain, or the exchange."""
+    """The destination of an operator's results: the next operator of the chain, or the exchange."""
 
     def emit(self, batch: Batch) -> None:
         """Send a batch downstream. Never blocks: backpressure is applied between inputs."""
         ...
 
     def emit_side(self, tag: str, batch: Batch) -> None:
-        """Send a batch to the side output `tag`; without a consumer it is dropped, and counted as such."""
+        """Send a batch to the side output `tag`; without a consumer it is dropped and counted."""
         ...
 
     def emit_watermark(self, timestamp: int) -> None:
@@ -66,13 +67,13 @@ class Histogram(Protocol):
 class Metrics(Protocol):
     """Metrics in the scope of one operator subtask.
 
-    Those that are not the engine's appear as `headgate_user_<name>`. Labels are for values of which there
-    are few: `metrics.user-series-max` bounds the series of an operator subtask, and the rest counts in one
-    series whose labels are `other`.
+    Metrics of users appear as `headgate_user_<name>`. Labels should have few values:
+    `metrics.user-series-max` bounds the series of an operator subtask, and all others count in one
+    series with the labels `other`.
     """
 
     def counter(self, name: str, labels: Mapping[str, str] = ...) -> Counter:
-        """The counter `name`, without `_total`; created on first use.
+        """Return the counter `name`, without `_total`; it is created on first use.
 
         Raises:
             UsageError: a label is not a valid name, or is one that the engine sets.
@@ -100,7 +101,7 @@ class Metrics(Protocol):
         buckets: Sequence[float] | None = None,
         labels: Mapping[str, str] = ...,
     ) -> Histogram:
-        """The histogram `name`; created on first use.
+        """Return the histogram `name`; it is created on first use.
 
         Args:
             name: with its unit at the end, such as `lookup_seconds`.
@@ -117,7 +118,7 @@ class TimerService(Protocol):
     """Processing-time callbacks, run in the mailbox of the subtask."""
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` once after `delay_ms`; returns a function that cancels it."""
+        """Run `callback` once after `delay_ms`; return a function that cancels it."""
         ...
 
 
@@ -131,7 +132,7 @@ def _never_held() -> float:
 
 @dataclass(slots=True)
 class OperatorContext:
-    """What an operator may know about where it runs."""
+    """The environment of an operator."""
 
     job_name: str
     operator_name: str
@@ -148,30 +149,31 @@ class OperatorContext:
     """Run a blocking function in the worker's I/O threads."""
     options: dict[str, str] = field(default_factory=dict)
     restored_checkpoint: int = 0
-    """Id of the checkpoint this attempt was restored from; 0 for a fresh start."""
+    """The id of the checkpoint this attempt was restored from; 0 for a fresh start."""
     local_directory: Callable[[], Path] = _no_directory
-    """Makes, on first use, a directory of this operator subtask's own; it is deleted after the attempt."""
+    """Creates, on first use, a private directory of this operator subtask, deleted after the attempt."""
     held_s: Callable[[], float] = _never_held
-    """Seconds so far in which the subtask could not go on, whatever waited for it: backpressure."""
+    """The seconds so far in which the subtask was blocked for any reason: backpressure."""
     splits: SourceSplits = field(default_factory=SourceSplits)
-    """What the subtask's reader tells of its splits; one for all operators of the chain."""
+    """The splits that the subtask's reader reports; shared by all operators of the chain."""
     drops: Drops = field(default_factory=Drops)
-    """Counts what this operator subtask lets go."""
+    """Counts what this operator subtask drops."""
     sides_read: frozenset[str] = frozenset()
-    """The side outputs of the operator that something reads."""
+    """The side outputs of the operator that have a consumer."""
 
     @property
     def file_token(self) -> str:
-        """Begins the ids of files that this attempt of this subtask makes (`LocalFile.id`).
+        """Return the prefix of the ids of files that this attempt of this subtask makes (`LocalFile.id`).
 
-        Attempts are counted anew in another storage. There a run begins with a savepoint, whose number
-        no earlier run can have begun with: numbers of checkpoints go on from it.
+        Attempts are counted from 1 again in another storage. There a run begins with a savepoint
+        whose number no earlier run can have begun with, since the numbers of checkpoints continue
+        from it.
         """
         return f"{self.attempt}-{self.restored_checkpoint}-{self.subtask_index}"
 
     @property
     def attempt_number(self) -> int:
-        """1 for the first attempt under one coordinator, 2 after its first failure, and so on."""
+        """Return 1 for the first attempt under one coordinator, 2 after its first failure, and so on."""
         return self.attempt % ATTEMPTS_PER_GENERATION
 
 
@@ -181,30 +183,36 @@ class Operator:
     output: Output
     context: OperatorContext
     function_life: FunctionLife | None = None
-    """Of a user's function object with `open` or `close`: called behind the operator's own `open`, and
-    behind its `close`."""
+    """The `FunctionLife` of a user's function object with `open` or `close`.
+
+    Its methods are called after the operator's own `open`, and after its `close`.
+    """
     optional_sides: frozenset[str] = frozenset()
-    """Side outputs that are no loss if nothing reads them."""
+    """Side outputs whose records are no loss without a consumer."""
     emits_at_end: bool = False
-    """True if results of the user's `finish` come at the end of the input: the end of event time waits for
-    them, so that they are not late further on."""
+    """True if the user's `finish` emits results at the end of the input.
+
+    The end of event time waits for them, so that they are not late downstream.
+    """
     stores_what_waits: bool = False
-    """While it is true, records in front of a barrier come also while the operator is full, to be kept as
-    state: so a checkpoint need not wait until there is room."""
+    """While true, records before a barrier arrive even if the operator is full, and are kept as state.
+
+    So a checkpoint does not have to wait until there is room.
+    """
 
     def open(self, context: OperatorContext) -> Awaitable[None] | None:
-        """Called first, before any state or record. Raising fails the attempt.
+        """Open the operator; called first, before any state or record. Raising fails the attempt.
 
-        What it returns is awaited before anything else runs in this subtask.
+        The result is awaited before anything else runs in this subtask.
         """
         self.context = context
         return None
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Take over the state of the last completed checkpoint: the rows of own key groups only.
+        """Restore the state of the last completed checkpoint: the rows of own key groups only.
 
-        Called after `open`, only if the job was restored (the state may still be empty). What it
-        returns is awaited before anything else runs in this subtask: blocking work goes into
+        Called after `open`, only if the job was restored (the state may still be empty). The result
+        is awaited before anything else runs in this subtask: blocking work belongs in
         `context.run_in_thread`.
         """
         return None
@@ -214,58 +222,66 @@ class Operator:
         raise NotImplementedError
 
     def full(self) -> bool:
-        """True while it takes no more records. Asked of the head of a chain only.
+        """Return True while it takes no more records. Only the head of a chain is asked.
 
-        The subtask then reads barriers and other control elements, and records again once a callback of
-        `context.timers` has changed that. See `stores_what_waits`.
+        The subtask then reads barriers and other control elements only, until a callback of
+        `context.timers` makes this False. See `stores_what_waits`.
         """
         return False
 
     def settled(self) -> bool:
-        """False while callbacks of `context.timers` will still emit results of records that came.
+        """Return False while callbacks of `context.timers` will still emit results of earlier records.
 
-        At the end of data `finish` waits for it, barriers do not.
+        At the end of data `finish` waits for it; barriers do not.
         """
         return True
 
     def on_watermark(self, timestamp: int) -> None:
-        """Event time of all inputs reached `timestamp` (ms). The default passes it on."""
+        """Handle the event time `timestamp` (ms), which all inputs have reached.
+
+        The default forwards it.
+        """
         self.output.emit_watermark(timestamp)
 
     def on_idle(self, idle: bool) -> None:
-        """All inputs went idle, or one is active again. The default passes it on."""
+        """Handle that all inputs went idle, or one is active again. The default forwards it."""
         self.output.emit_idle(idle)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        """Called before the barrier goes out; may emit: that still belongs to `checkpoint_id`."""
+        """Prepare for a barrier before it is sent; results still belong to `checkpoint_id`."""
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
-        """The synchronous part: a cheap consistent cut. Slow work goes into its table makers."""
+        """Return a cheap consistent cut; the synchronous part.
+
+        Slow work belongs in its table makers.
+        """
         return None
 
     def states(self) -> Sequence[StateInfo]:
-        """What states this operator has. Also asked before `open`, to check a savepoint against a job."""
+        """Return the declarations of its states. Also called before `open`, to check a savepoint."""
         return ()
 
     def pickled_states(self) -> Sequence[str]:
-        """The names of the states whose content is pickled. Also asked before `open`."""
+        """Return the names of the states whose content is pickled. Also called before `open`."""
         return [info.name for info in self.states() if is_pickled(info)]
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
-        """Checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged.
+        """Note that checkpoint `permit.checkpoint_id` is durable. Notices can be lost or merged.
 
-        What it returns is awaited before anything else runs in this subtask.
+        The result is awaited before anything else runs in this subtask.
         """
         return None
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` will never complete; its data belongs to the next one."""
+        """Note that checkpoint `checkpoint_id` was aborted; its data belongs to the next one."""
 
     def finish(self) -> Awaitable[None] | None:
-        """All inputs ended; flush, may emit. Not called again after restoring a finished subtask.
+        """Flush at the end of all inputs; may emit.
 
-        What it returns is awaited before anything else runs in this subtask, the `finish` of the
-        operators behind it included.
+        Not called again after restoring a finished subtask.
+
+        The result is awaited before anything else runs in this subtask, including the `finish` of
+        the operators after it.
         """
         return None
 
@@ -276,12 +292,13 @@ class Operator:
 class AsyncOperator(Operator):
     """An operator with coroutine user code. It is always the head of a chain.
 
-    The subtask awaits `process_async` before it handles anything else, so the order of records, and
-    the barrier behind them, are kept. `process` of such an operator is never called.
+    The subtask awaits `process_async` before it handles anything else, so
+    the order of records and of the barrier after them is kept. `process` of such an operator is
+    never called.
     """
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
-        """Like `process`; may await. Cancellation leaves the batch unprocessed: the attempt is over."""
+        """Process a batch; may await. Cancellation leaves the batch unprocessed: the attempt is over."""
         raise NotImplementedError
 
 

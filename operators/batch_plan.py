@@ -1,4 +1,4 @@
-"""Makes steps of functions of batches: checks what was given, with the user's line, and adds the node."""
+"""Planning of batch functions: checks the arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 WITHIN: Final = "50ms"
-"""How long a row waits for a batch of `rows=` to be full, unless told otherwise."""
+"""The default for how long a row waits for a batch of `rows=` to fill."""
 MAX_BATCHES_IN_FLIGHT: Final = 4
-"""Batches of `rows=` that a coroutine function works on at the same time, unless told otherwise."""
+"""The default number of concurrent batches of a coroutine function with `rows=`."""
 
 
 def add_map_batches(
@@ -42,7 +42,7 @@ def add_map_batches(
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `map_batches`."""
+    """Add the step of `map_batches`."""
     schema = stream._columns("map_batches", origin)
     check_returns(function, "map_batches", origin)
     check_takes(function, ("the record batch",), "map_batches", origin)
@@ -57,7 +57,7 @@ def add_map_batches(
         raise PlanError(
             "async step has no name",
             where=str(origin),
-            fix='the batches it has calls under way for are stored under this name; add name="..."',
+            fix='batches with calls in flight are stored under this name; add name="..."',
         )
     factory = _factory(user, schema, rows, within, max_in_flight, asynchronous, origin)
     node = Node(
@@ -109,7 +109,7 @@ def _check_sizes(
             )
     if rows is None and within is not None:
         raise PlanError(
-            "within= says how long rows wait for a batch to be full, and nothing says when it is",
+            "within= limits how long rows wait for a full batch, and rows= is missing",
             where=str(origin),
             fix="add rows=, such as rows=256",
         )

@@ -1,4 +1,4 @@
-"""Which columns does a function read? Found in its bytecode, so that only those become Python objects."""
+"""Finds the columns that a function reads, in its bytecode, so that only those become Python objects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _INTROSPECTION = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
 def used_columns(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The attributes (`row.a`) and items (`row["a"]`) that `function` reads from its only parameter.
+    """Return the attributes (`row.a`) and items (`row["a"]`) that `function` reads from its parameter.
 
-    None when in doubt: the row itself is handed on, stored, rebound, seen by an inner function, or the
-    callable is not a plain Python function of one parameter.
+    Return None when in doubt: the row itself is passed on, stored, rebound, seen by an inner
+    function, or the callable is not a plain Python function of one parameter.
     """
     if not isinstance(function, FunctionType):
         return None
@@ -46,14 +46,14 @@ def _one_plain_parameter(code: CodeType) -> bool:
 
 
 def _mentions(step: dis.Instruction, row: str) -> bool:
-    """True if an instruction touches the parameter; later Pythons fuse two variables into one."""
+    """Return True if an instruction touches the parameter; later Pythons fuse two variables into one."""
     if "FAST" not in step.opname and "DEREF" not in step.opname:
         return False
     return step.argval == row or (isinstance(step.argval, tuple) and row in step.argval)
 
 
 def _read_after(steps: list[dis.Instruction], index: int) -> str | None:
-    """The column read by the instructions right behind the load at `index`."""
+    """Return the column read by the instructions directly after the load at `index`."""
     following = steps[index + 1 : index + 3]
     if following and following[0].opname in _ATTRIBUTES:
         return str(following[0].argval)

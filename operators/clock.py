@@ -1,4 +1,4 @@
-"""Time is passed in, so that the same code runs in real and in simulated time."""
+"""The clock is passed in, so that the same code runs in real and in simulated time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Clock(Protocol):
     """Wall-clock and monotonic time."""
 
     def now_ms(self) -> int:
-        """Wall-clock time, milliseconds since the epoch."""
+        """Return the wall-clock time, milliseconds since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Return seconds on a clock that never goes back; only differences are meaningful."""
         ...
 
 
@@ -25,4 +25,4 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()  # noqa: TID251  the one place that asks the machine
+        return time.monotonic()  # noqa: TID251  the one place that reads the machine's clock

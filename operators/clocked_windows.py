@@ -1,10 +1,12 @@
-"""Aggregates of windows of the machine's clock (features.md TIM-06): a batch at a time.
+"""Aggregates of windows in processing time, a batch at a time.
 
-The operator of event-time windows does the work: each batch gets the clock as the time of its records, and
-a timer at the end of a window is the watermark that fires it. Event time goes by untouched.
+The operator of event-time windows does the work: each batch gets the clock as the time of its
+records, and a timer at the end of a window is the watermark that fires it. Event time passes by
+unchanged.
 
-No record is late. A clock that was set back, or that of another machine after a restore, stands still for
-these windows until it has caught up: else records would fall into windows that have fired.
+No record is late. If the clock was set back, or is that of another machine after a restore, it
+stands still for these windows until it has caught up; otherwise records would fall into windows
+that have fired.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from .windows import SlidingWindow, TumblingWindow
 
 
 class ClockedWindows(Operator):
-    """Tumbling or sliding windows of the machine's clock.
+    """Tumbling or sliding windows in processing time.
 
     Args:
         window: without lateness, zone and early results.
@@ -58,13 +60,13 @@ class ClockedWindows(Operator):
         if not len(batch):
             return
         self._last = now = self._now()
-        self._advance(now)  # a restore finds how far the clock was, also if no window has ended
+        self._advance(now)  # so that a restore knows the clock, even if no window has ended
         times = np.full(len(batch), now, np.int64)
         self._windows.process(ColumnBatch(columns_of(batch, self._step), times), 0)
         self._arm()
 
     def on_watermark(self, timestamp: int) -> None:
-        """Event time goes by; these windows do not know it."""
+        """Ignore event time, which does not concern these windows."""
         self.output.emit_watermark(timestamp)
 
     # --- the clock -----------------------------------------------------------------------------
@@ -73,11 +75,11 @@ class ClockedWindows(Operator):
         return max(self.context.clock.now_ms(), self._last)
 
     def _next_end(self, time: int) -> int:
-        """The first end of a window behind `time`."""
+        """Return the first end of a window after `time`."""
         return time + self._every_ms - (time - self._offset_ms - self._size_ms) % self._every_ms
 
     def _last_end(self, time: int) -> int:
-        """The end of the last window that `time` lies in."""
+        """Return the end of the last window that contains `time`."""
         return time - (time - self._offset_ms) % self._every_ms + self._size_ms
 
     def _advance(self, now: int) -> None:
@@ -98,7 +100,7 @@ class ClockedWindows(Operator):
             self._arm()
 
     def finish(self) -> None:
-        """The end of the input: what is open never fires, and is counted."""
+        """End the input: open windows never fire, and are counted."""
         self._stop()
         self._results.dropped = 0
         self._advance(self._last_end(self._now()))
@@ -108,15 +110,15 @@ class ClockedWindows(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """As of windows of event time; the watermark is how far the clock was."""
+        """Snapshot as event-time windows do; the watermark is the progress of the clock."""
         return self._windows.snapshot(checkpoint_id)
 
     def states(self) -> Sequence[StateInfo]:
-        """As of windows of event time."""
+        """Return the declarations, as of event-time windows."""
         return self._windows.states()
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """What ended meanwhile fires at once."""
+        """Restore the windows; those that have ended meanwhile fire at once."""
         waiting = self._windows.restore(state)
         if waiting is not None:
             return self._restored_later(waiting)
@@ -143,10 +145,10 @@ class ClockedWindows(Operator):
 
 
 class _Results:
-    """Takes the results of the windows, but not their time.
+    """Receives the results of the windows, but not their time.
 
     Attributes:
-        dropped: rows not passed on; None while they are.
+        dropped: the number of rows not emitted; None while they are emitted.
     """
 
     def __init__(self, output: Output) -> None:
@@ -163,7 +165,7 @@ class _Results:
         self._output.emit_side(tag, batch)
 
     def emit_watermark(self, timestamp: int) -> None:
-        """The time of the windows is not event time."""
+        """Ignore the time of the windows, which is not event time."""
 
     def emit_idle(self, idle: bool) -> None:
         self._output.emit_idle(idle)

@@ -1,4 +1,4 @@
-"""Two streams with one process function: both keyed, or one keyed and one that all subtasks get."""
+"""Two streams with one process function: both keyed, or one keyed and one broadcast."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class BroadcastStream(Stream[T]):
     """A stream whose records all go to every subtask of the next step.
 
     Args:
-        stream: where they come from.
-        label: names it in errors and `explain`; empty: the stream's own name.
+        stream: the source of the records.
+        label: its name in errors and `explain`; empty: the stream's own name.
     """
 
     def __init__(self, stream: Stream[T], label: str) -> None:
@@ -46,7 +46,7 @@ class BroadcastStream(Stream[T]):
 
 
 class ConnectedStreams(Generic[T, U]):
-    """Two streams, both keyed by the same keys or both without; `process` says what to do with them."""
+    """Two streams, both keyed by the same keys or both without keys; `process` calls a function."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class ConnectedStreams(Generic[T, U]):
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects.
-            on_error: what becomes of records and timers for which it raises, as for `KeyedStream.process`.
+            on_error: the handling of records and timers for which it raises, as for
+                `KeyedStream.process`.
         """
         return add_connected(
             self._first, self._second, function, name, into, on_error, capture_origin()
@@ -84,7 +85,7 @@ class ConnectedStreams(Generic[T, U]):
 
 
 class BroadcastConnected(Generic[T, U]):
-    """A stream, keyed or not, and a broadcast one; `process` says what to do with them."""
+    """A stream, keyed or not, and a broadcast one; `process` calls a function."""
 
     def __init__(
         self, keyed: tuple[Stream[T], KeyedBy | None], broadcast: BroadcastStream[U], origin: Origin
@@ -111,7 +112,8 @@ class BroadcastConnected(Generic[T, U]):
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects.
-            on_error: what becomes of records and timers for which it raises, as for `KeyedStream.process`.
+            on_error: the handling of records and timers for which it raises, as for
+                `KeyedStream.process`.
         """
         return add_broadcast(
             self._keyed, self._broadcast, function, name, into, on_error, capture_origin()

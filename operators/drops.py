@@ -1,7 +1,7 @@
-"""What is dropped, and how to keep it: every record or timer that a job lets go is counted here.
+"""Counts dropped records and timers by kind, with advice on how to keep them.
 
-An operator subtask has one `Drops`. Records that go to a side output which nobody reads are counted where
-they vanish, in the operator's output; everything else that is let go is counted by the operator itself.
+An operator subtask has one `Drops`. Records sent to a side output without a consumer are counted in
+the operator's output; everything else that is dropped is counted by the operator itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DROPPED_COUNTER: Final = "dropped_records"
 
 
 class DropKind(StrEnum):
-    """Why something was dropped."""
+    """The reason for a drop."""
 
     LATE = "late"
     UNREADABLE = "unreadable"
@@ -30,10 +30,10 @@ _WHAT: Final[Mapping[str, str]] = {
     DropKind.LATE: "late records",
     DropKind.UNREADABLE: "unreadable records",
     DropKind.FAILED: "records that its function raised for",
-    DropKind.TIMED_OUT: "records whose call did not end in time",
+    DropKind.TIMED_OUT: "records whose call timed out",
     DropKind.UNREAD: "records of side outputs that nothing reads",
-    DropKind.TIMERS: "timers by the machine's clock that were not due when the input ended",
-    DropKind.OPEN_WINDOWS: "results of windows by the machine's clock that were open when the input ended",
+    DropKind.TIMERS: "processing-time timers that were not due when the input ended",
+    DropKind.OPEN_WINDOWS: "results of processing-time windows that were open when the input ended",
     DropKind.FEEDBACK: "records that came back after the loop had ended",
 }
 _KEEP: Final[Mapping[str, str]] = {
@@ -42,9 +42,9 @@ _KEEP: Final[Mapping[str, str]] = {
     DropKind.FAILED: 'give the step on_error="side_output", and read its stream `.failed`',
     DropKind.TIMED_OUT: "read its stream `.timed_out`, or give the calls more time with timeout=",
     DropKind.UNREAD: "read these streams, or do not emit to them",
-    DropKind.TIMERS: "use timers of event time: all of them fire before a job ends",
-    DropKind.OPEN_WINDOWS: "use windows of event time: all of them fire before a job ends",
-    DropKind.FEEDBACK: "raise max_rounds, if the loop was not to end there",
+    DropKind.TIMERS: "use event-time timers: all of them fire before a job ends",
+    DropKind.OPEN_WINDOWS: "use event-time windows: all of them fire before a job ends",
+    DropKind.FEEDBACK: "raise max_rounds, if the loop should go on",
 }
 _SIDES: Final[Mapping[str, DropKind]] = {
     "late": DropKind.LATE,
@@ -53,12 +53,12 @@ _SIDES: Final[Mapping[str, DropKind]] = {
     "failed": DropKind.FAILED,
     "timed_out": DropKind.TIMED_OUT,
 }
-"""Side outputs that steps have by themselves; all others are of process functions."""
+"""The side outputs of the engine; all others are of process functions."""
 
 
 @final
 class Drops:
-    """What one operator subtask has dropped since its attempt began, by kind."""
+    """The drops of one operator subtask since its attempt began, by kind."""
 
     __slots__ = ("counts",)
 
@@ -71,20 +71,23 @@ class Drops:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
     def unread(self, side: str, rows: int) -> None:
-        """Count records that went to a side output which nothing reads."""
+        """Count records sent to a side output without a consumer."""
         self.add(_SIDES.get(side, DropKind.UNREAD), rows)
 
     @property
     def total(self) -> int:
-        """Of all kinds. May be read by other threads."""
+        """The number of drops of all kinds. May be read by other threads."""
         return sum(list(self.counts.values()))
 
 
 def dropped_text(kind: str, count: int) -> str:
-    """For example `20,386 late records`. A kind of a newer version is shown by its name."""
+    """Format drops, for example `20,386 late records`.
+
+    A kind of a newer version is shown by its name.
+    """
     return f"{count:,} {_WHAT.get(kind, f'records ({kind})')}"
 
 
 def how_to_keep(kind: str) -> str:
-    """What a user can do so that this kind is not dropped; empty for a kind of a newer version."""
+    """Return how a user can avoid drops of this kind; empty for a kind of a newer version."""
     return _KEEP.get(kind, "")

@@ -1,4 +1,4 @@
-"""Durations as users write them: "30s", "1h 30m", "200 ms", or a timedelta; inside, whole milliseconds."""
+"""Durations as users write them: "30s", "1h 30m", "200 ms", or a timedelta. Internally whole ms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNIT_MS: Final[dict[str, int]] = {
 _PARTS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _PART = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _DIGITS_MAX: Final = 20
-"""Digits of a number that are read: one with more is beyond `_COUNTABLE_MS` after as many."""
+"""The digits of a number that are read: one with more digits is beyond `_COUNTABLE_MS`."""
 _COUNTABLE_MS: Final = 2**63 - 1
 _SHOWN_MAX: Final = 60
 _FIX = 'write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"'
@@ -49,11 +49,13 @@ def parse_duration(
     where: str = "",
     longest_ms: int | None = DURATION_MAX_MS,
 ) -> int:
-    """Milliseconds of a duration. `what` names the argument in the error, `where` the user's line.
+    """Return the milliseconds of a duration.
+
+    `what` names the argument in the error, `where` the user's line.
 
     Raises:
-        UsageError: not a duration, or longer than `longest_ms` (None: it may have any length); bare
-            numbers are refused, for their unit would be a guess.
+        UsageError: not a duration, or longer than `longest_ms` (None: it may have any length). Bare
+            numbers are refused, because their unit would be a guess.
     """
     milliseconds = _milliseconds(value, what, where)
     if milliseconds > (_COUNTABLE_MS if longest_ms is None else longest_ms):
@@ -80,7 +82,7 @@ def _milliseconds(value: object, what: str, where: str) -> int:
         unit_ms = None if part is None else _UNIT_MS.get(part[2].lower())
         if part is None or unit_ms is None:
             break
-        # Python refuses to read thousands of digits; so many mean too long, whatever the unit.
+        # Python refuses to read thousands of digits; that many are too long in any unit.
         total += int(part[1].lstrip("0")[:_DIGITS_MAX] or "0") * unit_ms
         position = part.end()
     if not text.strip() or position < len(text):
@@ -100,7 +102,7 @@ def _timedelta_ms(value: timedelta, what: str, where: str) -> int:
 
 
 def format_duration(milliseconds: int) -> str:
-    """The shortest text that `parse_duration` reads back: 5400000 is "1h 30m"."""
+    """Return the shortest text that `parse_duration` reads back: 5400000 is "1h 30m"."""
     if milliseconds <= 0:
         return "0s" if milliseconds == 0 else f"-{format_duration(-milliseconds)}"
     parts = []

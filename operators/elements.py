@@ -1,4 +1,4 @@
-"""What travels on a channel: batches of records, and the control elements between them.
+"""The elements of a channel: batches of records, and the control elements between them.
 
 A batch is only a container: everything a user can observe (order per key, watermarks, barriers)
 behaves as if its records were processed one by one, in order.
@@ -27,15 +27,15 @@ WATERMARK_MIN = -(2**63)
 
 @final
 class Positions:
-    """Where the records of a batch stood in their source: all of them in one split.
+    """The positions of a batch's records in their source: all of them in one split.
 
     Known in the subtask of the source only, and only as long as steps keep it: see
     docs/errors-and-dead-letters.md.
 
     Attributes:
         source: the name of the source's step.
-        split: by the name that the reader tells, such as the path of a file.
-        offsets: of each record in the split; its unit is the source's.
+        split: the name that the reader reports, such as the path of a file.
+        offsets: of each record in the split; the unit is the source's.
     """
 
     __slots__ = ("offsets", "source", "split")
@@ -46,7 +46,7 @@ class Positions:
         self.offsets = offsets
 
     def of(self, rows: slice | npt.NDArray[Any]) -> Positions:
-        """Those of some of the records: a slice, their places, or a mask."""
+        """Return those of some of the records: a slice, their places, or a mask."""
         return Positions(self.source, self.split, self.offsets[rows])
 
 
@@ -54,7 +54,7 @@ class Positions:
 class ColumnBatch:
     """Records as Arrow columns; `timestamps` is None until the stream has event time.
 
-    `positions` is None where nobody knows any more where the records come from.
+    `positions` is None where the origin of the records is no longer known.
     """
 
     __slots__ = ("data", "positions", "timestamps")
@@ -74,25 +74,25 @@ class ColumnBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows in view (a slice counts only its own rows)."""
+        """The bytes of the rows in view (a slice counts only its own rows)."""
         times = 0 if self.timestamps is None else self.timestamps.nbytes
         return int(self.data.nbytes) + times
 
     def slice(self, offset: int, length: int) -> ColumnBatch:
-        """Rows [offset, offset + length) without copying."""
+        """Return rows [offset, offset + length) without copying."""
         rows = slice(offset, offset + length)
         times = None if self.timestamps is None else self.timestamps[rows]
         positions = None if self.positions is None else self.positions.of(rows)
         return ColumnBatch(self.data.slice(offset, length), times, positions)
 
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> ColumnBatch:
-        """The rows at `indices`, copied in that order."""
+        """Return the rows at `indices`, copied in that order."""
         times = None if self.timestamps is None else self.timestamps[indices]
         positions = None if self.positions is None else self.positions.of(indices)
         return ColumnBatch(self.data.take(pa.array(indices)), times, positions)
 
     def without_positions(self) -> ColumnBatch:
-        """The same records, on their way to another subtask."""
+        """Return the same records without positions, to be sent to another subtask."""
         return self if self.positions is None else ColumnBatch(self.data, self.timestamps)
 
 
@@ -116,21 +116,21 @@ class ObjectBatch:
         return len(self.records)
 
     def slice(self, offset: int, length: int) -> ObjectBatch:
-        """Records [offset, offset + length), as a new list of the same objects."""
+        """Return records [offset, offset + length), as a new list of the same objects."""
         rows = slice(offset, offset + length)
         times = None if self.timestamps is None else self.timestamps[rows]
         positions = None if self.positions is None else self.positions.of(rows)
         return ObjectBatch(self.records[rows], times, positions)
 
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> ObjectBatch:
-        """The records at `indices`, in that order."""
+        """Return the records at `indices`, in that order."""
         times = None if self.timestamps is None else self.timestamps[indices]
         positions = None if self.positions is None else self.positions.of(indices)
         records = self.records
         return ObjectBatch([records[i] for i in indices.tolist()], times, positions)
 
     def without_positions(self) -> ObjectBatch:
-        """The same records, on their way to another subtask."""
+        """Return the same records, to be sent to another subtask."""
         return self if self.positions is None else ObjectBatch(self.records, self.timestamps)
 
 
@@ -138,10 +138,10 @@ Batch: TypeAlias = ColumnBatch | ObjectBatch
 
 
 def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
-    """Batches of the same columns, at least one, as one. In some of them a column may never be null.
+    """Concatenate batches of the same columns, at least one; columns may differ in nullability.
 
     Raises:
-        StateError: one batch cannot hold so much text.
+        StateError: one batch cannot hold that much text.
     """
     if len(batches) == 1:
         return batches[0]
@@ -151,7 +151,7 @@ def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
         data = pa.concat_batches(parts)
     except pa.ArrowInvalid as error:
         raise StateError(
-            f"records cannot be put together into one batch reason=`{error}`",
+            f"records cannot be concatenated into one batch reason=`{error}`",
             fix="cast columns with much text to large_string, or make batches smaller with rows=",
         ) from error
     times = [batch.timestamps for batch in batches if batch.timestamps is not None]
@@ -160,7 +160,7 @@ def concatenated(batches: Sequence[ColumnBatch]) -> ColumnBatch:
 
 
 def together(parts: Sequence[Positions | None]) -> Positions | None:
-    """The positions of several batches as one; None unless all are known, and of one split."""
+    """Return the positions of several batches as one; None unless all are known, and of one split."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or len({(part.source, part.split) for part in known}) != 1:
         return None
@@ -187,16 +187,17 @@ class WatermarkStatus:
 @final
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How a checkpoint is taken.
+    """The settings of a checkpoint.
 
     Attributes:
-        stop: sources emit nothing behind the barrier.
-        base: the completed checkpoint on whose files this one may build; 0: none, it is written in full.
+        stop: sources emit nothing after the barrier.
+        base: the completed checkpoint on whose files this one may build; 0: none, it is written in
+            full.
         savepoint: address of the directory that a savepoint is written to; empty: a checkpoint.
-        native: of a savepoint: the backend's own files, instead of canonical tables.
+        native: for a savepoint: the backend's own files, instead of canonical tables.
         unaligned: the barrier overtakes records in queues; those become part of the checkpoint.
-        aligned_timeout_ms: the barrier stays in line until the checkpoint is this old, counted from its
-            trigger, and overtakes from then on; None: it does what `unaligned` says.
+        aligned_timeout_ms: the barrier stays aligned until the checkpoint is this old, counted from
+            its trigger, and overtakes from then on; None: `unaligned` alone decides.
     """
 
     stop: bool = False
@@ -208,7 +209,7 @@ class CheckpointOptions:
 
     @property
     def may_overtake(self) -> bool:
-        """The barrier overtakes records, or will once it has waited for too long."""
+        """True if the barrier overtakes records, or will after the aligned timeout."""
         return self.unaligned or self.aligned_timeout_ms is not None
 
 
@@ -222,14 +223,14 @@ class CheckpointBarrier:
     options: CheckpointOptions = field(default=CheckpointOptions())
 
     def overtaking(self) -> CheckpointBarrier:
-        """The same barrier, on its way past the records in front of it."""
+        """Return the same barrier, set to overtake the records in front of it."""
         return replace(self, options=replace(self.options, unaligned=True))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CancelCheckpointMarker:
-    """Checkpoint `checkpoint_id` was given up: whoever aligns on it must stop waiting."""
+    """Checkpoint `checkpoint_id` was aborted: subtasks that align on it must stop waiting."""
 
     checkpoint_id: int
 
@@ -237,13 +238,13 @@ class CancelCheckpointMarker:
 @final
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """No records follow; barriers still may (the last checkpoint commits the sinks' tail)."""
+    """No records follow; barriers still may (the last checkpoint commits the sinks' last output)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """Nothing follows: the channel is closed in good order."""
+    """Nothing follows: the channel is closed normally."""
 
 
 @final
@@ -259,9 +260,10 @@ class LatencyMarker:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopProbe:
-    """All records that a head of the iteration `loop` sent before number `number` are in front of this.
+    """Marks that all records that a head of the loop sent before number `number` are in front of it.
 
-    It goes round the loop: a subtask passes it on when it came on all channels that still have data.
+    It travels round the loop: a subtask forwards it when it has arrived on all channels that still
+    have data.
     """
 
     loop: str

@@ -1,4 +1,4 @@
-"""When did it happen: event times of records, from a column or by a function (features.md TIM-01)."""
+"""Event times of records, read from a column or by a function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS_MAX: Final = 2**53
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _KEEP_OR_DROP: Final = (
-    'filter such records out before, or say what becomes of them: .event_time(..., on_error="drop") '
+    'filter such records out before, or choose how to handle them: .event_time(..., on_error="drop") '
     'or "side_output"'
 )
 _NS_PER_UNIT: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
@@ -43,7 +43,7 @@ class EventTimes:
     """Reads the event times of the records of a batch."""
 
     def __call__(self, batch: Batch) -> Timestamps:
-        """Milliseconds of each record.
+        """Return the event time of each record, ms.
 
         Raises:
             BadRecordError: a record has none, or one that is out of range.
@@ -55,14 +55,15 @@ class EventTimes:
         return times
 
     def read(self, batch: Batch, most: int) -> tuple[Timestamps, dict[int, BaseException]]:
-        """Milliseconds of each record, and what is wrong with those that have none.
+        """Return the event time of each record, ms, and the errors of those that have none.
 
         Args:
             batch: the records.
-            most: how many failures are of interest.
+            most: the number of failures after which to stop.
 
         Returns:
-            The times, and errors by the place of the record, in order; times at such places mean nothing.
+            The times, and errors by the place of the record, in order; times at such places are
+                undefined.
         """
         raise NotImplementedError
 
@@ -119,7 +120,7 @@ def _shown(batch: ColumnBatch, place: int) -> str:
 
 
 def latest_of(values: pa.Array) -> int | None:
-    """The highest of a timestamp, date or int64 column in ms since 1970 UTC, rounded down."""
+    """Return the maximum of a timestamp, date or int64 column in ms since 1970 UTC, rounded down."""
     latest = pc.max(values)
     if not latest.is_valid:
         return None
@@ -127,9 +128,9 @@ def latest_of(values: pa.Array) -> int | None:
 
 
 def milliseconds(values: pa.Array) -> Timestamps:
-    """A timestamp, date or int64 column as milliseconds since 1970 UTC, rounded down; without nulls.
+    """Convert a timestamp, date or int64 column to milliseconds since 1970 UTC, rounded down; no nulls.
 
-    Seconds that are beyond 64 bits in milliseconds become times that are far out of range.
+    Seconds that do not fit 64 bits in milliseconds become times that are far out of range.
     """
     kind = values.type
     if pa.types.is_date32(kind):
@@ -147,7 +148,7 @@ def milliseconds(values: pa.Array) -> Timestamps:
 
 
 class FunctionTimes(EventTimes):
-    """Asks a function of the record: milliseconds, or an aware datetime."""
+    """Calls a function of the record, which returns milliseconds or an aware datetime."""
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
@@ -174,16 +175,16 @@ class FunctionTimes(EventTimes):
         return each, dict(sorted(failures.items()))
 
     def _whole(self, results: list[Any]) -> Timestamps | None:
-        """The times, if all results are whole numbers of 64 bits."""
+        """Return the times, if all results are 64-bit integers."""
         try:
             if all(type(result) is int for result in results):
                 return np.array(results, np.int64)
         except OverflowError:
-            pass  # said with the record
+            pass  # reported with the record
         return None
 
     def _one(self, result: Any, record: Any) -> int | UserCodeError:
-        """An event time, or what is wrong with it."""
+        """Return an event time, or the error."""
         if type(result) is int:
             time = result
         elif isinstance(result, datetime) and result.tzinfo is not None:

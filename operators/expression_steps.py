@@ -1,7 +1,7 @@
 """Filters and selects as one pass over a batch.
 
-Only the columns that something is computed from enter Polars (crossing over costs about 10 µs each, and
-far more for text); all others stay in Arrow and are only filtered. Columns that no later step reads are
+Only columns that are computed on enter Polars (crossing over costs about 10 µs each, and far more
+for text); all others stay in Arrow and are only filtered. Columns that no later step reads are
 dropped before filtering.
 """
 
@@ -33,7 +33,7 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class SelectStep:
-    """Makes the columns of the record anew; `verb` is what errors call the step."""
+    """Makes new columns from the record; errors call the step `verb`."""
 
     columns: tuple[Column, ...]
     text: str
@@ -55,7 +55,7 @@ _KERNELS: Final = {
 
 
 def steps_schema(steps: Sequence[Step], schema: pa.Schema) -> pa.Schema:
-    """What comes out of the steps when records of `schema` go in."""
+    """Return the schema of the result for records of `schema`."""
     for step in steps:
         if isinstance(step, SelectStep):
             schema = pa.schema(
@@ -70,7 +70,7 @@ def steps_schema(steps: Sequence[Step], schema: pa.Schema) -> pa.Schema:
 
 
 def columns_read(steps: Sequence[Step]) -> tuple[frozenset[str], bool]:
-    """The input columns that the steps read, and whether all others pass through."""
+    """Return the input columns that the steps read, and whether all others pass through."""
     reads: frozenset[str] = frozenset()
     for step in steps:
         if isinstance(step, SelectStep):
@@ -93,11 +93,11 @@ class ExpressionSteps:
         return ExpressionSteps, (self.steps, self.input_schema)
 
     def describe(self) -> str:
-        """For `explain`: the steps in order."""
+        """Describe the steps in order, for `explain`."""
         return "; ".join(step.text for step in self.steps)
 
     def apply(self, batch: ColumnBatch) -> ColumnBatch | None:
-        """The records that come out of the steps; None if there are none.
+        """Return the records that pass the steps; None if there are none.
 
         Raises:
             DataError: a value has no result, such as text in a `CAST` to a number.
@@ -119,7 +119,7 @@ class ExpressionSteps:
 
 
 def _no_result(step: Step, error: BaseException) -> DataError:
-    """The error for a value that an expression fails for; it would fail for it again."""
+    """Return the error for a value for which an expression fails; a retry would fail again."""
     kind = "filter" if isinstance(step, FilterStep) else step.verb
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return DataError(
@@ -143,7 +143,7 @@ class ExpressionOperator(Operator):
 
 @dataclass(frozen=True)
 class ExpressionFactory:
-    """Makes the operator; the optimiser looks inside to join neighbours."""
+    """Makes the operator; the optimiser uses its steps to merge neighbours."""
 
     steps: ExpressionSteps
 
@@ -152,7 +152,7 @@ class ExpressionFactory:
 
 
 class _Work:
-    """A batch on its way through the steps: columns as Arrow arrays, as Polars series, or both."""
+    """A batch in the course of the steps: columns as Arrow arrays, as Polars series, or both."""
 
     __slots__ = ("arrays", "positions", "rows", "series", "times")
 
@@ -262,7 +262,7 @@ class _Select:
 
 
 def _bind(steps: tuple[Step, ...], schema: pa.Schema) -> list[_Filter | _Select]:
-    """The stages, each knowing which columns are still read behind it."""
+    """Bind the steps, with the columns that are still read after each."""
     stages: list[_Filter | _Select] = []
     for index, step in enumerate(steps):
         if isinstance(step, FilterStep):
@@ -275,7 +275,7 @@ def _bind(steps: tuple[Step, ...], schema: pa.Schema) -> list[_Filter | _Select]
 
 
 def _picked(steps: tuple[Step, ...]) -> list[str] | None:
-    """The columns that are passed on, if that is all that is done: what pruning puts before exchanges."""
+    """Return the selected columns, if nothing else is done: pruning puts such steps before exchanges."""
     if len(steps) != 1 or not isinstance(steps[0], SelectStep):
         return None
     columns = steps[0].columns
@@ -285,9 +285,10 @@ def _picked(steps: tuple[Step, ...]) -> list[str] | None:
 
 
 def _quick_comparison(text: str, schema: pa.Schema) -> tuple[str, Any, pa.Scalar] | None:
-    """`column < 3` and `column = 'x'`: six times faster in Arrow, and only where it means the same.
+    """Return the parts of `column < 3` or `column = 'x'`, if Arrow gives the same result.
 
-    Not for floats: Polars orders NaN above all numbers, Arrow follows IEEE.
+    Arrow is six times faster. Not for floats: Polars orders NaN above all numbers, Arrow follows
+    IEEE.
     """
     found = _COMPARISON.fullmatch(text)
     if found is None or found[1] not in schema.names:

@@ -1,7 +1,8 @@
-"""Expressions on columns: SQL text or `pl.Expr`, read and checked once, when the job is planned.
+"""Expressions on columns: SQL text or `pl.Expr`, parsed and checked once, when the job is planned.
 
-An expression here speaks of one record. Polars would take `sum(a) > 3` or `shift` as well, and compute
-them per batch: a silent lie, since batches are cut by chance. They are refused (`row_probe.py`).
+An expression is about one record. Polars would accept `sum(a) > 3` or `shift` as well, and compute
+them per batch, which gives wrong results, since batch boundaries are arbitrary. They are refused
+(`row_probe.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from .sql.writer import write_sql
 ExpressionLike: TypeAlias = str | pl.Expr
 
 SHOWN_MAX: Final = 400
-"""The most of an expression that messages and `explain` show, in characters."""
+"""The most characters of an expression shown in messages and `explain`."""
 _WHEN: Final = ".when("
-"""How Polars' text of a conditional expression begins."""
+"""The beginning of Polars' text of a conditional expression."""
 _SMALLER: Final = (
     "put conditions of one kind into one operation, pl.all_horizontal([...]), pl.any_horizontal([...]) or "
     f".is_in([...]), or {SIMPLER}"
@@ -37,9 +38,9 @@ _SMALLER: Final = (
 
 @dataclass(frozen=True)
 class Column:
-    """A checked expression: the output column `name`, and how it is made.
+    """A checked expression: the output column `name`, and its computation.
 
-    `source` is set if it is an input column as it stands (perhaps renamed): then nothing is computed.
+    `source` is set if it is an input column unchanged, perhaps renamed: then nothing is computed.
     """
 
     name: str
@@ -49,10 +50,11 @@ class Column:
 
 
 def _read(text: str, step: str, where: str) -> Reading:
-    """The tree of SQL text.
+    """Parse SQL text into a tree.
 
     Raises:
-        PlanError: not an expression about one record, too large, or one that asks for the time of day.
+        PlanError: not an expression about one record, too large, or one that reads the current
+            time.
     """
     try:
         return read_sql(text)
@@ -61,7 +63,7 @@ def _read(text: str, step: str, where: str) -> Reading:
 
 
 def _polars(node: Node, text: str, schema: pa.Schema, step: str, where: str) -> pl.Expr:
-    """The Polars expression of a tree over records of `schema`."""
+    """Return the Polars expression of a tree over records of `schema`."""
     for name in sorted(columns_of(node) - set(schema.names)):
         raise _not_a_column(name, text, schema, step, where)
     try:
@@ -91,14 +93,14 @@ def _refusal(error: SqlError, text: str, step: str, where: str) -> PlanError:
 def _not_a_column(name: str, text: str, schema: pa.Schema, step: str, where: str) -> PlanError:
     error = unknown_column(name, schema, step, where)
     if quoted(name) in text:
-        error.fix = f"text stands in single quotes: '{name}'; {error.fix}"
+        error.fix = f"text is written in single quotes: '{name}'; {error.fix}"
     return error
 
 
 def _expression(
     given: ExpressionLike, schema: pa.Schema, step: str, where: str
 ) -> tuple[pl.Expr, str | None]:
-    """The Polars expression of what a user gave, and its name if SQL text gives one."""
+    """Return the Polars expression for a user's value, and its name if SQL text gives one."""
     if isinstance(given, pl.Expr):
         if reason := _too_large(given):
             raise PlanError(
@@ -154,10 +156,10 @@ def check_select(
 def check_value(
     given: str, name: str, schema: pa.Schema, step: str, where: str = "", alias_fix: str = ""
 ) -> Column:
-    """Parse and check SQL text whose result is called `name`, which the text itself must not say.
+    """Parse and check SQL text whose result is named `name`; the text itself must give no name.
 
     Args:
-        alias_fix: what to write instead of a text that ends with `AS` and a name.
+        alias_fix: the advice for a text that ends with `AS` and a name.
     """
     reading = _read(given, step, where)
     if reading.alias is not None:
@@ -196,7 +198,7 @@ def _select_text(given: str, schema: pa.Schema, step: str, where: str) -> Column
     node = reading.node
     name = reading.alias or (node.text if node.kind == "column" else None)
     if name is None:
-        _polars(node, given, schema, step, where)  # a mistake in the text comes first
+        _polars(node, given, schema, step, where)  # report a mistake in the text first
         text = show(given)
         raise PlanError(
             f"`{text}` in {step} has no name",
@@ -209,7 +211,7 @@ def _select_text(given: str, schema: pa.Schema, step: str, where: str) -> Column
 def _text_column(
     node: Node, given: str, name: str, schema: pa.Schema, step: str, where: str
 ) -> Column:
-    """The output column `name` of an expression that was read from `given`."""
+    """Return the output column `name` of an expression that was parsed from `given`."""
     made = _polars(node, given, schema, step, where)
     if node.kind == "column":
         return Column(name, made.alias(name), node.text, frozenset([node.text]))
@@ -223,9 +225,9 @@ def _as_it_stands(name: str) -> Column:
 
 
 def columns_used(expression: pl.Expr, schema: pa.Schema) -> frozenset[str]:
-    """The input columns that an expression reads."""
+    """Return the input columns that an expression reads."""
     names = frozenset(expression.meta.root_names())
-    # Selectors and patterns name no columns by themselves: then all may be read.
+    # Selectors and patterns name no columns themselves; then all may be read.
     return names if names and names <= set(schema.names) else _selected(expression, schema, names)
 
 
@@ -236,11 +238,11 @@ def _selected(expression: pl.Expr, schema: pa.Schema, names: frozenset[str]) -> 
 
 
 def _too_large(expression: pl.Expr) -> str:
-    """Why Polars cannot be trusted with an expression; empty if it can.
+    """Return why an expression is too large for Polars; empty if it is not.
 
-    Polars walks expressions by recursion: a chain of many thousand operations overflows its stack, which
-    ends the process without a word. This looks at one operation after the other, and stops at the bounds
-    that SQL texts have, too.
+    Polars walks expressions by recursion: a chain of many thousand operations overflows its stack,
+    which kills the process without a message. This visits one operation after the other, and stops
+    at the limits that SQL texts have, too.
     """
     operations = 0
     waiting = [(expression, 1)]
@@ -259,14 +261,14 @@ def _too_large(expression: pl.Expr) -> str:
 
 
 def show(expression: ExpressionLike) -> str:
-    """The expression as text for messages and `explain`; a long one is cut."""
+    """Return the expression as text for messages and `explain`; a long one is cut."""
     if isinstance(expression, str):
         return shown(expression)
     return "an expression that is too large" if _too_large(expression) else shown(str(expression))
 
 
 def shown(text: str) -> str:
-    """A user's text in one line of at most `SHOWN_MAX` characters."""
+    """Return a user's text in one line of at most `SHOWN_MAX` characters."""
     line = " ".join(text[: 4 * SHOWN_MAX].split())
     return (
         line if len(text) <= 4 * SHOWN_MAX and len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]} …"
@@ -274,12 +276,12 @@ def shown(text: str) -> str:
 
 
 def arrow_type(kind: pl.DataType) -> pa.DataType:
-    """The Arrow type that a computed column gets: plain strings, binaries and lists, not large ones."""
+    """Return the Arrow type of a computed column: plain strings, binaries and lists, not large ones."""
     return plain_type(pl.Series([], dtype=kind).to_arrow().type)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The common form of a type, of those Arrow has several of."""
+    """Return the common form of a type that Arrow has several variants of."""
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
@@ -294,7 +296,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def result_type(column: Column, schema: pa.Schema) -> pa.DataType:
-    """The Arrow type of a checked column over a stream of `schema`."""
+    """Return the Arrow type of a checked column over a stream of `schema`."""
     if column.source is not None:
         return schema.field(column.source).type
     frame = pl.LazyFrame(schema=polars_types(schema)).select(column.expression)
@@ -304,13 +306,13 @@ def result_type(column: Column, schema: pa.Schema) -> pa.DataType:
 def _resolve(
     expression: pl.Expr, text: str, schema: pa.Schema, step: str, where: str
 ) -> dict[str, pl.DataType]:
-    """Names and types of what the expression makes; errors tell the user's own names."""
+    """Return names and types of the expression's result; errors use the user's own names."""
     for name in expression.meta.root_names():
         if name not in schema.names and not name.startswith("^"):
             raise unknown_column(name, schema, step, where)
     empty = pl.DataFrame(schema=polars_types(schema))
     try:
-        # Evaluated without rows: some wrong types, such as text > 3, only show there.
+        # Evaluated without rows: some wrong types, such as text > 3, only show then.
         types = dict(empty.select(expression).schema)
         _evaluate_alone(_branches(expression), empty)
         return types
@@ -321,7 +323,7 @@ def _resolve(
 
 
 def _evaluate_alone(expressions: list[pl.Expr], frame: pl.DataFrame) -> None:
-    """Evaluate each of the expressions, all that make one column in one go."""
+    """Evaluate each of the expressions on its own, those that make one column together."""
     single = [each for each in expressions if not each.meta.has_multiple_outputs()]
     frame.select(each.alias(str(number)) for number, each in enumerate(single))
     for each in expressions:
@@ -330,10 +332,10 @@ def _evaluate_alone(expressions: list[pl.Expr], frame: pl.DataFrame) -> None:
 
 
 def _branches(expression: pl.Expr) -> list[pl.Expr]:
-    """Every condition and every result of the CASEs in an expression, each to be evaluated by itself.
+    """Return every condition and result of the CASEs in an expression, to be evaluated separately.
 
-    Polars evaluates only the branches that some row of a batch takes, and without rows not all of them. A
-    branch with wrong types would otherwise be found in some batches, and not in others.
+    Polars evaluates only the branches that some row of a batch takes, and without rows not all of
+    them. A branch with wrong types would otherwise fail for some batches only.
     """
     found: list[pl.Expr] = []
     if _WHEN not in str(expression):
@@ -345,7 +347,7 @@ def _branches(expression: pl.Expr) -> list[pl.Expr]:
         waiting += parts
         if len(parts) == 3 and _is_case(one):
             condition, *results = parts
-            found.append(pl.when(condition).then(1))  # refuses what is not boolean
+            found.append(pl.when(condition).then(1))  # refuses conditions that are not boolean
             found += [result for result in results if not _is_case(result)]
     return [each for each in found if not _depends_on_place(each)]
 
@@ -355,7 +357,7 @@ def _is_case(expression: pl.Expr) -> bool:
 
 
 def _depends_on_place(expression: pl.Expr) -> bool:
-    """True for elements of a list and fields of a struct, which have no value outside of its expression."""
+    """Return True for elements of a list and fields of a struct, which have no value on their own."""
     text = str(expression)
     return "element()" in text or "pl.field(" in text
 

@@ -1,4 +1,4 @@
-"""The extras of headgate's installation, and the error that names one which is missing."""
+"""The optional extras of headgate's installation, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PACKAGES: Final = {
     "s3": ("aiobotocore", "boto3"),
     "spark": ("pyspark",),
 }
-"""What is imported of each extra. Packages that only some uses of it need are not among them."""
+"""The packages imported by each extra. Packages that only some uses need are left out."""
 
 
 def missing_extra(extra: str, who: str, where: str = "") -> PlanError | None:
-    """The error to raise or to list if packages of `extra` are not installed. Nothing is imported.
+    """Return the error if packages of `extra` are not installed. Nothing is imported.
 
     Args:
         extra: one of those in pyproject.toml.
-        who: what needs it, as the subject of a sentence.
+        who: the feature that needs it, as the subject of a sentence.
         where: the user's line.
     """
     missing = [name for name in _PACKAGES[extra] if not _is_there(name)]
@@ -38,7 +38,7 @@ def missing_extra(extra: str, who: str, where: str = "") -> PlanError | None:
 def _is_there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around it is missing
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -50,7 +50,7 @@ def check_extra(extra: str, who: str) -> None:
 
 
 def check_ray(cluster: str) -> None:
-    """Raise PlanError if Ray, which comes with headgate, was uninstalled; nothing is imported."""
+    """Raise PlanError if Ray, which is a dependency of headgate, was uninstalled; nothing is imported."""
     if find_spec("ray") is None:
         raise PlanError(
             f"a job on the cluster `{cluster}` needs the package ray, not installed here",

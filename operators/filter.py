@@ -1,4 +1,4 @@
-"""filter by a function: a record stays if the function's result is true."""
+"""The operator of `filter` with a function: a record passes if the function's result is true."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .per_record import UserFunction, pieces
 
 
 class FilterOperator(Operator):
-    """Keeps the records for which a function says yes. Conditions on columns: `expression_steps.py`."""
+    """Keeps the records for which a function is true. Conditions on columns: `expression_steps.py`."""
 
     def __init__(self, user: UserFunction) -> None:
         self._guard = Guard(user)
@@ -50,5 +50,5 @@ def _emit_kept(answered: Answered, output: Output) -> None:
 
 
 def kept_rows(answers: list[Any]) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The places of the true answers."""
+    """Return the places of the true answers."""
     return np.flatnonzero(np.fromiter(map(bool, answers), np.bool_, len(answers)))

@@ -1,4 +1,4 @@
-"""flat_map: one record in, any number out."""
+"""The operator of `flat_map`: one record in, any number out."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FIX = "return a list, or make the function a generator with yield; an empty lis
 class FlatMapOperator(Operator):
     """Calls a function that returns an iterable; each result has the event time of its record.
 
-    Results are sent on in batches while the input batch is worked on, so that a record which makes
-    millions of others needs no memory for all of them: unless errors are no reason to fail. Then the
-    results of a record are all sent, or none.
+    Results are emitted in batches while the input batch is processed, so that a record with
+    millions of results does not need memory for all of them. Under an error policy other than to
+    fail, either all results of a record are emitted, or none.
     """
 
     def __init__(self, user: UserFunction) -> None:
@@ -96,7 +96,7 @@ class _Collected:
 
 
 class _Listed:
-    """A function whose results of a record are a list: what fails does so before any of them is sent."""
+    """A function whose results are collected in a list: it fails before any of them is emitted."""
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
@@ -117,7 +117,7 @@ class _ListedAsync:
 
 
 class _WholeRecords:
-    """Sends on all results of a record, or makes a dead letter of it."""
+    """Emits all results of a record, or makes a dead letter of it."""
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
@@ -134,7 +134,7 @@ class _WholeRecords:
 
 
 class Results:
-    """Collects results and their event times, and sends them on when there are enough."""
+    """Collects results and their event times, and emits them when there are enough."""
 
     def __init__(self, user: UserFunction, records: Batch, output: Output) -> None:
         self._user = user
@@ -144,7 +144,7 @@ class Results:
         self._sources: list[int] = []
 
     def add(self, index: int, record: Any, made: Iterable[Any]) -> None:
-        """Take over what record number `index` became."""
+        """Add the results of record number `index`."""
         items = iterated(self._user, record, made)
         while True:
             try:
@@ -160,7 +160,7 @@ class Results:
             self.flush()
 
     def flush(self) -> None:
-        """Send on what there is."""
+        """Emit what was collected."""
         if not self._items:
             return
         rows = np.array(self._sources)
@@ -172,10 +172,10 @@ class Results:
 
 
 def iterated(user: UserFunction, record: Any, made: Iterable[Any]) -> Iterator[Any]:
-    """What the function made of a record, one by one.
+    """Yield the results of the function for a record.
 
     Raises:
-        UserCodeError: not something that can be iterated, or one value by mistake.
+        UserCodeError: not something that can be iterated, or a single value by mistake.
     """
     try:
         items = iter(made)

@@ -1,6 +1,8 @@
-"""Function objects with a life: `open` before the first record, `close` at the end, a copy per subtask.
+"""The life cycle of function objects: `open` before the first record, `close` at the end, a copy
+per subtask.
 
-They may also have `finish`, whose results go on at the end of the input, and be told of checkpoints.
+They may also have `finish`, whose results are emitted at the end of the input, and methods for
+checkpoint notices.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from .user_code import FAILURES, bad_result, user_error
 FINISH: Final = "finish"
 _CHECKPOINTS: Final = ("on_checkpoint_complete", "on_checkpoint_aborted")
 _METHODS: Final = {"open": (None,), "close": (), FINISH: (), **dict.fromkeys(_CHECKPOINTS, (0,))}
-"""The methods of a function object, each with arguments such as it will be called with."""
+"""The methods of a function object, each with sample arguments of its call."""
 _NO_OBJECTS = (type, FunctionType, BuiltinFunctionType, MethodType)
 
 
 class FunctionLife:
-    """The life of one subtask's copy of a function object."""
+    """The life cycle of one subtask's copy of a function object."""
 
     def __init__(self, function: Any, step: str, origin: Origin, results: Results | None) -> None:
         self._function, self._step, self._origin = function, step, origin
@@ -67,14 +69,14 @@ class FunctionLife:
         return hasattr(self._function, FINISH)
 
     async def finish(self, emit: Callable[[Batch], None], time: int) -> None:
-        """Call its `finish()` and emit what it makes.
+        """Call its `finish()` and emit the results.
 
         Args:
             emit: takes the results.
             time: the event time of the results in a stream that has event time, ms.
 
         Raises:
-            UserCodeError: it raised, or made something that the step does not make.
+            UserCodeError: it raised, or its results do not fit the step.
         """
         assert self._results is not None  # checked when the step was added
         made = await self._call(FINISH, collect=True)
@@ -109,7 +111,7 @@ class FunctionLife:
                 return [item async for item in made]
             if inspect.isawaitable(made):
                 made = await made
-            # A generator runs here, where its errors are those of the user.
+            # A generator runs here, so that its errors are the user's.
             return list(made) if collect and inspect.isgenerator(made) else made
         except HeadgateError:
             raise
@@ -119,7 +121,7 @@ class FunctionLife:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a step makes, for the results of `finish`. Picklable.
+    """The results of a step, for those of `finish`. Picklable.
 
     Attributes:
         schema: the columns; None: Python objects.
@@ -132,10 +134,10 @@ class Results:
     whole: bool = False
 
     def batches(self, made: Any, time: int, step: str, origin: Origin) -> Iterator[Batch]:
-        """The results as batches, all with one event time.
+        """Yield the results as batches, all with one event time.
 
         Raises:
-            UserCodeError: they are not what the step makes.
+            UserCodeError: they do not fit the step.
         """
         if made is None:
             return
@@ -186,7 +188,8 @@ class OwnFunction:
         self._step, self._origin, self._results = step, origin, results
 
     def __call__(self) -> Operator:
-        # One copy of both: the function inside the factory is the one that is opened.
+        # They are copied together, so that the function inside the factory is the one that is
+        # opened.
         factory, function = copy.deepcopy((self._factory, self._function))
         operator: Operator = factory()
         operator.function_life = FunctionLife(function, self._step, self._origin, self._results)
@@ -195,7 +198,7 @@ class OwnFunction:
 
 
 def has_life(function: object) -> bool:
-    """True for function objects with a method that is called besides the records."""
+    """Return True for function objects with a method that is called besides the records."""
     if isinstance(function, _NO_OBJECTS):
         return False
     return any(callable(getattr(function, name, None)) for name in _METHODS)
@@ -208,15 +211,16 @@ def with_life(
     origin: Origin,
     results: Results | None,
 ) -> OperatorFactory:
-    """`factory`, with a copy of its function per subtask if that is an object with `open`, `close`,
-    `finish` or methods for checkpoints.
+    """Wrap `factory` so that each subtask gets a copy of a function object with a life cycle.
+
+    That is an object with `open`, `close`, `finish` or methods for checkpoints.
 
     Args:
         factory: makes the operators of the step.
         function: the user's.
         step: its name, for errors.
         origin: the user's line.
-        results: what the step makes; None: its function may have no `finish`.
+        results: the results of the step; None: its function may have no `finish`.
 
     Raises:
         PlanError: one of these methods cannot be called, or the class declares state.
@@ -232,20 +236,20 @@ def with_life(
             f"finish of `{type(function).__name__}` would never be called: this step makes a result of "
             "each record only",
             where=str(origin),
-            fix="put a map or a process function with finish behind it",
+            fix="add a map or a process function with finish after it",
         )
     return OwnFunction(factory, function, step, origin, results)
 
 
 def _refuse_state(function: object, origin: Origin) -> None:
-    """State that is declared where nobody keeps it would silently be none."""
+    """Refuse declared state that would not be kept, without any warning."""
     kind = type(function)
     for base in kind.__mro__:
         for attribute, value in vars(base).items():
             if isinstance(value, StateDescriptor):
                 raise PlanError(
                     f"`{kind.__name__}.{attribute}` declares state, and functions of map, filter and the "
-                    "like have none: it would be in no checkpoint",
+                    "like keep none: it would be in no checkpoint",
                     where=str(origin),
                     fix=f"derive {kind.__name__} from hg.Process (without a key) or hg.KeyedProcess and "
                     "call .process(...)",
@@ -253,14 +257,14 @@ def _refuse_state(function: object, origin: Origin) -> None:
 
 
 def check_life(function: object, origin: Origin, *, may_await: bool = True) -> None:
-    """Raise PlanError if one of its methods besides the call cannot be called as it will be."""
+    """Raise PlanError if one of its life-cycle methods cannot be called with its arguments."""
     for name, arguments in _METHODS.items():
         method = getattr(function, name, None)
         if method is None:
             continue
         if not may_await and is_async(method):
             raise PlanError(
-                f"{name} of `{type(function).__name__}` is a coroutine function, which nothing awaits here",
+                f"{name} of `{type(function).__name__}` is a coroutine function, which is not awaited here",
                 where=str(origin),
                 fix="make it a plain function",
             )

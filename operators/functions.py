@@ -1,4 +1,4 @@
-"""What kind of function a user gave: plain, coroutine, generator; and whether a step can call it."""
+"""Checks of user functions: plain, coroutine or generator, and whether a step can call them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .graph import Origin
 
 
 def _either(function: object, is_kind: Callable[[object], bool]) -> bool:
-    """True if the function itself is of the kind, or the `__call__` of a callable object."""
+    """Return True if the function itself, or the `__call__` of a callable object, is of the kind."""
     while isinstance(function, partial):
         function = function.func
     return is_kind(function) or is_kind(getattr(function, "__call__", None))  # noqa: B004
 
 
 def is_async_generator(function: object) -> bool:
-    """True for `async def` functions that yield, and callables with such a `__call__`."""
+    """Return True for `async def` functions that yield, and callables with such a `__call__`."""
     return _either(function, inspect.isasyncgenfunction)
 
 
 def is_async(function: object) -> bool:
-    """True for `async def` functions, also those that yield, and callables with such a `__call__`."""
+    """Return True for `async def` functions, including those that yield, and such callables."""
     return _either(function, inspect.iscoroutinefunction) or is_async_generator(function)
 
 
@@ -39,10 +39,10 @@ def check_callable(function: object, kind: str, origin: Origin) -> None:
 def check_takes(
     function: Callable[..., Any], what: Sequence[str], kind: str, origin: Origin
 ) -> None:
-    """Raise PlanError if it cannot be called with these arguments, as far as its signature tells."""
+    """Raise PlanError if it cannot be called with these arguments, as far as its signature shows."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return
     try:
         signature.bind(*what)
@@ -57,14 +57,14 @@ def check_takes(
 
 
 def check_plain(function: object, kind: str, origin: Origin) -> None:
-    """Raise PlanError unless it can be called and gives its result at once: nobody would await it."""
+    """Raise PlanError unless it is a plain function: a coroutine would not be awaited."""
     check_callable(function, kind, origin)
     if is_async(function):
         raise PlanError(
             f"{kind} needs a plain function, and this one is async "
             f"function=`{function_name(function)}`",
             where=str(origin),
-            fix=f"do the awaiting in an async map before, and let {kind} read its result",
+            fix=f"await in an async map before, and let {kind} read its result",
         )
 
 
@@ -82,7 +82,7 @@ def check_returns(function: object, kind: str, origin: Origin) -> None:
 
 
 def function_name(function: object) -> str:
-    """For `explain`."""
+    """Return the name of a function for `explain`."""
     while isinstance(function, partial):
         function = function.func
     return cast(str, getattr(function, "__qualname__", type(function).__name__))

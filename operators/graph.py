@@ -1,7 +1,7 @@
-"""The logical graph: what the user said, before chains and subtasks.
+"""The logical graph of a job, before chains and subtasks.
 
-Nodes are added by the fluent API (`stream.py`) or by the manifest, never removed. The graph travels to
-the coordinator by cloudpickle.
+Nodes are added by the fluent API (`stream.py`) or by the manifest, never removed. The graph is sent
+to the coordinator by cloudpickle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Chaining(Enum):
-    """May this operator run in the same subtask as the one before it?"""
+    """Whether an operator may run in the same subtask as the one before it."""
 
     ALWAYS = "always"
     HEAD = "head"  # only as the first of a chain (coroutine user code)
@@ -31,7 +31,7 @@ class Chaining(Enum):
 
 
 class ByClock(Enum):
-    """What of a step may go by the machine's clock."""
+    """The parts of a step that may follow the machine's clock."""
 
     WINDOWS = "windows by the machine's clock"
     EARLY = "results every so often before the end (emit_every)"
@@ -80,20 +80,22 @@ class Node:
     row_type: type[Any] | None = None
     parallelism: int | None = None
     max_parallelism: int | None = None
+    slot_sharing_group: str | None = None
+    """Which steps it shares slots with; None: those of its inputs (`resources.py`)."""
     chaining: Chaining = Chaining.ALWAYS
     stateful: bool = False
     sides: dict[str, pa.Schema | None] = field(default_factory=dict)
-    """Side outputs of this node and their schemas."""
+    """The side outputs of this node with their schemas."""
     detail: str = ""
     """A short text for `explain`: the expression, the window, the sink."""
     columns_read: frozenset[str] | None = None
-    """Input columns this node needs beyond passing them on; None: all of them."""
+    """The input columns this node needs beyond passing them on; None: all of them."""
     watermarks: WatermarkSettings | None = None
-    """How this node makes watermarks, if it does."""
+    """The watermark settings of this node, if it makes watermarks."""
     by_clock: ByClock | None = None
-    """What of it goes by the machine's clock, so that its output depends on when records come."""
+    """The part of it that follows the machine's clock, so that output depends on when records arrive."""
     feeds: int | None = None
-    """Id of the head of the loop that this node closes: what it emits goes back there."""
+    """The id of the head of the loop that this node closes: its output goes back there."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Calls of a user's function for the records of a batch, under the step's policy for errors."""
+"""Calls a user's function for the records of a batch, under the step's error policy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .per_record import UserFunction
 from .rows import RowMismatch
 
 Answered: TypeAlias = tuple[Batch, list[Any], list[Any]]
-"""The records that have a result: as a batch, as records, and their results."""
+"""The records that have a result, as a batch and as records, and their results."""
 
 
 class Guard:
-    """Belongs to one operator subtask, whose `open` calls `open`."""
+    """The guard of one operator subtask, whose `open` calls `open`."""
 
     def __init__(self, user: UserFunction) -> None:
         self._user = user
@@ -26,12 +26,12 @@ class Guard:
         self._letters = DeadLetters(user.step, user.origin, user.on_error)
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """Make ready to count and send what fails."""
+        """Set up the counting and sending of failed records."""
         if self._user.on_error.then != "fail":
             self._letters.open(context, output)
 
     def results(self, batch: Batch) -> Answered:
-        """Call the function for each record; those that failed become dead letters.
+        """Call the function for each record; failed records become dead letters.
 
         Raises:
             UserCodeError: it raised, and the policy is to fail.
@@ -56,7 +56,7 @@ class Guard:
         results: list[Any],
         failures: Mapping[int, BaseException],
     ) -> Answered:
-        """Make dead letters of the records at the places of `failures`, and keep the others."""
+        """Make dead letters of the records at the places of `failures`, and return the others."""
         if not failures:
             return batch, records, results
         lost = sorted(failures)
@@ -69,7 +69,8 @@ class Guard:
         )
 
     def batch(self, answered: Answered) -> Batch:
-        """A batch of one result per record; a result that does not fit `into` is a failure as well."""
+        """Return a batch of one result per record; a result that does not fit `into` is a failure
+        as well."""
         batch, records, results = answered
         if self._plain or self._user.into is None:
             return self._user.batch(results, batch.timestamps, records, batch.positions)
@@ -81,7 +82,7 @@ class Guard:
             return self._user.batch(results, batch.timestamps, records, batch.positions)
 
     def unfit(self, results: list[list[Any]]) -> dict[int, BaseException]:
-        """The places of records with results that do not fit the columns of `into`."""
+        """Return the places of records with results that do not fit the columns of `into`."""
         user = self._user
         if user.into is None or user.on_error.then == "fail":
             return {}

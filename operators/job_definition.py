@@ -1,7 +1,4 @@
-"""JobDefinition: a job as headgate's own modules see it: its nodes, names, settings and checks.
-
-Users hold a `WrittenJob` or its subclass `Job`, whose methods add to a definition.
-"""
+"""JobDefinition: headgate's internal view of a job: its nodes, names, settings and checks."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from .graph import Graph, Node, Origin
 from .optimize import optimize
 from .origin import capture_origin
 from .partitioning import Global
+from .resources import DEFAULT_GROUP, Resources, checked_groups, sharing_groups
 from .settings import CheckpointSettings, RestartSettings
 from .sink import Guarantee
 from .stream_base import StreamBase, check_parallelism
@@ -26,7 +24,7 @@ NAME_LENGTH_MAX: Final = 100
 
 
 class JobDefinition:
-    """The nodes of a job in the order they were written, its settings, and the checks of the whole.
+    """The nodes of a job in the order they were written, its settings, and the checks of the whole job.
 
     The arguments are those of `WrittenJob`.
     """
@@ -39,6 +37,7 @@ class JobDefinition:
         max_parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
+        resources: Mapping[str, Resources] | None = None,
     ) -> None:
         _check_name(name, _NAME, "job", capture_origin())
         self.name = name
@@ -54,6 +53,11 @@ class JobDefinition:
         self.max_parallelism = max_parallelism
         self.options: dict[str, str] = {str(key): str(v) for key, v in (options or {}).items()}
         self.labels: dict[str, str] = {str(key): str(v) for key, v in (labels or {}).items()}
+        self.resources: dict[str, Resources] = {}
+        """The slot sharing groups that are declared, with the resources of a slot."""
+        self._declared: dict[str, Origin] = {}
+        """Where they are."""
+        self.declare_groups(resources or {})
         self.graph = Graph()
         self.checkpoint_settings: CheckpointSettings | None = None
         self.restart_settings: RestartSettings | None = None
@@ -61,6 +65,30 @@ class JobDefinition:
         """True if the job runs as a batch, which needs no checkpoints."""
         self._by_name: dict[str, Node] = {}
         self._derived: set[int] = set()
+
+    def declare_groups(self, resources: Mapping[str, Resources]) -> None:
+        """Make slot sharing groups known, with the resources of a slot of each.
+
+        Raises:
+            PlanError: something is no name of a group, or no resources.
+        """
+        self.resources |= checked_groups(resources)
+        self._declared |= dict.fromkeys(resources, capture_origin())
+
+    def check_group(self, name: object, origin: Origin) -> str:
+        """The name of a slot sharing group, as a step gives it.
+
+        Raises:
+            PlanError: no such group is declared.
+        """
+        known = sorted({DEFAULT_GROUP, *self.resources})
+        if isinstance(name, str) and name in known:
+            return name
+        raise PlanError(
+            f"no such slot sharing group name=`{name}`",
+            where=str(origin),
+            fix=f"declare it in the resources of the job, or name one of {', '.join(known)}",
+        )
 
     def validate(self) -> None:
         """Check the whole job.
@@ -72,7 +100,7 @@ class JobDefinition:
             raise problem
 
     def problems(self) -> Iterator[PlanError]:
-        """Every reason why the job cannot run as a whole."""
+        """Yield every reason why the job as a whole cannot run."""
         if not any(self.graph.sources()):
             yield PlanError(
                 f"job `{self.name}` reads nothing", fix="add job.read(source, name=...)"
@@ -81,6 +109,7 @@ class JobDefinition:
             yield PlanError(
                 f"job `{self.name}` writes nothing", fix="add stream.write(sink, name=...)"
             )
+        yield from self._unused_groups()
         checks = [(self._check_parallelism, node) for node in self.graph.nodes]
         if not self.as_batch:
             checks += [(self._check_guarantee, node) for node in self.graph.sinks()]
@@ -92,7 +121,7 @@ class JobDefinition:
                 yield error
 
     def plan(self) -> Graph:
-        """The checked and optimised graph that is run; the job itself stays as written.
+        """Return the checked and optimised graph to run; the job itself stays as written.
 
         Raises:
             PlanError: see `validate`.
@@ -101,14 +130,14 @@ class JobDefinition:
         return optimize(self.graph, self.parallelism)
 
     def effective_max_parallelism(self) -> int:
-        """The number of key groups: as given, else from the highest parallelism of the job."""
+        """Return the number of key groups: as given, or from the highest parallelism of the job."""
         if self.max_parallelism is not None:
             return self.max_parallelism
         highest = max((node.parallelism or 1 for node in self.graph.nodes), default=1)
         return default_max_parallelism(max(self.parallelism, highest))
 
     def add_node(self, node: Node) -> Node:
-        """Take a node into the graph; an empty name is replaced by one made from its kind.
+        """Add a node to the graph; an empty name is replaced by one made from its kind.
 
         Raises:
             PlanError: the name is taken or malformed.
@@ -129,7 +158,7 @@ class JobDefinition:
         return node
 
     def derived_name(self, kind: str) -> str:
-        """`filter`, `filter-2`, ...: the same for the same program."""
+        """Return `filter`, `filter-2`, ...: the same for the same program."""
         name, count = kind, 1
         while name in self._by_name:
             count += 1
@@ -141,7 +170,7 @@ class JobDefinition:
         raise PlanError("this job cannot be run", where=str(origin), fix="make it with hg.Job")
 
     def _free_name(self, node: Node) -> None:
-        """Make the user's name available: a derived one gives way, the user's own does not."""
+        """Free the user's name: a derived name yields to it; another user-given one is an error."""
         holder = self._by_name.get(node.name)
         if holder is None:
             return
@@ -164,6 +193,15 @@ class JobDefinition:
         except PlanError as error:
             raise PlanError(error.message, where=str(node.origin), fix=error.fix) from None
 
+    def _unused_groups(self) -> Iterator[PlanError]:
+        used = set(sharing_groups(self.graph).values())
+        for name in self.resources.keys() - used:
+            yield PlanError(
+                f"no step is in the slot sharing group `{name}`",
+                where=str(self._declared[name]),
+                fix="name the group at a step, or remove its resources",
+            )
+
     def _check_guarantee(self, node: Node) -> None:
         sink = node.sink
         if sink is None or sink.guarantee is Guarantee.NONE or self.checkpoint_settings is not None:
@@ -171,7 +209,7 @@ class JobDefinition:
         raise PlanError(
             f"sink `{node.name}` promises {sink.guarantee.value}, but the job takes no checkpoints",
             where=str(node.origin),
-            fix='add job.checkpoint(every="10s", storage="..."), or say guarantee="none"',
+            fix='add job.checkpoint(every="10s", storage="..."), or give the sink guarantee="none"',
         )
 
     def _check_storage(self, node: Node) -> None:

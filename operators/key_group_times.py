@@ -1,7 +1,7 @@
-"""A table of a snapshot that says the same of all key groups of a subtask: how far time has come there.
+"""A table of a snapshot with one value for all key groups of a subtask: its progress in event time.
 
-It has a row per key group, because these move: after a change of parallelism a subtask may get those of
-several, and goes by the least that is said of any.
+It has a row per key group, because key groups move: after a change of parallelism a subtask may get
+those of several subtasks, and uses the least value of them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ WATERMARK_COLUMN = "watermark"
 
 
 def times_schema(*columns: str) -> pa.Schema:
-    """The schema of a table with these times, int64 ms."""
+    """Return the schema of a table with these times, int64 ms."""
     fields = [pa.field(KEY_GROUP_COLUMN, pa.int32(), False)]
     return pa.schema([*fields, *(pa.field(column, pa.int64(), False) for column in columns)])
 
 
 def times_info(name: str, kind: str, schema: pa.Schema) -> StateInfo:
-    """The declaration of such a table."""
+    """Return the declaration of such a table."""
     return state_info(name, kind, schema, (KEY_GROUP_COLUMN,))
 
 
 def times_cut(own: KeyGroupRange, schema: pa.Schema, *values: int | str | Index) -> TableCut:
-    """What the columns behind the key group have now: one value for all own key groups, or one for each."""
+    """Return the values of the columns after the key group: one for all own key groups, or one for each."""
 
     def make(_: int | None) -> pa.Table:
         groups = pa.array(range(own.first, own.last + 1), pa.int32())
@@ -45,7 +45,7 @@ def times_cut(own: KeyGroupRange, schema: pa.Schema, *values: int | str | Index)
 
 
 def by_group(table: pa.Table | None, column: str, max_parallelism: int) -> Index:
-    """What a restored table says of each key group; of those it says nothing of, the least int64."""
+    """Return the restored value of each key group; the least int64 where there is none."""
     values = np.full(max_parallelism, np.iinfo(np.int64).min)
     if table is not None:
         values[table.column(KEY_GROUP_COLUMN).to_numpy()] = table.column(column).to_numpy()
@@ -53,7 +53,7 @@ def by_group(table: pa.Table | None, column: str, max_parallelism: int) -> Index
 
 
 def least(state: RestoredState, name: str, column: str = WATERMARK_COLUMN) -> int | None:
-    """The least that table `name` says of the key groups that were restored; None: it says nothing."""
+    """Return the least value of table `name` among the restored key groups; None if there is none."""
     table = state.tables.get(name)
     if table is None or not table.num_rows:
         return None

@@ -1,4 +1,4 @@
-"""What windowed and running aggregates share: reading a batch, and the keyed state of one window."""
+"""Shared parts of windowed and running aggregates: reading a batch, and the keyed state of a window."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from .elements import Batch, ColumnBatch, Timestamps
 Rows = slice | Index
 
 _INDEX_BYTES = 8 + 8 + 4 * 6
-"""Of a key in memory: both lanes of its identity, and 4 to 8 cells of the index."""
+"""The bytes of a key in memory: both lanes of its identity, and 4 to 8 cells of the index."""
 
 Loader = Callable[[list[pa.Array]], tuple[Index, pa.Table] | None]
-"""Finds state that lies elsewhere: takes the key columns of keys that are new to a group, and returns which
-of them it knows, ascending, with the table of their state columns; None if none."""
+"""Finds state that is stored elsewhere.
+
+It takes the key columns of keys that are new to a group, and returns which of them it knows,
+ascending, with the table of their state columns; None if it knows none.
+"""
 
 
 class KeyedRows:
-    """The rows of one batch as the aggregates need them: keys, values, and times (ms) if they have some."""
+    """The rows of one batch as the aggregates need them: keys, values, and times (ms) if there are any."""
 
     __slots__ = ("key_columns", "keys", "size", "values")
 
@@ -61,7 +64,7 @@ class KeyedRows:
             self.values[EVENT_TIME] = Values(times, None)
 
     def keys_at(self, rows: Index) -> list[pa.Array]:
-        """The keys of some rows, as they are emitted."""
+        """Return the keys of some rows, as they are emitted."""
         return [taken_keys(column, rows) for column in self.key_columns]
 
 
@@ -87,7 +90,7 @@ class KeyedGroup:
         self._loader = loader
 
     def add(self, rows: KeyedRows, which: Rows | None) -> Index | None:
-        """Add some rows (None: all); returns the slot of each, None if all go to the one group."""
+        """Add some rows (None: all); return the slot of each, None if all go to the one group."""
         values = rows.values
         if which is not None:
             values = {name: column.pick(which) for name, column in values.items()}
@@ -99,7 +102,7 @@ class KeyedGroup:
         return slots
 
     def slots_of(self, keys: BatchKeys, which: Rows | None = None) -> Index:
-        """The slot of each key; the state of new ones is loaded, if it lies elsewhere."""
+        """Return the slot of each key; the state of new keys is loaded, if it is stored elsewhere."""
         before = self.keys.size
         slots, new = self.keys.lookup_new(keys, which)
         if new and self._loader is not None:
@@ -110,21 +113,21 @@ class KeyedGroup:
 
     @property
     def busy(self) -> bool:
-        """True while a cut is open: then the memory must not be used for other keys."""
+        """True while a cut is open: then the memory must not be reused for other keys."""
         return self.state.busy
 
     @property
     def nbytes(self) -> int:
-        """Memory of the index and the state."""
+        """The memory of the index and the state, bytes."""
         return self.keys.nbytes + self.state.nbytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that the keys and their state take, without room to grow; 0 if there are none."""
+        """The bytes that the keys and their state take, without room to grow; 0 if there are none."""
         return self.keys.size * _INDEX_BYTES + self.keys.key_bytes + self.state.used_bytes
 
     def memory(self) -> list[Array]:
-        """The arrays this consists of: whoever lets go of them one by one frees them piece by piece."""
+        """Return the arrays of the group, so that a caller can free them piece by piece."""
         return self.keys.memory() + self.state.memory()
 
     def clear(self) -> None:
@@ -143,7 +146,7 @@ class KeyedGroup:
         table: pa.Table,
         epochs: Any = RESTORED_EPOCH,
     ) -> None:
-        """Take over the rows of a snapshot; only into an empty group. `epochs`: of all or of each."""
+        """Restore the rows of a snapshot; only into an empty group. `epochs`: of all or of each."""
         if not plan.keys:
             self.state.load(np.zeros(1, np.intp), table.slice(0, 1), 1, epochs)
             return
@@ -154,27 +157,27 @@ class KeyedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupCut:
-    """A cut of one group; `slots`, then `columns`, in any one thread."""
+    """A cut of one group; call `slots`, then `columns`, in any one thread."""
 
     _keys: KeyCut
     _state: StateCut
 
     def slots(self, since: int | None) -> Rows:
-        """The slots that had changed after cut number `since`, ascending; None: all."""
+        """Return the slots that had changed after cut number `since`, ascending; None: all."""
         return self._state.slots(since)
 
     def columns(self, which: Rows) -> tuple[list[pa.ChunkedArray], list[pa.Array]]:
-        """Key columns and state columns of these slots. Closes the cut."""
+        """Return key columns and state columns of these slots, and close the cut."""
         state = self._state.columns(which)
         return self._keys.take(which), state
 
     def close(self) -> None:
-        """Nothing will be read any more."""
+        """Close the cut."""
         self._state.close()
 
 
 def columns_of(batch: Batch, step: str) -> pa.RecordBatch:
-    """The columns of a batch.
+    """Return the columns of a batch.
 
     Raises:
         PlanError: a stream of Python objects.
@@ -188,10 +191,10 @@ def columns_of(batch: Batch, step: str) -> pa.RecordBatch:
 
 
 def identity_seed(job_name: str) -> int:
-    """The seed of the second lane of key identities: another one for each job."""
+    """Return the seed of the second lane of key identities, which differs between jobs."""
     return xxhash.xxh3_64_intdigest(job_name.encode())
 
 
 def row_count(rows: Rows) -> int:
-    """How many rows are meant."""
+    """Return how many rows are selected."""
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)

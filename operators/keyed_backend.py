@@ -1,4 +1,4 @@
-"""Which backend holds keyed state with access by single keys, from a job's options."""
+"""Opens the backend of keyed state with access by single keys, by the job's options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTION: Final = "state.backend.rocksdb."
 
 
 def check_state_backend(options: Mapping[str, str]) -> None:
-    """Check that the backend the options name can be had here.
+    """Check that the backend the options name is available here.
 
     Raises:
         OptionError: there is no such backend, or its package is not installed.
@@ -40,11 +40,11 @@ def check_state_backend(options: Mapping[str, str]) -> None:
 def open_keyed_backend(
     context: OperatorContext, keys: KeyShape, specs: Mapping[str, TableSpec]
 ) -> KeyedBackend:
-    """The backend of an operator subtask.
+    """Open the backend of an operator subtask.
 
     Args:
         context: of the subtask; its options name the backend.
-        keys: what the keys are.
+        keys: the shape of the keys.
         specs: the states, by name.
 
     Raises:
@@ -53,7 +53,7 @@ def open_keyed_backend(
     check_state_backend(context.options)
     if context.options.get(_TYPE) != _ROCKSDB:
         return MemoryBackend(keys, specs, context.max_parallelism)
-    from ..state.keyed.rocksdb import RocksDBBackend  # only now: it needs an extra
+    from ..state.keyed.rocksdb import RocksDBBackend  # imported here, as it needs an extra
 
     return RocksDBBackend(
         keys,
@@ -67,7 +67,7 @@ def open_keyed_backend(
 
 
 def rocksdb_settings(options: Mapping[str, str]) -> RocksDBSettings:
-    """The bounds that the options set; the others as they are by default."""
+    """Return the settings from the options; others keep their defaults."""
     default = RocksDBSettings()
 
     def size(key: str, otherwise: int) -> int:

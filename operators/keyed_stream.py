@@ -1,4 +1,4 @@
-"""KeyedStream and windows: records with equal keys together, and what is made of them."""
+"""KeyedStream and windows: records grouped by key, and the steps on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _STATE = "its state is stored under this name"
 
 
 class KeyedStream(KeyedJoins[T], Generic[T]):
-    """A stream whose records meet the others of their key."""
+    """A stream partitioned by key."""
 
     def __init__(self, stream: Stream[T], keyed_by: HashColumns | HashFunction) -> None:
         self._stream = stream
@@ -114,16 +114,16 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         Args:
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
-            into: columns to make of the results; without it they stay Python objects, or, of a
+            into: columns to make of the results; without it they stay Python objects, or, for a
                 `KeyedBatchProcess`, have the columns of this stream.
-            on_error: what becomes of records and timers for which it raises, as for `map`; what it changed
-                and made of them is taken back. `.failed` has Python objects.
+            on_error: the handling of records and timers for which it raises, as for `map`; their
+                changes and results are undone. `.failed` has Python objects.
         """
         return add_keyed(
             self._stream, self._keyed_by, function, name, into, on_error, capture_origin()
         )
 
-    @named("async step", "the records it has calls under way for are stored under this name")
+    @named("async step", "records with calls in flight are stored under this name")
     def map_async(
         self,
         function: Callable[[T], Awaitable[Out]],
@@ -138,8 +138,8 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
     ) -> Stream[Out]:
         """Call a coroutine function for each record: those of one key one after the other, in order.
 
-        Results of different keys leave as they come, but none crosses a watermark. The timeout of a
-        record begins when its turn comes. Arguments as for `Stream.map_async`.
+        Results of different keys are emitted as calls finish, but none crosses a watermark. The
+        timeout of a record begins when its turn comes. Arguments as for `Stream.map_async`.
         """
         return add_map_async(
             self._stream,
@@ -183,16 +183,16 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         select: Callable[[Match[T]], Any] | None = None,
         into: SchemaLike | None = None,
     ) -> Stream[Any]:
-        """Find a pattern in the records of each key, in the order of event time, ties as they came.
+        """Find a pattern in the records of each key, in order of event time, ties in order of arrival.
 
-        Matches that were begun and not complete in the time of `within` are in `.timed_out`, as
-        `hg.cep.Match`; records behind the watermark in `.late`.
+        Partial matches that were not complete in the time of `within` are in `.timed_out`, as
+        `hg.cep.Match`; late records in `.late`.
 
         Args:
             pattern: begun with `hg.cep.begin`.
             name: the address of the state.
-            select: what to make of each `hg.cep.Match`; without it they go on as they are.
-            into: columns to make of what `select` returns.
+            select: a function of each `hg.cep.Match`; without it matches are emitted as they are.
+            into: columns to make of the results of `select`.
         """
         return add_match(
             self._stream, self._keyed_by, pattern, select, name, into, capture_origin()
@@ -205,7 +205,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
     def connect(
         self, other: KeyedStream[U] | BroadcastStream[U]
     ) -> ConnectedStreams[T, U] | BroadcastConnected[T, U]:
-        """This stream and another, for one function of both: follow with `.process(...)`.
+        """Connect this stream and another, for one function of both; follow with `.process(...)`.
 
         Args:
             other: a stream with the same keys, or `stream.broadcast()`, which every subtask gets.
@@ -226,7 +226,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
     def agg(
         self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
     ) -> Stream[Any]:
-        """Running aggregates: the updated row of each key that a batch touched.
+        """Add running aggregates: the updated row of each key that a batch touched is emitted.
 
         Args:
             name: the address of the state.
@@ -275,8 +275,8 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
 
         Args:
             window: such as `hg.tumbling("1m")`, or a `hg.WindowAssigner` of your own.
-            trigger: when windows fire, if not at their end.
-            evictor: which records are left out then.
+            trigger: decides when windows fire, instead of at their end.
+            evictor: leaves records out when they fire.
         """
         origin = capture_origin()
         check_window(window, origin)
@@ -304,7 +304,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
 
 
 class WindowedStream(WindowedJoins, RecordWindows[T]):
-    """Records in windows, per key; `agg` says what to make of them."""
+    """Records in windows, per key; `agg` and the functions of records add a step."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
             )
         if isinstance(window, SessionWindow) and window.processing:
             raise PlanError(
-                "sessions of the machine's clock need a key",
+                "sessions in processing time need a key",
                 where=str(origin),
                 fix="call .key_with(lambda record: 0) before, for one window of all records",
             )
@@ -351,10 +351,10 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
     def agg(
         self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
     ) -> Stream[Any]:
-        """Aggregates per key and window, emitted when time has passed the window's end.
+        """Add aggregates per key and window, emitted when the watermark has passed the window's end.
 
-        The result has the key columns, `window_start`, `window_end` and the aggregates; of count and
-        global windows it has no bounds. Records that come too late are in the result's `.late` stream.
+        The result has the key columns, `window_start`, `window_end` and the aggregates; for count
+        and global windows it has no bounds. Late records are in the result's `.late` stream.
 
         Args:
             name: the address of the state.
@@ -444,7 +444,7 @@ def _add_stateful(
 
 
 def _fitted(stream: Stream[Any], into: SchemaLike | None, origin: Origin) -> Stream[Any]:
-    """The stream with the columns of `into`: fewer, in another order, or cast without loss of meaning."""
+    """Return the stream with the columns of `into`: fewer, reordered, or cast without loss."""
     if into is None:
         return stream
     wanted = into_schema(into, origin)
@@ -491,7 +491,7 @@ def _cast(field: pa.Field, found: pa.DataType, origin: Origin) -> Column:
         raise PlanError(
             f"`{field.name}` of into= is {field.type}, the result is {found}",
             where=str(origin),
-            fix=f"change the type of `{field.name}`, or convert behind agg with select",
+            fix=f"change the type of `{field.name}`, or convert after agg with select",
         )
     return Column(field.name, pl.col(field.name).cast(_polars_type(field.type)), None, reads)
 

@@ -1,8 +1,8 @@
-"""Late records: they are counted, and go to one side output as they came and to another with their context.
+"""Late records: they are counted, and go to one side output unchanged and to another with context.
 
-The records of the other one have a column `record` with all columns of the late record, as dead letters
-do, and besides its event time, how far it was behind the watermark, and the last of the windows that it
-would have been in. They are only made where something reads them.
+In the second, a column `record` has all columns of the late record, as in dead letters. Further
+columns have its event time, its distance to the watermark, and the last of the windows that it
+would have been in. They are only made if there is a consumer.
 """
 
 from __future__ import annotations
@@ -22,44 +22,47 @@ from .panes.grid import Grid
 from .time_range import INSTANT_MAX_MS, is_instant
 
 LATE: Final = "late"
-"""The side output of late records, as they came."""
+"""The side output of late records, unchanged."""
 WITH_CONTEXT: Final = "_with_context"
-"""Ends the name of the side output that says why the records of another one are late."""
+"""The suffix of the side output with the context of late records."""
 LATE_COUNTER: Final = "late_records"
-"""Counts all late rows, also where a job reads the side output."""
+"""The metric of all late rows, also where a job reads the side output."""
 _INSTANT: Final = pa.timestamp("ms", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 LastWindows: TypeAlias = Callable[[], tuple[Index, Index]]
-"""Computes start and end (ms) of the last window of each late record."""
+"""A function that returns start and end (ms) of the last window of each late record."""
 
 
 class LateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A late record of a stream of Python objects. Of a stream of columns the same are columns."""
+    """A late record of a stream of Python objects.
+
+    For a stream of columns these fields are columns.
+    """
 
     record: Any
     event_time: datetime
     lateness_ms: int
-    """How far the watermark of the step was ahead of the record's event time."""
+    """How far the watermark of the step was ahead of the record's event time, ms."""
     window_start: datetime | None
-    """Of the last window that the record would have been in; None for steps without windows."""
+    """The start of the last window that the record would have been in; None for steps without windows."""
     window_end: datetime | None
     operator: str
     """The name of the step."""
 
 
 def late_sides(schema: pa.Schema | None, tag: str = LATE) -> dict[str, pa.Schema | None]:
-    """The side outputs of the late records of one input, for `Node.sides`.
+    """Return the side outputs of the late records of one input, for `Node.sides`.
 
     Args:
-        schema: the columns of the records that come in; None: Python objects.
-        tag: the name of the one that has the records as they came.
+        schema: the columns of the input; None: Python objects.
+        tag: the name of the side output of unchanged records.
     """
     return {tag: schema, tag + WITH_CONTEXT: None if schema is None else late_schema(schema)}
 
 
 def late_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns of late records with context, of a stream with the columns of `schema`."""
+    """Return the columns of late records with context, for a stream with the columns of `schema`."""
     return pa.schema(
         [
             pa.field("record", pa.struct(list(schema)), False),
@@ -73,24 +76,24 @@ def late_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class LateOutput:
-    """Where one operator subtask sends the late records of one input."""
+    """The output of late records of one input of an operator subtask."""
 
     def __init__(self, context: OperatorContext, output: Output, tag: str = LATE) -> None:
         self._output, self._tag, self._step = output, tag, context.operator_name
         self._counter = context.metrics.counter(LATE_COUNTER)
         self._explained = tag + WITH_CONTEXT in context.sides_read
-        # Where nothing reads either, the plain ones are sent, so that they count as dropped.
+        # Where neither has a consumer, the plain records are sent, so that they count as dropped.
         self._plain = tag in context.sides_read or not self._explained
 
     def send(
         self, batch: Batch, watermark: int | Index, windows: LastWindows | None = None
     ) -> None:
-        """Count late records, and send them out.
+        """Count late records, and emit them.
 
         Args:
             batch: with event times.
             watermark: how far event time is for all records, or for each.
-            windows: of steps that have windows.
+            windows: for steps that have windows.
         """
         self._counter.inc(len(batch))
         if self._plain:
@@ -157,7 +160,7 @@ class LateOutput:
 
 
 def last_windows(grid: Grid, times: Index) -> tuple[Index, Index]:
-    """Start and end of the last window that each instant lies in."""
+    """Return start and end of the last window of each instant."""
     panes, which = np.unique(grid.panes_of(times), return_inverse=True)
     bounds = np.array([grid.bounds(_last_window(grid, pane)) for pane in panes.tolist()], np.int64)
     return bounds[which, 0], bounds[which, 1]

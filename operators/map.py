@@ -1,4 +1,4 @@
-"""map: one record in, one out."""
+"""The operator of `map`: one record in, one out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .per_record import UserFunction, pieces
 
 
 class MapOperator(Operator):
-    """Calls a function for each record; event times go with their records."""
+    """Calls a function for each record; results keep the event times of their records."""
 
     def __init__(self, user: UserFunction) -> None:
         self._guard = Guard(user)

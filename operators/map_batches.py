@@ -1,4 +1,4 @@
-"""map_batches: a function of whole record batches, at Arrow's speed."""
+"""The operator of `map_batches`: a function of whole record batches."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class BatchFunction:
     on_error: OnError = FAIL
 
     def failure(self, data: pa.RecordBatch, error: BaseException) -> Exception:
-        """The error to raise when the function raised."""
+        """Return the error to raise when the function raised."""
         return user_error(self.step, self.origin, _shown(data), error)
 
     def checked(self, batch: ColumnBatch, result: Any) -> ColumnBatch | None:
-        """The result as a batch of the declared schema; None if it has no rows.
+        """Return the result as a batch of the declared schema; None if it has no rows.
 
         Raises:
             UserCodeError: not a record batch, other columns, or records without their event times.
@@ -48,7 +48,7 @@ class BatchFunction:
             raise self._bad(
                 batch,
                 f"returned other columns than promised: {problem}",
-                "correct the function, or say with into= which columns it makes",
+                "correct the function, or declare its columns with into=",
             )
         if not result.num_rows:
             return None
@@ -56,11 +56,11 @@ class BatchFunction:
             raise self._bad(
                 batch,
                 f"returned {result.num_rows} records for {len(batch)}, so their event times are unknown",
-                "call .event_time(...) behind map_batches, or filter with .filter(...)",
+                "call .event_time(...) after map_batches, or filter with .filter(...)",
             )
         columns = [result.column(name) for name in self.into.names]
         data = pa.RecordBatch.from_arrays(columns, schema=self.into)
-        # A result of as many rows has them in the order of the records, as event times need it, too.
+        # A result with as many rows must keep their order, which event times require, too.
         positions = batch.positions if result.num_rows == len(batch) else None
         return ColumnBatch(data, batch.timestamps, positions)
 
@@ -69,10 +69,10 @@ class BatchFunction:
 
 
 class Division:
-    """A batch to call the function for: as a whole; then, if errors are no reason to fail, in halves.
+    """A batch for which to call the function: as a whole, and, under an error policy, in halves.
 
-    Halves are divided further, until it is known which records the function fails for. Take a part with
-    `next`, and answer it with `made` or `failed`; the results are in the order of the records.
+    Halves are divided further, until the failing records are found. Take a part with `next`, and
+    answer it with `made` or `failed`; the results are in the order of the records.
     """
 
     def __init__(self, user: BatchFunction, batch: ColumnBatch) -> None:
@@ -84,14 +84,14 @@ class Division:
         self.errors: list[BaseException] = []
 
     def next(self) -> ColumnBatch | None:
-        """The records to call the function for, None if there are none left."""
+        """Return the records of the next call, None if there are none left."""
         return self._left[-1] if self._left else None
 
     def made(self, result: Any) -> None:
-        """The function returned `result`.
+        """Note that the function returned `result`.
 
         Raises:
-            UserCodeError: it is not what was promised, whatever the policy is.
+            UserCodeError: the result does not fit the declaration, whatever the policy is.
         """
         checked = self._user.checked(self._left.pop(), result)
         self._attempts = 0
@@ -99,7 +99,7 @@ class Division:
             self.results.append(checked)
 
     def failed(self, error: BaseException) -> None:
-        """The function raised.
+        """Note that the function raised.
 
         Raises:
             UserCodeError: the policy is to fail, and so did all attempts.
@@ -119,7 +119,7 @@ class Division:
         self._left += [part.slice(half, len(part) - half), part.slice(0, half)]
 
     def send(self, letters: DeadLetters, output: Output) -> None:
-        """Send on the results, and the records without."""
+        """Emit the results, and the dead letters."""
         if self.lost:
             letters.take(concatenated(self.lost), self.errors)
         for result in self.results:
@@ -159,9 +159,10 @@ async def divide_async(user: BatchFunction, batch: ColumnBatch) -> Division:
 
 
 class MapBatchesOperator(Operator):
-    """Calls a function for each batch. How records are cut into batches is chance: it must not matter.
+    """Calls a function for each batch. Results must not depend on the batch boundaries.
 
-    A function that returns as many rows as it got must keep their order: event times follow it.
+    A function that returns as many rows as it got must keep their order, because event times follow
+    it.
     """
 
     def __init__(self, user: BatchFunction) -> None:

@@ -1,7 +1,7 @@
-"""map_batches with `rows=`: batches of a size of one's own, for functions that are dear per call.
+"""The operator of `map_batches` with `rows=`: batches of a chosen size, for functions with costly calls.
 
-Records are collected until there are enough, or the first has waited long enough. They never wait across a
-barrier, a watermark or the end, so this step has no state.
+Records are collected until there are enough, or the first has waited long enough. They never wait
+across a barrier, a watermark or the end, so this step has no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RowBuffer:
 
     Args:
         rows: of each piece.
-        within_ms: how long a row waits at most.
+        within_ms: the longest time a row waits.
         send: takes a piece.
     """
 
@@ -38,7 +38,7 @@ class RowBuffer:
         return self._count > 0
 
     def add(self, batch: ColumnBatch, context: OperatorContext) -> None:
-        """Take over a batch; send what is full, and let the rest wait."""
+        """Add a batch; send full pieces, and keep the rest."""
         for piece in self._full_pieces(batch):
             self._disarm()
             self._send(piece)
@@ -57,7 +57,7 @@ class RowBuffer:
             self._count += len(batch) - start
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the rows that wait."""
         self._disarm()
         if self._parts:
             parts, self._parts, self._count = self._parts, [], 0
@@ -70,7 +70,7 @@ class RowBuffer:
 
 
 class MicroBatches(Operator):
-    """Calls a plain function for batches of so many rows."""
+    """Calls a plain function for batches of a set number of rows."""
 
     def __init__(self, user: BatchFunction, rows: int, within_ms: int) -> None:
         self._user = user

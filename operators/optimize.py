@@ -1,6 +1,6 @@
-"""Rewrites of the logical graph that change no result: prune columns, then join expressions.
+"""Rewrites of the logical graph that keep its results: prune columns, then merge expressions.
 
-Names, and so the addresses of state, stay as they are. The given graph is left as it was.
+Names, and so the addresses of state, stay as they are. The given graph is not changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from .expression_steps import ExpressionFactory, ExpressionSteps, SelectStep, co
 from .expressions import Column
 from .graph import Chaining, Graph, Input, Node
 from .partitioning import Custom, Forward, HashColumns, HashFunction
+from .resources import sharing_groups
 
 _PASSING = frozenset({"filter", "event_time", "union"})
-"""Kinds of steps that pass on all columns of their input."""
+"""The kinds of steps that pass on all columns of their input."""
 
 
 def optimize(graph: Graph, parallelism: int) -> Graph:
-    """A new graph with the same results; `parallelism` is that of nodes which name none."""
+    """Return a new graph with the same results; `parallelism` is that of nodes without their own."""
     copy = _copy(graph)
     _prune(copy, parallelism)
     _fuse(copy, parallelism)
@@ -30,9 +31,13 @@ def optimize(graph: Graph, parallelism: int) -> Graph:
 
 def _copy(graph: Graph) -> Graph:
     nodes: dict[int, Node] = {}
+    groups = sharing_groups(graph)  # settled first: what is inserted or joined has others before it
     for node in graph.nodes:
         inputs = tuple(replace(input_, node=nodes[input_.node.id]) for input_ in node.inputs)
-        nodes[node.id] = replace(node, inputs=inputs, sides=dict(node.sides))
+        group = groups[node.id]
+        nodes[node.id] = replace(
+            node, inputs=inputs, sides=dict(node.sides), slot_sharing_group=group
+        )
     return Graph(list(nodes.values()))
 
 
@@ -57,7 +62,7 @@ def _prune(graph: Graph, parallelism: int) -> None:
 def _needed_of(
     node: Node, graph: Graph, needed: dict[int, frozenset[str] | None]
 ) -> frozenset[str] | None:
-    """The columns of the node's output that anybody reads; None: all of them."""
+    """Return the columns of the node's output that have a reader; None: all of them."""
     if node.schema is None:
         return None
     total: frozenset[str] = frozenset()
@@ -68,14 +73,14 @@ def _needed_of(
         if wanted is None:
             return None
         total |= wanted
-    # A record needs a column to exist, even if only its existence is counted.
+    # A batch needs a column for its rows to exist, even if they are only counted.
     return total or frozenset(node.schema.names[:1])
 
 
 def _needed_by(
     reader: Node, index: int, graph: Graph, needed: dict[int, frozenset[str] | None]
 ) -> frozenset[str] | None:
-    """The columns that one input of a node must have."""
+    """Return the columns that one input of a node needs."""
     side_is_read = any(
         consumer.inputs[number].side is not None for consumer, number in graph.consumers(reader)
     )
@@ -90,7 +95,7 @@ def _needed_by(
 
 
 def _needed_to_route(input_: Input) -> frozenset[str] | None:
-    """The columns that decide where a record goes."""
+    """Return the columns that decide where a record goes."""
     match input_.partitioning:
         case HashColumns(columns):
             return frozenset(columns)
@@ -116,14 +121,14 @@ def _narrow_source(node: Node, needed: frozenset[str] | None) -> None:
 
 
 def _pass_on(node: Node) -> None:
-    """The schema of a node that adds nothing: what its input brings."""
+    """Set the schema of a node that adds nothing to that of its input."""
     (input_,) = node.inputs
     if node.schema is not None and input_.side is None and input_.node.schema is not None:
         node.schema = _subset(node.schema, frozenset(input_.node.schema.names))
 
 
 def _narrow_union(graph: Graph, node: Node, needed: frozenset[str] | None) -> None:
-    """All inputs of a union bring the same columns, in the same order."""
+    """Give all inputs of a union the same columns, in the same order."""
     if node.schema is None or needed is None:
         return
     node.schema = _subset(node.schema, needed)
@@ -160,7 +165,7 @@ def _select_before_shuffle(
 def _insert_select(
     graph: Graph, node: Node, index: int, schema: pa.Schema, names: list[str]
 ) -> None:
-    """Put a select of `names` between `node` and its input; it runs where the records come from."""
+    """Put a select of `names` between `node` and its input; it runs at the sender."""
     input_ = node.inputs[index]
     columns = tuple(Column(name, pl.col(name), name, frozenset([name])) for name in names)
     steps = ExpressionSteps([SelectStep(columns, ", ".join(names))], schema)
@@ -173,6 +178,7 @@ def _insert_select(
         factory=ExpressionFactory(steps),
         schema=steps.output_schema,
         parallelism=input_.node.parallelism,
+        slot_sharing_group=input_.node.slot_sharing_group,
         columns_read=frozenset(names),
         detail=steps.describe(),
     )
@@ -183,8 +189,10 @@ def _insert_select(
 
 
 def _is_exchange(node: Node, input_: Input, parallelism: int) -> bool:
-    widths = (input_.node.parallelism or parallelism, node.parallelism or parallelism)
-    return not isinstance(input_.partitioning, Forward) or widths[0] != widths[1]
+    before = input_.node
+    widths = (before.parallelism or parallelism, node.parallelism or parallelism)
+    apart = before.slot_sharing_group != node.slot_sharing_group
+    return not isinstance(input_.partitioning, Forward) or widths[0] != widths[1] or apart
 
 
 def _new_name(graph: Graph, wanted: str) -> str:
@@ -200,7 +208,7 @@ def _new_name(graph: Graph, wanted: str) -> str:
 
 
 def _fuse(graph: Graph, parallelism: int) -> None:
-    """Join neighbouring filters and selects, so that a batch crosses into Polars once."""
+    """Merge adjacent filters and selects, so that a batch is passed to Polars once."""
     for node in list(graph.nodes):
         before = _fusable(node, graph, parallelism)
         if before is None:
@@ -220,7 +228,7 @@ def _fuse(graph: Graph, parallelism: int) -> None:
 
 
 def _fusable(node: Node, graph: Graph, parallelism: int) -> Node | None:
-    """The node before, if both are expressions and nobody else reads it."""
+    """Return the node before, if both are expressions and it has no other reader."""
     if not isinstance(node.factory, ExpressionFactory) or node.chaining is not Chaining.ALWAYS:
         return None
     (input_,) = node.inputs
@@ -238,6 +246,6 @@ def _fusable(node: Node, graph: Graph, parallelism: int) -> Node | None:
 
 
 def _input_schema(node: Node) -> pa.Schema:
-    """The schema that arrives at an expression node, after pruning."""
+    """Return the schema that arrives at an expression node, after pruning."""
     (input_,) = node.inputs
     return input_.node.schema if input_.side is None else input_.node.sides[input_.side]

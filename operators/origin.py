@@ -1,4 +1,4 @@
-"""Where in the user's code a step was written, for error messages and `explain`."""
+"""The user's line that wrote a step, for error messages and `explain`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _given: ContextVar[Origin | None] = ContextVar("origin", default=None)
 
 @contextmanager
 def origin_is(origin: Origin) -> Iterator[None]:
-    """Steps made inside were written at `origin`, not where the Python code that makes them is."""
+    """Attribute the steps made inside to `origin`, not to the Python code that makes them."""
     token = _given.set(origin)
     try:
         yield
@@ -28,7 +28,7 @@ def origin_is(origin: Origin) -> Iterator[None]:
 
 
 def capture_origin() -> Origin:
-    """The innermost caller outside headgate: its `file:line` and the text of that line."""
+    """Return the innermost caller outside headgate: its `file:line` and the text of that line."""
     given = _given.get()
     if given is not None:
         return given
@@ -42,7 +42,7 @@ def capture_origin() -> Origin:
 
 
 def is_own_module(name: str) -> bool:
-    """True for modules of headgate itself: by room, since examples and tests in its tree are users."""
+    """Return True for modules of headgate itself; its examples and tests count as users."""
     first, _, rest = name.partition(".")
     return first == _PACKAGE and (not rest or rest.partition(".")[0] in _ROOMS)
 
@@ -52,6 +52,6 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def shown_path(path: str) -> str:
-    """The path relative to the working directory if it lies below it."""
+    """Return the path, relative to the working directory if it is below it."""
     prefix = os.path.join(os.getcwd(), "")
     return path[len(prefix) :] if path.startswith(prefix) else path

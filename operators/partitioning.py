@@ -1,6 +1,6 @@
-"""How records of one operator are spread over the subtasks of the next (features.md API-03).
+"""The distribution of records of one operator over the subtasks of the next.
 
-These are descriptions that travel with the job; `runtime/exchange` carries them out.
+These are descriptions that are part of the job; `runtime/exchange` carries them out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class HashColumns:
-    """By the key groups of the named columns of a ColumnBatch."""
+    """Partition by the key groups of the named columns of a ColumnBatch."""
 
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HashFunction:
-    """By the key group of `function(record)`."""
+    """Partition by the key group of `function(record)`."""
 
     function: Callable[[Any], Hashable]
 
@@ -56,7 +56,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """`function(record, parallelism)` names the subtask of each record."""
+    """`function(record, parallelism)` returns the subtask of each record."""
 
     function: Callable[[Any, int], int]
 

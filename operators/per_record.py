@@ -1,4 +1,4 @@
-"""What map, filter and flat_map of user functions share: records in pieces, errors that name the record."""
+"""Shared parts of map, filter and flat_map: records in pieces, and errors that name the record."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
 from .user_code import FAILURES, bad_result, is_own_cancellation, user_error
 
 MAX_IN_FLIGHT: Final = 100
-"""Records of one subtask that a coroutine function works on at the same time, unless told otherwise."""
+"""The default number of records of one subtask that a coroutine function processes concurrently."""
 
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A user's function, the records it takes, and where it was written. Picklable."""
+    """A user's function, the reader of its records, and its origin. Picklable."""
 
     function: Callable[[Any], Any]
     step: str
     origin: Origin
     reader: RowReader
     into: pa.Schema | None = None
-    """Columns to make of the results; None: they stay Python objects."""
+    """The columns to make of the results; None: they stay Python objects."""
     max_in_flight: int = MAX_IN_FLIGHT
     """For coroutine functions only."""
     on_error: OnError = FAIL
 
     def apply(self, records: list[Any]) -> list[Any]:
-        """The function's result for each record.
+        """Return the function's result for each record.
 
         Raises:
             UserCodeError: it raised; names the record.
@@ -48,12 +48,12 @@ class UserFunction:
             raise
         except FAILURES as error:
             raise user_error(self.step, self.origin, records[len(results)], error) from error
-        if len(results) < len(records):  # to `map` a StopIteration is the end of the records
+        if len(results) < len(records):  # `map` takes a StopIteration for the end of the records
             raise user_error(self.step, self.origin, records[len(results)], StopIteration())
         return results
 
     def attempt(self, records: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
-        """The same under a policy for errors: what was raised, by the place of the record.
+        """Call the function under an error policy; return the errors by the place of the record.
 
         Raises:
             UserCodeError: the policy is to fail, and so did all attempts for a record; names it.
@@ -62,7 +62,7 @@ class UserFunction:
         failures: dict[int, BaseException] = {}
         left = iter(records)
         while True:
-            error: BaseException = StopIteration()  # to `map` it is the end of the records
+            error: BaseException = StopIteration()  # `map` takes it for the end of the records
             try:
                 results.extend(map(self.function, left))
             except HeadgateError:
@@ -80,7 +80,7 @@ class UserFunction:
         results: list[Any],
         failures: dict[int, BaseException],
     ) -> None:
-        """Take note of the result for a record whose first attempt failed, or of its failure."""
+        """Retry a record whose first attempt failed; store its result or its error."""
         for _ in range(self.on_error.retries):
             try:
                 results.append(self.function(record))
@@ -102,13 +102,13 @@ class UserFunction:
     async def apply_async(
         self, records: list[Any], failures: dict[int, BaseException] | None = None
     ) -> list[Any]:
-        """The same for a coroutine function: results in order, `max_in_flight` at a time.
+        """Call a coroutine function: results in order, `max_in_flight` at a time.
 
         Cancelling it cancels all calls in flight and leaves nothing behind.
 
         Args:
-            records: what to call it for.
-            failures: filled with what was raised, by the place of the record, if the policy allows it.
+            records: the records to call it for.
+            failures: filled with the errors, by the place of the record, if the policy allows it.
         """
         failures = {} if failures is None else failures
         results: list[Any] = [None] * len(records)
@@ -141,7 +141,7 @@ class UserFunction:
     def columns(
         self, results: list[Any], times: Timestamps | None, positions: Positions | None = None
     ) -> ColumnBatch:
-        """The results as the columns of `into`. Raises RowMismatch: one does not fit."""
+        """Return the results as the columns of `into`. Raises RowMismatch if one does not fit."""
         assert self.into is not None
         return ColumnBatch(to_columns(results, self.into), times, positions)
 
@@ -152,7 +152,7 @@ class UserFunction:
         records: list[Any],
         positions: Positions | None = None,
     ) -> Batch:
-        """The results as a batch; `records` are what they were made from, for errors (may be fewer)."""
+        """Return the results as a batch; `records` are their inputs, for errors (may be fewer)."""
         if self.into is None:
             return ObjectBatch(results, times, positions)
         try:
@@ -168,7 +168,7 @@ class UserFunction:
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error of those that came at the same time: what the user has to repair first."""
+    """Return one of several concurrent errors: the one that the user has to fix first."""
     for failure in failures.exceptions:
         if isinstance(failure, BaseExceptionGroup):
             return _first(failure)
@@ -178,12 +178,12 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def describe_columns(schema: pa.Schema) -> str:
-    """`url: string, clicks: int64`."""
+    """Describe columns, such as `url: string, clicks: int64`."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def pieces(batch: Batch) -> Iterator[Batch]:
-    """The batch in pieces that suit per-record functions."""
+    """Yield the batch in pieces that suit per-record functions."""
     if len(batch) <= PER_RECORD_ROWS:
         yield batch
         return

@@ -1,4 +1,4 @@
-"""per_worker: an object that cannot be sent to workers, made in each of them when it is first used."""
+"""per_worker: an object that cannot be sent to workers and is made in each of them on first use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("headgate.per_worker")
 _lock: Final = threading.RLock()
 _handles: Final[dict[str, PerWorker[Any]]] = {}
-"""Those that came to this process, by identity: whoever uses one uses the same."""
+"""The handles in this process, by identity, so that all users share one."""
 _users: list[object] = []
 """The workers that run in this process: the last to end closes the objects."""
 
 
 class PerWorker(Generic[T]):
-    """A handle that travels with the job. Calling it gives the object of this process."""
+    """A handle that is sent with the job. Calling it returns the object of this process."""
 
     def __init__(self, factory: Callable[[], T], identity: str) -> None:
         self._factory = factory
@@ -32,14 +32,14 @@ class PerWorker(Generic[T]):
         self._made: list[T] = []
 
     def __call__(self) -> T:
-        """The object; the first call in a process makes it, and others wait for that."""
+        """Return the object; the first call in a process makes it, and others wait for that."""
         with _lock:
             if not self._made:
                 self._made.append(self._factory())
                 _handles[self._identity] = self
             return self._made[0]
 
-    if not TYPE_CHECKING:  # to a type checker it would say that any name is there
+    if not TYPE_CHECKING:  # a type checker would take it to mean that any name exists
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
@@ -58,25 +58,26 @@ class PerWorker(Generic[T]):
 
 
 def _handle(factory: Callable[[], T], identity: str) -> PerWorker[T]:
-    """The handle of that identity in this process."""
+    """Return the handle of that identity in this process."""
     with _lock:
         return _handles.setdefault(identity, PerWorker(factory, identity))
 
 
 def per_worker(factory: Callable[[], T]) -> PerWorker[T]:
-    """An object for each worker process, such as an HTTP client, a connection or a model.
+    """Make an object in each worker process, such as an HTTP client, a connection or a model.
 
         client = hg.per_worker(lambda: httpx.Client(timeout=5))
 
         def price(row):
             return client().get(f"/prices/{row.item}").json()
 
-    Objects that hold locks, sockets or open files cannot be sent to workers. This handle can: it makes the
-    object in the process in which it is called first, and all functions there share it, in all subtasks and
-    over restarts of the job. Functions that run in threads call it from there: the object must bear that.
+    Objects that hold locks, sockets or open files cannot be sent to workers. This handle can: it
+    makes the object in the process in which it is called first, and all functions there share it,
+    in all subtasks and over restarts of the job. Functions that run in threads call it from there:
+    the object must support that.
 
-    When the last worker of the process ends, it calls `aclose()` or else `close()` of the object, if it has
-    either, and awaits a coroutine. A process that is killed calls nothing.
+    When the last worker of the process ends, headgate calls `aclose()` or else `close()` of the object, if
+    it has either, and awaits a coroutine. A process that is killed calls nothing.
 
     Args:
         factory: called without arguments. What it raises is an error of the function that uses the object.
@@ -98,13 +99,13 @@ def per_worker(factory: Callable[[], T]) -> PerWorker[T]:
 
 
 def worker_begins(worker: object) -> None:
-    """A worker of this process has begun."""
+    """Note that a worker of this process has begun."""
     with _lock:
         _users.append(worker)
 
 
 async def worker_ends(worker: object) -> None:
-    """A worker of this process has ended. Closes all objects if it was the last; never raises."""
+    """Note that a worker of this process has ended; the last one closes all objects. Never raises."""
     with _lock:
         _users.remove(worker)
         if _users:

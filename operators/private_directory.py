@@ -1,4 +1,4 @@
-"""Directories below a place that all users of the machine share, such as /tmp."""
+"""Private directories in a place that all users of the machine share, such as /tmp."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 
 def private_directory(path: Path) -> Path:
-    """Make sure that `path` is a directory which only this user can enter; returns it.
+    """Make sure that `path` is a directory which only this user can enter, and return it.
 
-    What lies in it needs no modes of its own: nobody else gets there. A directory of this user that is open
-    to others is closed to them. It may also be a link of this user to such a directory.
+    Files in it need no modes of their own, since others cannot reach them. A directory of this user
+    that is open to others is closed to them. It may also be a link of this user to such a
+    directory.
 
     Raises:
-        OSError: it cannot be made, or it belongs to another user, who may have put it there to read what
-            we write.
+        OSError: it cannot be made, or it belongs to another user, who may have put it there to read
+            our files.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat()

@@ -1,11 +1,12 @@
 """Keyed reduce with a Python function: one tight loop over the records, a dict per subtask.
 
-Emits the running value for each record, with the record's event time. A value is whatever the function
-returns, perhaps the object it was given, changed in place. So while a snapshot is being written, the value
-of a key is encoded before the function gets it for the first time, and the snapshot takes that.
+It emits the running value for each record, with the record's event time. A value is whatever the
+function returns, perhaps the object it was given, changed in place. So while a snapshot is being
+written, the value of a key is encoded before the function gets it for the first time, for use in
+the snapshot.
 
-Values are stored as columns where their type is known: that of the stream's columns, or the one that the
-function's annotations name. All other values are pickled.
+Values are stored as columns where their type is known: that of the stream's columns, or the one in
+the function's annotations. All other values are pickled.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from .user_code import bad_result, user_error
 _STATE = "reduce"
 _ABSENT = object()
 _PIECE = 4_096
-"""Keys that the thread of a snapshot takes over at a time."""
+"""The number of keys that the thread of a snapshot takes at a time."""
 _PLAIN_KEYS = frozenset({int, str, bytes})
 
 
 class _PickledCodec(PickleCodec):
-    """Pickled values whose `to_array` takes what `hold` made."""
+    """Pickled values; `to_array` takes the results of `hold`."""
 
     def to_array(self, values: Iterable[Any]) -> pa.Array:
         return pa.array(values, self.type_)
 
 
 class _TypedCodec(Codec):
-    """Values of a declared type whose `to_array` takes what `hold` made."""
+    """Values of a declared type; `to_array` takes the results of `hold`."""
 
     def __init__(self, inner: Codec) -> None:
         self._inner = inner
@@ -75,12 +76,12 @@ class _TypedCodec(Codec):
 def _codec(
     function: Callable[[Any, Any], Any], schema: pa.Schema | None, row_type: type[Any] | None
 ) -> Codec:
-    """How values are kept: as columns where their type is known, else pickled."""
+    """Return the codec of values: as columns where their type is known, else pickled."""
     if schema is not None:
         return row_codec(schema, row_type) or _PickledCodec()
     try:
         found = codec_of(returned_type(function))
-    except StateError:  # a field of a type that only a type checker knows
+    except StateError:  # a field of a type that only a type checker can resolve
         return _PickledCodec()
     return _PickledCodec() if found.encoding is not None else _TypedCodec(found)
 
@@ -91,7 +92,8 @@ class ReduceOperator(Operator):
     Args:
         function: `(value so far, record) -> new value`; the first record of a key is its first value.
         key: key columns of a column stream, or a function of a record.
-        schema: of a column stream, whose values come out as columns again; None for Python objects.
+        schema: of a column stream, whose values are emitted as columns again; None for Python
+            objects.
         row_type: the class of the records of a column stream, None for a generated one.
         step: name of the step, for errors.
         origin: the user's line.
@@ -116,7 +118,8 @@ class ReduceOperator(Operator):
             shape = keys_of_columns([schema.field(name) for name in key])
         self._layout = Layout(shape, "reduce", _codec(function, schema, row_type))
         self._values: dict[Any, Any] = {}
-        self._order: list[Any] = []  # the keys as they came; only grows, so a thread can read along
+        # the keys in order of arrival; it only grows, so a thread can read it concurrently
+        self._order: list[Any] = []
         self._changes = Changes()
 
     def process(self, batch: Batch, input_index: int) -> None:
@@ -146,7 +149,7 @@ class ReduceOperator(Operator):
                 self._origin,
                 records[error.index],
                 str(error),
-                "a reduce gives back what it takes: a record of the same columns",
+                "a reduce returns what it takes: a record of the same columns",
             ) from error
         self.output.emit(ColumnBatch(data, batch.timestamps))
 
@@ -160,7 +163,7 @@ class ReduceOperator(Operator):
         return keys
 
     def _reduce(self, keys: list[Any], records: list[Any]) -> list[Any]:
-        """The running value behind each record."""
+        """Return the running value after each record."""
         if not _PLAIN_KEYS.issuperset(map(type, keys)):
             keys = list(map(token, keys))
         values, function, changes = self._values, self._function, self._changes
@@ -195,7 +198,7 @@ class ReduceOperator(Operator):
                 changes.log(0, key, self._held(values[key]))
 
     def _held(self, value: Any) -> Any:
-        """The value encoded, or why it cannot be: perhaps only because it is changed at the same time."""
+        """Return the value encoded, or the error, which may be due to a concurrent change."""
         try:
             return self._layout.value.hold(value)
         except Exception as error:
@@ -205,7 +208,7 @@ class ReduceOperator(Operator):
         return [self._layout.info(_STATE)]
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `reduce`: key group, the key columns, the value."""
+        """Snapshot table `reduce`: key group, the key columns, the value."""
         cut, count = self._changes.cut(), len(self._order)
         max_parallelism = self.context.max_parallelism
 
@@ -239,7 +242,7 @@ class ReduceOperator(Operator):
         return rows
 
     def _add(self, rows: Rows, cut: Cut, key: Any) -> None:
-        """The value of a key at the cut; if it changes while it is encoded, the old one was kept."""
+        """Add the value of a key at the cut; if it changes while it is encoded, the old one was kept."""
         data = cut.find(0, key, self._held(self._values[key]))
         if isinstance(data, Exception):
             verb = (
@@ -256,7 +259,7 @@ class ReduceOperator(Operator):
         rows.values.append(data)
 
     def _layout_of(self, state: RestoredState) -> Layout:
-        """How restored values are stored: pickled, if that was before their type was known."""
+        """Return how restored values are stored: pickled, if that was before their type was known."""
         old = state.states.get(_STATE)
         if old is not None and is_declared_later(old, self._layout.info(_STATE)):
             return replace(self._layout, value=_PickledCodec())

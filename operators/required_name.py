@@ -1,4 +1,4 @@
-"""Names are required exactly where state or an effect outside lives; forgetting one is explained."""
+"""Names are required exactly where state or external effects depend on them; the error explains why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a failed job starts again: what `job.restart` takes."""
+"""Restart strategies for `job.restart`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from .settings import NO_RESTART, ExponentialDelay, FailureRate, FixedDelay, Res
 
 
 def fixed_delay(attempts: int = 1, delay: Duration = "1s") -> RestartSettings:
-    """At most `attempts` restarts, each `delay` after the failure (Flink `restart-strategy.fixed-delay`).
+    """Restart at most `attempts` times, each `delay` after the failure.
+
+    As Flink's `restart-strategy.fixed-delay`.
 
     Raises:
-        PlanError: a number below 0, or a duration that is none.
+        PlanError: a number below 0, or an invalid duration.
     """
     where = str(capture_origin())
     check_number("attempts", attempts, 0, where)
@@ -22,11 +24,12 @@ def fixed_delay(attempts: int = 1, delay: Duration = "1s") -> RestartSettings:
 def failure_rate(
     max_failures: int = 1, interval: Duration = "1min", delay: Duration = "1s"
 ) -> RestartSettings:
-    """Restarts, each `delay` after the failure, while no more than `max_failures` happen within `interval`
-    (Flink `restart-strategy.failure-rate`).
+    """Restart while no more than `max_failures` happen within `interval`, each `delay` after the failure.
+
+    As Flink's `restart-strategy.failure-rate`.
 
     Raises:
-        PlanError: a number below 1, or a duration that is none.
+        PlanError: a number below 1, or an invalid duration.
     """
     where = str(capture_origin())
     check_number("max_failures", max_failures, 1, where)
@@ -46,20 +49,21 @@ def exponential_delay(
     reset_after: Duration = "1h",
     attempts: int | None = None,
 ) -> RestartSettings:
-    """Restarts after pauses that grow from `initial` by `multiplier` up to `max`
-    (Flink `restart-strategy.exponential-delay`).
+    """Restart after pauses that grow from `initial` by `multiplier` up to `max`.
+
+    As Flink's `restart-strategy.exponential-delay`.
 
     Args:
-        initial: the first pause; none is shorter.
+        initial: the first pause, which is the shortest.
         max: the longest pause.
-        multiplier: from one pause to the next, 1 or more.
-        jitter: part of a pause, 0 to 1, by which it is made longer or shorter at random: so that jobs that
-            failed together do not start together.
-        reset_after: after so long without a failure, counted from the restart, pauses begin anew.
-        attempts: restarts until then; one failure more ends the job. None: any number.
+        multiplier: the growth of each pause, 1 or more.
+        jitter: the fraction of a pause, 0 to 1, by which it is lengthened or shortened at random,
+            so that jobs that failed together do not restart together.
+        reset_after: this long without a failure, counted from the restart, resets the pauses.
+        attempts: restarts until the reset; one failure more ends the job. None: any number.
 
     Raises:
-        PlanError: a number out of its bounds, or a duration that is none.
+        PlanError: a number out of its bounds, or an invalid duration.
     """
     where = str(capture_origin())
     initial_ms = positive(initial, "initial restart delay", where)
@@ -79,12 +83,12 @@ def exponential_delay(
         raise PlanError(f"a restart jitter must be a number in 0..1 value=`{jitter}`", where=where)
     if attempts is not None:
         check_number("attempts", attempts, 1, where)
-    reset_ms = positive(reset_after, "time until restart delays begin anew", where)
+    reset_ms = positive(reset_after, "time until restart delays are reset", where)
     return ExponentialDelay(initial_ms, max_ms, multiplier, jitter, reset_ms, attempts)
 
 
 def no_restart() -> RestartSettings:
-    """The first failure ends the job."""
+    """Let the first failure end the job."""
     return NO_RESTART
 
 
@@ -92,7 +96,7 @@ MULTIPLIER_MAX = 1_000
 
 
 def positive(value: Duration, what: str, where: str) -> int:
-    """A duration above 0, in ms."""
+    """Return a duration above 0, in ms."""
     found = parse_duration(value, what, where)
     if found < 1:
         raise PlanError(f"the {what} must be above 0 value=`{value}`", where=where)

@@ -1,4 +1,4 @@
-"""Records of a stream of columns as values of state: stored as columns, not pickled."""
+"""Records of a column stream as values of state: stored as columns, not pickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rows import getter_of, to_columns, to_rows
 
 
 def row_codec(schema: pa.Schema, record_class: type[Any] | None) -> RowCodec | None:
-    """The codec of a stream's records; None if a column has values that may be changed in place."""
+    """Return the codec of a stream's records; None if a column has mutable values."""
     fields = [pa.field(field.name, _lossless(field.type)) for field in schema]
     if any(field.type == pa.null() for field in fields):
         return None
@@ -20,10 +20,10 @@ def row_codec(schema: pa.Schema, record_class: type[Any] | None) -> RowCodec | N
 
 
 def _lossless(kind: pa.DataType) -> pa.DataType:
-    """The type that keeps everything a Python value of a column can have; null if there is none.
+    """Return the type that holds every Python value of a column without loss; null if there is none.
 
-    A function computes with Python's floats and datetimes, which are finer than some columns: what is
-    restored must not be rounded.
+    A function computes with Python's floats and datetimes, which are finer than some columns: a
+    restored value must not be rounded.
     """
     types = pa.types
     if types.is_dictionary(kind):
@@ -40,9 +40,9 @@ def _lossless(kind: pa.DataType) -> pa.DataType:
 
 
 class RowCodec(Codec):
-    """Keeps records as tuples of their columns, which nobody changes.
+    """Stores records as tuples of their columns, which are immutable.
 
-    Unlike that of other codecs, its `to_array` takes what `hold` made.
+    Unlike other codecs, its `to_array` takes the results of `hold`.
     """
 
     adapts = True
@@ -74,7 +74,7 @@ class RowCodec(Codec):
         return pa.StructArray.from_arrays(data.columns, fields=list(self._schema))
 
     def from_array(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
-        """The records; columns that they did not have when they were stored are null."""
+        """Return the records; columns that they lacked when they were stored are null."""
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         stored = {field.name: array.field(index) for index, field in enumerate(array.type)}

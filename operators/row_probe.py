@@ -1,8 +1,8 @@
-"""Does an expression speak of one record only? Tried out on twelve rows, whole and one by one.
+"""Tests whether an expression is about one record only, on twelve rows, as a whole and one by one.
 
-Polars' own flags are no guard: they call `a > avg(a) over (partition by b)` separable. So the answer
-comes from evaluating; the expression's tree and the flags are a second opinion, for look-across that
-only shows on other data.
+Polars' own flags are not reliable: they call `a > avg(a) over (partition by b)` separable. So the
+answer comes from evaluation; the expression's tree and the flags are a second opinion, for
+dependencies that only other data would show.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _START = datetime(2024, 3, 5, 17, 20, 11, tzinfo=UTC)
 
 
 def across_rows(expression: pl.Expr, schema: pa.Schema) -> str:
-    """Why the expression is not of one record; empty if it is."""
+    """Return why the expression is not about one record; empty if it is."""
     reasons = [_probe(expression, sample) for sample in _samples(schema)]
     judged = [reason for reason in reasons if reason is not None]
     if worst := next((reason for reason in judged if reason), ""):
@@ -58,13 +58,13 @@ def across_rows(expression: pl.Expr, schema: pa.Schema) -> str:
 
 
 def _probe(expression: pl.Expr, sample: pl.DataFrame) -> str | None:
-    """None if the expression cannot be evaluated on this sample: no judgement."""
+    """Compare an evaluation of the whole sample with its rows; None if it cannot be evaluated."""
     try:
         whole = sample.select(expression)
     except Exception:
         return None
     if not expression.meta.root_names() and whole.height == 1:
-        pass  # a constant, or a count of rows: comparing tells
+        pass  # a constant, or a count of rows: the comparison tells
     elif whole.height != sample.height:
         return f"it makes {whole.height} values of {sample.height} records"
     try:
@@ -93,13 +93,13 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _tree(expression: pl.Expr) -> str:
-    """A reason from the expression's own structure; inside of list.eval rows are list elements."""
+    """Return a reason from the expression's own structure; inside list.eval, rows are list elements."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = json.loads(expression.meta.serialize(format="json"))
     except Exception:
-        return ""  # e.g. a Python function inside: the probe has judged
+        return ""  # e.g. a Python function inside: the evaluation decides
     todo: list[Any] = [tree]
     while todo:
         node = todo.pop()
@@ -119,7 +119,7 @@ def _tree(expression: pl.Expr) -> str:
 
 
 def _flags(expression: pl.Expr, *, judged: bool) -> str:
-    """Polars' opinion, where it has one. If nothing could be evaluated it is all there is."""
+    """Return Polars' opinion, if it has one. If nothing could be evaluated, it is the only one."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,7 +132,7 @@ def _flags(expression: pl.Expr, *, judged: bool) -> str:
 
 
 def _samples(schema: pa.Schema) -> list[pl.DataFrame]:
-    """Unsorted rows with repeats and nulls; several, if there is text, that look like different things."""
+    """Return unsorted rows with repeats and nulls; several samples of different looks if there is text."""
     has_text = any(_is_text(kind) for kind in schema.types)
     profiles = _TEXTS if has_text else _TEXTS[:1]
     return [
@@ -153,7 +153,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _column(kind: pa.DataType, shift: int, texts: tuple[str, ...]) -> pa.Array:
-    """Twelve values of a type, one of them null, rotated by `shift` so that columns differ."""
+    """Return twelve values of a type, one of them null, rotated by `shift` so that columns differ."""
     make = _maker(kind, texts)
     values: list[Any] = [make(index) for index in range(ROWS - 1)]
     values.insert(4, None)

@@ -1,8 +1,8 @@
-"""Between columns and records: the fast ways, and the only ones.
+"""Conversion between columns and records, in one place.
 
-Timestamps become aware datetimes in UTC and back; nulls become None. Only the columns a function reads
-are turned into Python objects. Measured: one Struct per record is the cheapest record to make, and its
-classes are not tracked by the garbage collector, which would otherwise dominate (columnar.md 5).
+Timestamps become aware datetimes in UTC and back; nulls become None. Only the columns a function
+reads are turned into Python objects. By measurement a Struct is the cheapest record to make, and
+its classes are not tracked by the garbage collector, which would otherwise dominate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .schema import unknown_column
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PER_RECORD_ROWS = 8_192
-"""Rows handed to a per-record function at a time; larger pieces fall out of the CPU's cache."""
+"""The number of rows handed to a per-record function at a time; larger pieces exceed the CPU's cache."""
 
 
 class RowMismatch(ValueError):
@@ -40,9 +40,10 @@ class RowMismatch(ValueError):
 
 @cache
 def row_type(names: tuple[str, ...]) -> type[Any]:
-    """The generated class of records with these columns: `row.a` and `row["a"]`.
+    """Return the generated class of records with these columns: `row.a` and `row["a"]`.
 
-    Instances pickle by column names, so that they reach processes that never saw the class.
+    Instances are pickled by column names, so that they can be unpickled in processes without the
+    class.
     """
     attributes = {name: _attribute(name, index) for index, name in enumerate(names)}
 
@@ -74,7 +75,7 @@ def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
 
 
 class RowReader:
-    """Makes the records of a batch for one user function: picklable, decided at plan time.
+    """Makes the records of a batch for one user function; picklable, decided at plan time.
 
     `columns` are those the function reads; None if it may see the whole record.
     """
@@ -89,16 +90,17 @@ class RowReader:
         used = used_columns(function)
         if used is not None and used <= set(schema.names):
             self.columns = tuple(name for name in schema.names if name in used)
-            # The function cannot tell a narrow record from a whole one: it only reads these fields.
+            # The function cannot tell a narrow record from a whole one, as it only reads these
+            # fields.
             self.record_class = None
 
     @property
     def columns_read(self) -> frozenset[str] | None:
-        """For `Node.columns_read`."""
+        """The columns for `Node.columns_read`."""
         return None if self.columns is None else frozenset(self.columns)
 
     def __call__(self, batch: Batch) -> list[Any]:
-        """The records of `batch`."""
+        """Return the records of `batch`."""
         if not isinstance(batch, ColumnBatch):
             return batch.records
         return to_rows(batch.data, self.record_class, self.columns)
@@ -113,7 +115,7 @@ def check_attributes(
 ) -> None:
     """Raise PlanError if the function reads an attribute that its records will not have.
 
-    Instances of a class of the user's may have attributes of their own, unless it is a Struct.
+    Instances of a user's class may have further attributes, unless it is a Struct.
     """
     known = row_type(tuple(schema.names)) if record_class is None else record_class
     if record_class is not None and (
@@ -132,7 +134,7 @@ def to_rows(
     record_class: type[Any] | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[Any]:
-    """The rows of `data` as records: instances of `record_class`, or of a generated class."""
+    """Return the rows of `data` as records: instances of `record_class`, or of a generated class."""
     names = tuple(data.schema.names if columns is None else columns)
     if not names:
         return [row_type(())()] * data.num_rows
@@ -148,7 +150,7 @@ def to_rows(
 
 @cache
 def _positional_fields(record_class: Any) -> tuple[str, ...] | None:
-    """The parameters of the constructor in order; None if one takes keywords only."""
+    """Return the constructor's parameters in order; None if one is keyword-only."""
     parameters = inspect.signature(record_class).parameters.values()
     if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters):
         return None
@@ -156,14 +158,14 @@ def _positional_fields(record_class: Any) -> tuple[str, ...] | None:
 
 
 def column_batch(batch: Batch) -> ColumnBatch:
-    """The batch of a stream that the plan knows to be of columns."""
+    """Return the batch of a stream that the plan knows to have columns."""
     if not isinstance(batch, ColumnBatch):
         raise InternalError("Python objects arrived in a stream of columns")
     return batch
 
 
 def to_list(column: pa.Array) -> list[Any]:
-    """The values of a column as Python objects; ten times faster than `to_pylist` where it matters."""
+    """Return the values of a column as Python objects; up to ten times faster than `to_pylist`."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _datetimes(column)
@@ -186,7 +188,7 @@ def _column_list(column: pa.Array, name: str) -> list[Any]:
 
 
 def _no_object(column: pa.Array, name: str, error: Exception) -> DataError:
-    """The error for a value that no Python object can hold, such as a time in the year 12000."""
+    """Return the error for a value that no Python object can hold, such as a time in the year 12000."""
     for place in range(len(column)):
         try:
             to_list(column.slice(place, 1))
@@ -201,7 +203,7 @@ def _no_object(column: pa.Array, name: str, error: Exception) -> DataError:
 
 
 def text_of_value(value: pa.Scalar) -> str:
-    """A value of a column for messages, also a time that no datetime can hold."""
+    """Return a value of a column for messages, even a time that no datetime can hold."""
     try:
         return str(value.as_py())
     except (OverflowError, ValueError):
@@ -209,10 +211,13 @@ def text_of_value(value: pa.Scalar) -> str:
 
 
 def _datetimes(column: pa.Array) -> list[datetime | None]:
-    """Aware datetimes. Raises rather than cut off nanoseconds, which a datetime cannot hold."""
+    """Return aware datetimes.
+
+    Raises rather than truncate nanoseconds, which a datetime cannot hold.
+    """
     micros = pc.cast(column, pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
     since = micros.fill_null(0).to_numpy(zero_copy_only=False).view("timedelta64[us]")
-    # Ten times faster than giving each naive datetime its zone with `replace`.
+    # Ten times faster than setting the zone of each naive datetime with `replace`.
     values: list[datetime | None] = list(map(_EPOCH.__add__, since.tolist()))
     if micros.null_count:
         for index in np.flatnonzero(micros.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -221,7 +226,7 @@ def _datetimes(column: pa.Array) -> list[datetime | None]:
 
 
 def to_columns(records: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
-    """The records as columns of `schema`: Structs, dataclasses, mappings or tuples, all of one kind.
+    """Convert records to columns of `schema`: Structs, dataclasses, mappings or tuples, all of one kind.
 
     Raises:
         RowMismatch: a record lacks a field, or a value does not fit its column.
@@ -254,7 +259,7 @@ def _transpose(records: Sequence[Any], width: int, schema: pa.Schema) -> list[Se
 
 
 def getter_of(record: Any, name: str) -> Callable[[Any], Any]:
-    """How records like this one give the value of a column."""
+    """Return a function that reads a column's value from records like this one."""
     by_item = isinstance(record, Mapping) or _attribute(name, 0) != name
     return itemgetter(name) if by_item else attrgetter(name)
 
@@ -300,11 +305,11 @@ def _strict_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Aware datetimes, five times faster than by Arrow; rounded down to the unit of the column."""
+    """Convert aware datetimes, five times faster than Arrow does; rounded down to the column's unit."""
     try:
         since = [None if value is None else value - _EPOCH for value in values]
     except TypeError:
-        return pa.array(values, kind)  # naive datetimes, which count as UTC, and mistakes
+        return pa.array(values, kind)  # naive datetimes, which count as UTC, and invalid values
     micros = pa.array(since, pa.duration("us")).cast(pa.int64())
     step = {"s": 1_000_000, "ms": 1_000}.get(kind.unit)
     if step is None:
@@ -315,7 +320,7 @@ def _timestamps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    # Given the type at once, Arrow would silently cut 1.5 down to 1.
+    # With the type given, Arrow would silently truncate 1.5 to 1.
     inferred = pa.array(values)
     if pa.types.is_integer(inferred.type):
         return inferred.cast(kind)
@@ -325,7 +330,7 @@ def _integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], field: pa.Field) -> int:
-    """The first value that cannot stand in the column alone; 0 if only the mixture is wrong."""
+    """Return the first value that does not fit the column on its own; 0 if only the mixture is wrong."""
     for index, value in enumerate(values):
         try:
             _strict_array([value], field.type)

@@ -1,8 +1,8 @@
 """Running aggregates per key: the updated row of each key a batch touched, once per batch.
 
-The row stands where the key's last record stood, and carries the greatest event time of the key's
-records in that batch. How records are cut into batches is not defined, so neither is how many of the
-intermediate results are seen; the last one of each key always is.
+The row has the place of the key's last record, and the greatest event time of the key's records in
+that batch. Batch boundaries are undefined, and so is the number of intermediate results; the last
+result of each key is always emitted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RUNNING = "running"
 
 
 class RunningAggregate(Operator):
-    """Aggregates since the start of the job, per key or, with no keys, of all records."""
+    """Aggregates since the start of the job, per key or, without keys, over all records."""
 
     def __init__(self, plan: AggregatePlan, step: str = "agg") -> None:
         assert not plan.added
@@ -57,7 +57,7 @@ class RunningAggregate(Operator):
 
     @property
     def _group(self) -> KeyedGroup:
-        """Where rows are added now; another one after each `settle`."""
+        """The group to which rows are added now; it changes with each `settle`."""
         return self._in_memory if self._spilling is None else self._spilling.group
 
     def process(self, batch: Batch, input_index: int) -> None:
@@ -80,14 +80,14 @@ class RunningAggregate(Operator):
             self._spilling.settle()
 
     def _last_rows(self, slots: Index) -> Index:
-        """The last row of each key in the batch, ascending."""
+        """Return the last row of each key in the batch, ascending."""
         self._last_row.reserve(self._group.state.size)
         order, last = np.arange(len(slots)), self._last_row.data
         last[slots] = order
         return np.flatnonzero(last.take(slots) == order)
 
     def _latest(self, slots: Index, touched: Index, times: Timestamps) -> Timestamps:
-        """The greatest event time of each touched key."""
+        """Return the greatest event time of each touched key."""
         self._last_time.reserve(self._group.state.size)
         latest = self._last_time.data
         latest[touched] = np.iinfo(np.int64).min
@@ -95,7 +95,7 @@ class RunningAggregate(Operator):
         return latest.take(touched)
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `running`: one row per key; or its runs."""
+        """Snapshot table `running`, with one row per key, or its runs."""
         if self._spilling is not None:
             return StateSnapshot(files={_RUNNING: self._spilling.snapshot()})
         epoch = self._epoch.cut()
@@ -104,15 +104,15 @@ class RunningAggregate(Operator):
         return StateSnapshot(tables={_RUNNING: cut})
 
     def states(self) -> Sequence[StateInfo]:
-        """Table `running`."""
+        """Return the declaration of table `running`."""
         return [aggregate_info(self._plan, _RUNNING, "running")]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Take over the aggregates; new ones start empty."""
+        """Restore the aggregates; new ones start empty."""
         if self._spilling is None:
             self._restore(state)
             return None
-        # Files are read from end to end: who is larger than memory takes its time.
+        # Files are read from end to end, which takes time for state larger than memory.
         return self.context.run_in_thread(lambda: self._restore(state))
 
     def _restore(self, state: RestoredState) -> None:

@@ -26,7 +26,7 @@ _PYTHON_TYPES: Final[dict[Any, pa.DataType]] = {
     float: pa.float64(),
     bool: pa.bool_(),
     bytes: pa.binary(),
-    # Python's own resolution, so that nothing is lost on the way into columns and back.
+    # Python's own resolution, so that nothing is lost in conversion.
     datetime: pa.timestamp("us", tz="UTC"),
     date: pa.date32(),
     time: pa.time64("us"),
@@ -62,7 +62,7 @@ _LIST = re.compile(r"(?:list|array)\s*<(.+)>")
 
 
 def to_schema(described: SchemaLike) -> pa.Schema:
-    """The Arrow schema of a Struct class, a dataclass, a `pa.Schema`, or {name: type name}.
+    """Return the Arrow schema of a Struct class, a dataclass, a `pa.Schema`, or {name: type name}.
 
     In a class, a field is nullable if its type says so (`int | None`).
 
@@ -84,24 +84,24 @@ def to_schema(described: SchemaLike) -> pa.Schema:
         raise PlanError(f"a schema needs at least one column value=`{described!r}`")
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise PlanError(f"column `{twice}` is there twice")
+        raise PlanError(f"column `{twice}` appears twice")
     return schema
 
 
 def is_record_class(described: object) -> bool:
-    """True for a msgspec Struct class or a dataclass: something whose instances are records."""
+    """Return True for a msgspec Struct class or a dataclass, whose instances are records."""
     return isinstance(described, type) and (
         issubclass(described, msgspec.Struct) or dataclasses.is_dataclass(described)
     )
 
 
 def record_class(described: SchemaLike | None) -> type[Any] | None:
-    """The class itself if the schema was given as one, else None."""
+    """Return the class itself if the schema was given as one, else None."""
     return typing.cast("type[Any]", described) if is_record_class(described) else None
 
 
 def parse_type(text: str) -> pa.DataType:
-    """The Arrow type of a type name of the manifest, such as `long` or `list<decimal(10,2)>`.
+    """Return the Arrow type of a manifest's type name, such as `long` or `list<decimal(10,2)>`.
 
     Raises:
         PlanError: no such type.
@@ -113,7 +113,7 @@ def parse_type(text: str) -> pa.DataType:
         precision, scale = int(found[1]), int(found[2])
         if not (1 <= precision <= 38 and scale <= precision):
             raise PlanError(
-                f"decimal needs 1..38 digits, and no more behind the point type=`{text}`"
+                f"decimal needs 1..38 digits, and no more after the point type=`{text}`"
             )
         return pa.decimal128(precision, scale)
     if found := _LIST.fullmatch(name):
@@ -123,12 +123,12 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def same_columns(left: pa.Schema, right: pa.Schema) -> bool:
-    """True if names, order and types are equal; nullability and metadata do not count."""
+    """Return True if names, order and types are equal; nullability and metadata are ignored."""
     return bool(left.names == right.names and left.types == right.types)
 
 
 def united(first: pa.Schema, *others: pa.Schema) -> pa.Schema:
-    """The same columns of several streams in one: what may be null in one of them may be null."""
+    """Merge the same columns of several streams: nullable in one of them is nullable in the result."""
     found = first
     for other in others:
         for at, field in enumerate(other):
@@ -138,14 +138,14 @@ def united(first: pa.Schema, *others: pa.Schema) -> pa.Schema:
 
 
 def optional(schema: pa.Schema) -> pa.Schema:
-    """The same columns, of which each may be null."""
+    """Return the same columns, all nullable."""
     return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
 
 
 def difference(wanted: pa.Schema, found: pa.Schema) -> str:
-    """In words, what is wrong with `found`; empty if it has the wanted columns, in any order."""
+    """Describe what is wrong with `found`; empty if it has the wanted columns, in any order."""
     problems = [f"no column `{n}`" for n in wanted.names if n not in found.names]
-    problems += [f"column `{n}` too many" for n in found.names if n not in wanted.names]
+    problems += [f"unexpected column `{n}`" for n in found.names if n not in wanted.names]
     problems += [
         f"column `{field.name}` is {found.field(field.name).type}, not {field.type}"
         for field in wanted
@@ -155,7 +155,7 @@ def difference(wanted: pa.Schema, found: pa.Schema) -> str:
 
 
 def unknown_column(name: str, schema: pa.Schema, step: str, where: str = "") -> PlanError:
-    """The error for a column that is not there."""
+    """Return the error for a column that does not exist."""
     return PlanError(
         f"unknown column `{name}` in {step}",
         where=where,
@@ -175,7 +175,7 @@ def _named_or_arrow(column: str, described: Any) -> pa.DataType:
 
 
 def _hints(described: type[Any]) -> dict[str, Any]:
-    """The fields of a record class with their types, in order."""
+    """Return the fields of a record class with their types, in order."""
     try:
         hints = typing.get_type_hints(described)
     except NameError as error:
@@ -196,7 +196,7 @@ def _class_field(described: type[Any], name: str, hint: Any) -> pa.Field:
 
 
 def _python_type(column: str, hint: Any) -> tuple[pa.DataType, bool]:
-    """The Arrow type of a Python type hint, and whether it may be None."""
+    """Return the Arrow type of a Python type hint, and whether it may be None."""
     if isinstance(hint, typing.NewType):
         return _python_type(column, hint.__supertype__)
     origin = typing.get_origin(hint)

@@ -1,4 +1,4 @@
-"""What a job says about checkpoints and restarts, in plain numbers."""
+"""The checkpoint and restart settings of a job, in plain numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """How often and where state is made durable (features.md section 3)."""
+    """How often and where checkpoints are taken."""
 
     every_ms: int | None
-    """None: no periodic checkpoints, only those asked for and the final one."""
+    """None: no periodic checkpoints, only requested ones and the final one."""
     storage: str
     timeout_ms: int = 600_000
     min_pause_ms: int = 0
@@ -42,9 +42,9 @@ class ExponentialDelay:
     """Restarts after pauses that grow from `initial_ms` by `multiplier` up to `max_ms`.
 
     Attributes:
-        jitter: each pause is longer or shorter by a random part of it, up to this one.
-        reset_ms: after so long without a failure, counted from the restart, pauses begin anew.
-        attempts: restarts before pauses begin anew; None: any number.
+        jitter: the largest random fraction by which a pause is lengthened or shortened.
+        reset_ms: this long without a failure, counted from the restart, resets the pauses.
+        attempts: restarts before the reset; None: any number.
     """
 
     initial_ms: int = 1_000
@@ -56,5 +56,5 @@ class ExponentialDelay:
 
 
 RestartSettings: TypeAlias = FixedDelay | FailureRate | ExponentialDelay
-"""When a failed job starts again, and when it is given up."""
+"""Decides when a failed job is restarted, and when it has failed for good."""
 NO_RESTART = FixedDelay(0, 0)

@@ -1,15 +1,14 @@
-"""The contract of sinks, and the operator that drives one (features.md 3.9, SNK-03..07).
+"""The contract of sinks, and the operator that drives one.
 
-Exactly-once by two-phase commit: what a writer wrote up to a barrier is made durable but invisible
+Exactly-once by two-phase commit: the output of a writer up to a barrier is made durable but invisible
 (*pre-commit*) in the asynchronous part of the snapshot; its *committables* are part of the checkpoint;
-they are *committed* only with a permit, which exists only once the checkpoint is in the job log. After
-a restore everything in the restored snapshot is committed first. So commits must be idempotent.
+they are *committed* only with a permit, which exists only once the checkpoint is in the job log. After a
+restore everything in the restored snapshot is committed first. So commits must be idempotent.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -27,8 +26,12 @@ from .suggestions import suggest
 E = TypeVar("E", bound=Enum)
 
 
+DISCARDED_COUNTER = "sink_discarded_transactions"
+"""Counts what a writer discards that attempts before this one had begun and no checkpoint needs."""
+
+
 class Guarantee(Enum):
-    """The guarantee of a sink: how often a record can appear outside after failures."""
+    """The guarantee of a sink: how often a record can appear in its output after failures."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -39,7 +42,7 @@ GuaranteeLike: TypeAlias = Literal["exactly_once", "at_least_once", "none"] | Gu
 
 
 def parse_guarantee(text: GuaranteeLike) -> Guarantee:
-    """The guarantee a user names.
+    """Parse the guarantee that a user names.
 
     Raises:
         UsageError: there is none of that name.
@@ -48,12 +51,13 @@ def parse_guarantee(text: GuaranteeLike) -> Guarantee:
 
 
 class IfExists(Enum):
-    """A run starts without state, and its sink already holds output of earlier runs: what to do."""
+    """The policy for a run that starts without state while its sink already holds output of earlier
+    runs."""
 
     ERROR = "error"
-    """Refuse to start: the output would be there twice."""
+    """Refuse to start: the output would be duplicated."""
     APPEND = "append"
-    """Keep it, and write beside it."""
+    """Keep it, and write next to it."""
     OVERWRITE = "overwrite"
     """Delete it as soon as the run has committed output of its own."""
 
@@ -62,7 +66,7 @@ IfExistsLike: TypeAlias = Literal["error", "append", "overwrite"] | IfExists
 
 
 def parse_if_exists(text: IfExistsLike) -> IfExists:
-    """The policy a user names.
+    """Parse the policy that a user names.
 
     Raises:
         UsageError: there is none of that name.
@@ -71,11 +75,11 @@ def parse_if_exists(text: IfExistsLike) -> IfExists:
 
 
 def _named(kind: type[E], given: object, argument: str, called: tuple[str, str]) -> E:
-    """The member of `kind` that a user gives as itself or by its value.
+    """Return the member of `kind` that a user gives as itself or by its value.
 
     Args:
         argument: the name of the argument, for the error.
-        called: what a member is called, for the error: one, and several.
+        called: the singular and the plural name of members, for the error.
     """
     if isinstance(given, kind):
         return given
@@ -96,7 +100,7 @@ class SinkRun:
         job: the name of the job.
         sink: the name of the sink's step.
         options: the options of the job.
-        if_exists: what the user asked of this run; None: the sink's own setting counts.
+        if_exists: the user's choice for this run; None: the sink's own setting applies.
         announce: publishes a line for the user to read.
     """
 
@@ -112,34 +116,35 @@ class OutputFile(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     version: str
-    """Differs for another file of the same name, and for the same file once it has been changed."""
+    """Differs for another file of the same name, and after a change of the same file."""
 
 
 class SinkWriter:
     """Writes the records of one subtask."""
 
     def open(self, context: OperatorContext) -> None:
-        """Called first. Must not block: that is for `prepare`."""
+        """Open the writer; called first. Must not block, which is for `prepare`."""
         self.context = context
 
     def prepare(self) -> None:
-        """Called next, in a thread: reach the storage, clean up what dead attempts left.
+        """Connect to the storage and clean up after dead attempts; called next, in a thread.
 
-        `context.restored_checkpoint` and `.attempt` tell which leftovers are dead. Behind it come the
-        commits of what the restored checkpoint holds, then the first write. Raising fails the attempt.
+        `context.restored_checkpoint` and `.attempt` tell which leftovers are dead. It is followed
+        by the commits of the restored checkpoint, then by the first write. Raising fails the
+        attempt.
         """
 
     def write(self, batch: Batch) -> None:
-        """Write a batch; it may become visible at once, or when committed, as the guarantee says."""
+        """Write a batch; it becomes visible at once, or when committed, depending on the guarantee."""
         raise NotImplementedError
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        """At the barrier: close what is open and return the pre-commit, a function run in a thread.
+        """Close the open output at the barrier; return the pre-commit, a function run in a thread.
 
-        That function makes everything written since the last roll durable and returns its committables
-        (opaque; enough to commit after a crash, by another process). If it raises, the checkpoint is
-        declined and the same function is called again for the next one, so it must be repeatable
-        until it has succeeded once. None: nothing to commit.
+        That function makes everything written since the last roll durable and returns its
+        committables (opaque; enough to commit after a crash, by another process). If it raises, the
+        checkpoint is declined and the same function is called again for the next one, so it must be
+        repeatable until it has succeeded once. None: nothing to commit.
         """
         return None
 
@@ -147,27 +152,27 @@ class SinkWriter:
         """Make pre-committed data visible. Idempotent; runs in a thread. Raising fails the job."""
 
     def finish(self) -> Callable[[], None] | None:
-        """End of data: no write follows (the last roll and commit still do).
+        """End the data: no write follows (the last roll and commit still do).
 
-        What blocks goes into a function to return; it is run in a thread, and awaited.
+        Return blocking work as a function; it is run in a thread, and awaited.
         """
         return None
 
     def close(self) -> None:
-        """Release resources; also called after failures: drop what was never pre-committed."""
+        """Release resources, also after failures: drop what was never pre-committed."""
 
 
 class Sink:
     """Description of a sink; picklable.
 
     Attributes:
-        guarantees: what this sink can do.
-        guarantee: what the job asks of it.
+        guarantees: the guarantees that it supports.
+        guarantee: the guarantee that the job chose.
         needs_columns: True if it takes only column batches.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
         pickled: True if committables are pickled, so that a restore unpickles them.
-        if_exists: what happens to the output of earlier runs, unless the run says something else.
-        place: where the output lies, for messages; empty: nowhere that lasts.
+        if_exists: the policy for the output of earlier runs, unless the run has its own.
+        place: the location of the output, for messages; empty if it is not kept.
     """
 
     guarantees: frozenset[Guarantee] = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
@@ -179,10 +184,10 @@ class Sink:
     place: str = ""
 
     def bind(self, schema: pa.Schema | None) -> None:
-        """Called at plan time with the schema of the stream; raise PlanError if it does not fit."""
+        """Bind the sink to the stream's schema at plan time; raise PlanError if it does not fit."""
 
     def writer(self) -> SinkWriter:
-        """A new writer for one subtask."""
+        """Return a new writer for one subtask."""
         raise NotImplementedError
 
     def check_output(self, run: SinkRun) -> None:
@@ -197,9 +202,9 @@ class Sink:
     def list_output(self, run: SinkRun) -> list[OutputFile] | None:
         """List the visible output of earlier runs of the same job and sink.
 
-        Called where `check_output` is, and once more before the first writer is made. May block. The
-        policy of the run, or else `if_exists`, decides what happens to the output. Writers of this run
-        must not use the names of what is listed.
+        Called when `check_output` is, and once more before the first writer is made. May block. The
+        policy of the run, or else `if_exists`, decides what happens to the output. Writers of this
+        run must not use the names that are listed.
 
         Returns:
             None if this kind of sink never keeps any.
@@ -207,28 +212,28 @@ class Sink:
         return None
 
     def delete_output(self, run: SinkRun, files: list[OutputFile]) -> int:
-        """Delete output that `list_output` had found in front of this run; in a thread.
+        """Delete output that `list_output` found before this run; in a thread.
 
-        It may be called again, in another process, after a crash. A file that is gone is no error, and
+        It may be called again, in another process, after a crash. A missing file is no error, and
         one whose version has changed belongs to somebody else and must stay.
 
         Returns:
-            How many files it deleted.
+            The number of deleted files.
 
         Raises:
-            StorageError: the place does not answer, or does not allow it.
+            StorageError: the storage does not respond, or does not allow it.
         """
         raise NotImplementedError
 
     def begin_output(self, run: SinkRun) -> None:
-        """Get ready for a run that starts without state.
+        """Prepare for a run that starts without state.
 
         Called after `check_output`, in a thread, and before the first writer is made. It is called
         again, in another process, if the coordinator dies in between.
         """
 
     def describe(self) -> str:
-        """A short text for `explain`, such as `parquet(out/)`."""
+        """Return a short text for `explain`, such as `parquet(out/)`."""
         return type(self).__name__
 
 
@@ -239,13 +244,15 @@ class _Pending(msgspec.Struct):
     committables: list[bytes]
     sink: str = ""
     """The class of the sink that made them; empty in snapshots of the first versions."""
+    since_ms: int = 0
+    """When their barrier came, in ms since 1970; 0 in snapshots of the first versions."""
 
 
 _STATE = "committables"
 
 
 class _Ledger:
-    """The output that a writer has rolled and prepared, and not yet committed; shared with I/O threads.
+    """The output that a writer has rolled or prepared, and not yet committed; shared with I/O threads.
 
     A roll stays here until its pre-commit succeeded, so an aborted or declined checkpoint loses
     nothing: the next one prepares what it left behind.
@@ -255,20 +262,29 @@ class _Ledger:
         self._sink = sink
         self._rolled: dict[int, Callable[[], list[bytes]]] = {}
         self._prepared: dict[int, list[bytes]] = {}
+        self._since_ms: dict[int, int] = {}
+        """When the barrier of each of these checkpoints came, also if it came in an earlier attempt."""
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
 
-    def rolled(self, checkpoint_id: int, precommit: Callable[[], list[bytes]]) -> None:
-        """A writer closed what it wrote up to the barrier of `checkpoint_id`."""
+    def rolled(self, checkpoint_id: int, precommit: Callable[[], list[bytes]], now_ms: int) -> None:
+        """Add a roll: a writer closed its output up to the barrier of `checkpoint_id`, at `now_ms`."""
         with self._lock:
             self._rolled[checkpoint_id] = precommit
+            self._since_ms[checkpoint_id] = now_ms
 
-    def add(self, checkpoint_id: int, committables: list[bytes]) -> None:
-        """Committables found in a restored snapshot."""
-        self._prepared.setdefault(checkpoint_id, []).extend(committables)
+    def add(self, checkpoint_id: int, committables: list[bytes], since_ms: int) -> None:
+        """Add committables of a restored snapshot."""
+        with self._lock:
+            self._prepared.setdefault(checkpoint_id, []).extend(committables)
+            known_ms = self._since_ms.get(checkpoint_id, since_ms)
+            self._since_ms[checkpoint_id] = min(known_ms, since_ms)
 
     def prepare(self, checkpoint_id: int) -> list[_Pending]:
-        """Pre-commit all rolls up to `checkpoint_id`; all that is prepared up to it. In a thread."""
+        """Pre-commit all rolls up to `checkpoint_id`; return everything prepared up to it.
+
+        In a thread.
+        """
         with self._preparing:
             with self._lock:
                 due = sorted(id_ for id_ in self._rolled if id_ <= checkpoint_id)
@@ -278,12 +294,18 @@ class _Ledger:
                     del self._rolled[id_]
                     if committables:
                         self._prepared[id_] = committables
+                    else:
+                        del self._since_ms[id_]
             with self._lock:
                 held = sorted(self._prepared.items())
-        return [_Pending(id_, values, self._sink) for id_, values in held if id_ <= checkpoint_id]
+                return [
+                    _Pending(id_, values, self._sink, self._since_ms[id_])
+                    for id_, values in held
+                    if id_ <= checkpoint_id
+                ]
 
     def due(self, checkpoint_id: int) -> list[bytes]:
-        """The committables of all checkpoints up to `checkpoint_id`, in order."""
+        """Return the committables of all checkpoints up to `checkpoint_id`, in order."""
         with self._lock:
             due = sorted(id_ for id_ in self._prepared if id_ <= checkpoint_id)
             return [value for id_ in due for value in self._prepared[id_]]
@@ -297,6 +319,26 @@ class _Ledger:
         with self._lock:
             for id_ in [id_ for id_ in self._prepared if id_ <= checkpoint_id]:
                 del self._prepared[id_]
+                del self._since_ms[id_]
+
+    @property
+    def pending(self) -> int:
+        """Committables that are prepared and not committed."""
+        with self._lock:
+            return sum(map(len, self._prepared.values()))
+
+    def waiting_s(self, now_ms: int, *, prepared: bool) -> float:
+        """How long ago the oldest barrier came whose output is not committed; 0: there is none.
+
+        Args:
+            now_ms: the time now.
+            prepared: only of output that is prepared.
+        """
+        with self._lock:
+            since = [
+                ms for id_, ms in self._since_ms.items() if not prepared or id_ in self._prepared
+            ]
+        return max(0, now_ms - min(since)) / 1000 if since else 0.0
 
 
 class SinkOperator(Operator):
@@ -308,14 +350,12 @@ class SinkOperator(Operator):
         self._kind = kinds[max(kinds.index(Sink) - 1, 0)].__qualname__
         self._ledger = _Ledger(self._kind)
         self._writer: SinkWriter | None = None
-        self._uncommitted_since: deque[tuple[int, float]] = deque()
-        """Of checkpoints with anything to commit, the time of their barrier on the monotonic clock."""
         self.wrote = False
-        """The sink has taken records in this attempt."""
+        """Whether the sink has taken records in this attempt."""
 
     @property
     def writer(self) -> SinkWriter:
-        """The writer; there is one from `open` on."""
+        """The writer, which exists from `open` on."""
         if self._writer is None:
             raise InternalError("the sink is not open")
         return self._writer
@@ -324,24 +364,35 @@ class SinkOperator(Operator):
         super().open(context)
         self._writer = self._sink.writer()
         self._writer.open(context)
-        self._commits = context.metrics.counter("sink_commits")
-        context.metrics.gauge("sink_uncommitted_seconds", self._uncommitted_s)
+        self._register_metrics(context)
         return context.run_in_thread(self._writer.prepare)
 
+    def _register_metrics(self, context: OperatorContext) -> None:
+        metrics, ledger, now_ms = context.metrics, self._ledger, context.clock.now_ms
+        self._commits = metrics.counter("sink_commits")
+        self._commit_seconds = metrics.histogram("sink_commit_seconds")
+        metrics.counter(DISCARDED_COUNTER)
+        metrics.gauge("sink_pending_transactions", lambda: ledger.pending)
+        metrics.gauge(
+            "sink_uncommitted_seconds", lambda: ledger.waiting_s(now_ms(), prepared=False)
+        )
+        metrics.gauge("sink_prepared_seconds", lambda: ledger.waiting_s(now_ms(), prepared=True))
+
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Commit what the restored checkpoint had pre-committed; that it was restored is the permit."""
+        """Commit what the restored checkpoint had pre-committed; the restore itself is the permit."""
         restored = self.context.restored_checkpoint
         for item in state.items.get(_STATE, []):
             found = msgspec.msgpack.decode(item, type=list[_Pending] | _Pending)
             # snapshots of the first versions have an item per checkpoint
             for pending in found if isinstance(found, list) else [found]:
                 self._check_kind(pending)
-                self._ledger.add(pending.checkpoint_id, pending.committables)
+                since_ms = pending.since_ms or self.context.clock.now_ms()
+                self._ledger.add(pending.checkpoint_id, pending.committables, since_ms)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
         return self._commit(CommitPermit(self.context.job_name, 0, restored))
 
     def _check_kind(self, pending: _Pending) -> None:
-        """Raise StateError if a sink of another kind wrote what is still to be committed."""
+        """Raise StateError if a sink of another kind wrote the uncommitted output."""
         if not pending.sink or not pending.committables or pending.sink == self._kind:
             return
         raise StateError(
@@ -361,8 +412,7 @@ class SinkOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
         precommit = self.writer.roll(checkpoint_id)
         if precommit is not None:
-            self._ledger.rolled(checkpoint_id, precommit)
-            self._uncommitted_since.append((checkpoint_id, self.context.clock.monotonic()))
+            self._ledger.rolled(checkpoint_id, precommit, self.context.clock.now_ms())
         ledger = self._ledger
 
         def make_items() -> list[bytes]:
@@ -380,26 +430,17 @@ class SinkOperator(Operator):
         ledger, writer = self._ledger, self.writer
         due = ledger.due(permit.checkpoint_id)
         if not due:
-            self._forget_until(permit.checkpoint_id)
             return None
+        monotonic = self.context.clock.monotonic
 
         def commit() -> None:
+            began = monotonic()
             writer.commit(due, permit)
             ledger.committed(permit.checkpoint_id)
             self._commits.inc()
-            self._forget_until(permit.checkpoint_id)
+            self._commit_seconds.observe(monotonic() - began)
 
         return self.context.run_in_thread(commit)
-
-    def _forget_until(self, checkpoint_id: int) -> None:
-        waiting = self._uncommitted_since
-        while waiting and waiting[0][0] <= checkpoint_id:
-            waiting.popleft()
-
-    def _uncommitted_s(self) -> float:
-        """For how long the oldest roll has waited for its commit; asked by another thread."""
-        waiting = list(self._uncommitted_since)
-        return max(0.0, self.context.clock.monotonic() - waiting[0][1]) if waiting else 0.0
 
     def finish(self) -> Awaitable[None] | None:
         rest = self.writer.finish()

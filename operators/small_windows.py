@@ -1,8 +1,8 @@
 """Windows that get few rows of a batch at a time share one table, whose keys begin with the window.
 
-A replay can put hundreds of windows into one batch. A table for each would cost more to make than its
-rows to add; here such a batch is one lookup and one update, whatever the number of windows. Slots of
-windows that are gone are dropped together, once they are the larger part.
+A replay can put hundreds of windows into one batch. A table for each would cost more to make than
+its rows to add; here such a batch is one lookup and one update, whatever the number of windows.
+Slots of expired windows are dropped together, once they are the majority.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .windows import TumblingWindow
 SMALL_ROWS = 512
 """A window whose first batch brings fewer rows than this shares the table."""
 KEPT_ROWS_MAX = 65_536
-"""A table that had more rows gives its memory back when its last window is gone."""
+"""A table that had more rows than this frees its memory when its last window expires."""
 _DEAD_MIN = 1_024
 _NO_WINDOW = np.iinfo(np.int64).min
 _Starts = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class Fired:
     values: list[pa.Array]
 
     def slice(self, low: int, high: int) -> Fired:
-        """The rows from `low` to `high`."""
+        """Return the rows from `low` to `high`."""
         keys, values = (
             [column.slice(low, high - low) for column in columns]
             for columns in (self.keys, self.values)
@@ -50,7 +50,7 @@ class Fired:
 
 
 class SmallWindows:
-    """The shared table of one operator. A slot counts while its window starts behind `_gone`."""
+    """The shared table of one operator. A slot counts while its window starts after `_gone`."""
 
     def __init__(
         self, plan: AggregatePlan, window: TumblingWindow, seed: int, epoch: TableEpoch
@@ -59,7 +59,7 @@ class SmallWindows:
         self._plan, self._window, self._epoch = plan, window, epoch
         self._hasher = KeyHasher([pa.int64(), *types], seed)
         self.open: set[int] = set()
-        """Starts of the windows that live here."""
+        """The starts of the windows in this table."""
         self._gone = _NO_WINDOW
         self._renew()
 
@@ -68,7 +68,7 @@ class SmallWindows:
         self._starts = SlotArray(np.int64)
 
     def add(self, rows: KeyedRows, parts: Sequence[tuple[int, Rows]]) -> tuple[Index, Index]:
-        """Add rows of some windows; returns which rows, and their slots."""
+        """Add rows of some windows; return which rows, and their slots."""
         starts = np.full(rows.size, _NO_WINDOW)
         for start, which in parts:
             starts[which] = start
@@ -94,7 +94,7 @@ class SmallWindows:
         return slots
 
     def fire(self, after: int, last: int) -> Fired | None:
-        """Results of the windows that start behind `after`, up to `last`; in order of the windows."""
+        """Return results of the windows that start after `after`, up to `last`, in order of the windows."""
         if not any(after < start <= last for start in self.open):
             return None
         starts = self._starts.data[: self._group.keys.size]
@@ -104,11 +104,11 @@ class SmallWindows:
         return Fired(starts[slots], keys, self._group.state.results(slots))
 
     def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
-        """Results of some slots, whose keys are at hand."""
+        """Return results of some slots, whose keys are given."""
         return Fired(self._starts.data[slots], keys, self._group.state.results(slots))
 
     def starts_of(self, slots: Index) -> _Starts:
-        """The window of each slot."""
+        """Return the window of each slot."""
         return self._starts.data[slots]
 
     def drop(self, last: int) -> None:
@@ -141,14 +141,14 @@ class SmallWindows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take."""
+        """The bytes that the rows take."""
         return self._group.used_bytes
 
     def take_largest(self, nbytes: int) -> list[tuple[int, pa.Table]]:
-        """Remove windows, those with the most rows first, until so many bytes are free.
+        """Remove windows, those with the most rows first, until this many bytes are free.
 
-        Returns the start and the rows (keys and state) of each. Windows of fewer than `SMALL_ROWS` rows
-        stay: a table of its own would take more than it saves.
+        Return the start and the rows (keys and state) of each. Windows of fewer than `SMALL_ROWS`
+        rows stay: a table of its own would take more than it saves.
         """
         starts = self._starts.data[: self._group.keys.size]
         alive = np.flatnonzero(starts > self._gone)
@@ -178,7 +178,7 @@ class SmallWindows:
         return taken
 
     def _rows(self, slots: Index) -> tuple[list[pa.Array], pa.Table]:
-        """Keys and state of these slots."""
+        """Return keys and state of these slots."""
         keys, names = self._group.keys.take(slots)[1:], self._plan.state_schema.names
         names = names[1 + len(keys) + len(self._plan.added) :]
         return keys, pa.Table.from_arrays(self._group.state.columns(slots), names=names)
@@ -186,8 +186,8 @@ class SmallWindows:
     # --- snapshots -----------------------------------------------------------------------------
 
     def cut(self, epoch: int) -> CutPart:
-        """The part of the table's cut number `epoch` that lies here."""
-        # Only slots that the cut knows are looked at, and a slot's window never changes.
+        """Return the part of the table's cut number `epoch` that is stored here."""
+        # Only slots that the cut knows are read, and a slot's window never changes.
         starts, gone, size_ms = self._starts.data, self._gone, self._window.size_ms
 
         def alive(which: Rows) -> Rows:
@@ -203,7 +203,7 @@ class SmallWindows:
         return CutPart(self._group.cut(epoch), edges, 1, alive)
 
     def load(self, table: pa.Table) -> None:
-        """Take over rows of a snapshot's table."""
+        """Restore rows of a snapshot's table."""
         starts = plain_column(table.column("window_start")).cast(pa.int64()).to_numpy()
         columns = [plain_column(table.column(key)) for key in self._plan.keys]
         self._load(starts, columns, table, RESTORED_EPOCH)

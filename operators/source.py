@@ -1,8 +1,8 @@
-"""The contract of sources: splits, readers, positions (features.md SRC-01, SRC-02).
+"""The contract of sources: splits, readers, positions.
 
-A source is a description that travels with the job. It is cut into *splits*; each subtask reads some
-of them, one reader per subtask. A reader's position is part of every checkpoint, and reading on from a
-restored position yields exactly the records that followed it.
+A source is a description that is part of the job. It is divided into *splits*; each subtask reads
+some of them, with one reader. A reader's position is part of every checkpoint, and reading on from
+a restored position yields exactly the records that followed it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ REJECTED = "rejected"
 class SourceReader:
     """Reads the splits of one subtask. All methods run in the subtask's mailbox.
 
-    A reader should tell `context.splits` of its splits, so that each has event time of its own: `opened`
-    for all of them in `add_splits`, `reading` before `poll` returns a batch of one, `ended` with its last
-    batch. One that tells of any must tell of all; one that tells nothing counts as a single split.
+    A reader should report its splits to `context.splits`, so that each has its own event time:
+    `opened` for all of them in `add_splits`, `reading` before `poll` returns a batch of one,
+    `ended` with its last batch. A reader that reports any must report all; one that reports none
+    counts as a single split.
 
     Attributes:
-        can_pause_splits: it has `pause_splits`. The others wait as a whole where sources are aligned.
-        rows_wanted: set before `poll` while little shall be under way: more rows than that are of no use
+        can_pause_splits: it has `pause_splits`. Other readers wait as a whole where sources are
+            aligned.
+        rows_wanted: set before `poll` to keep little in flight: more rows than this are of no use
             now. A reader that cannot make its batches smaller, with exact positions, may ignore it.
     """
 
@@ -53,21 +55,26 @@ class SourceReader:
     rows_wanted: int | None = None
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        """Called first. `reject(batch)` sends unreadable records to the side output `rejected`."""
+        """Open the reader; called first.
+
+        `reject(batch)` sends unreadable records to the side output `rejected`.
+        """
         self.context = context
         self.reject = reject
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        """Take over splits: as made by `Source.splits`, or as returned by `snapshot` (with position).
+        """Add splits: as made by `Source.splits`, or as returned by `snapshot` (with position).
 
         Called once after `open`, possibly with none.
         """
         raise NotImplementedError
 
     def poll(self) -> Batch | None:
-        """The next batch if there is one right now, else None. Must not block for more than some ms.
+        """Return the next batch if there is one right now, else None.
 
-        The position moves past the batch at once: it is the caller's from here on.
+        Must not block for more than some ms.
+
+        The position moves past the batch at once: the caller is responsible for it from then on.
         """
         raise NotImplementedError
 
@@ -77,50 +84,55 @@ class SourceReader:
 
     @property
     def finished(self) -> bool:
-        """True when no record will ever come again (then `poll` returns None)."""
+        """True when no more records will come (then `poll` returns None)."""
         raise NotImplementedError
 
     def pause_splits(self, splits: frozenset[str]) -> None:
-        """Return no batch of these splits, by the names told, until called again. Others go on."""
+        """Return no batch of these splits, by reported name, until called again. Others go on."""
         raise NotImplementedError
 
     def snapshot(self) -> list[bytes]:
-        """One byte string per unfinished split: the split with the position of the next record."""
+        """Return one byte string per unfinished split: the split with the position of the next record."""
         raise NotImplementedError
 
     def lag_records(self) -> Mapping[str, int] | None:
-        """By split: how many records are there and have not been returned by `poll`; None: not known.
+        """Return, by split, the number of available records not yet returned by `poll`; None: unknown.
 
-        Asked for metrics, as the two below: by another thread, at any time between `open` and `close`. So
-        it must not block, nor change anything. What it raises is logged once.
+        Called for metrics, as are the two below: by another thread, at any time between `open` and
+        `close`. So it must neither block nor change anything. An error is logged once.
         """
         return None
 
     def lag_bytes(self) -> int | None:
-        """How many bytes are there and have not been read; None: not known, or records are not in bytes."""
+        """Return the number of available bytes not yet read; None: unknown, or records are not bytes."""
         return None
 
     def lag_s(self) -> float | None:
-        """For how many seconds the next record has been there to be read; 0: none is; None: not known."""
+        """Return for how many seconds the next record has been available; 0: there is none; None:
+        unknown."""
         return None
 
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """A checkpoint with the positions of this reader is durable: such as a place to acknowledge them.
+        """Note that a checkpoint with the positions of this reader is durable, for example to
+        acknowledge them.
 
-        Called at most once for each checkpoint, and in order. A failure may lose a notice, so a later one
-        stands for all before it. The checkpoint that was restored is not told of. Raising fails the
-        attempt.
+        Called at most once for each checkpoint, and in order. A failure may lose a notice, so a
+        later one stands for all before it. The restored checkpoint is not reported. Raising fails
+        the attempt.
         """
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint will never complete; this reader may not have been asked for its part of it."""
+        """Note that a checkpoint was aborted; this reader may not have been asked for its part of it."""
 
     def close(self) -> None:
-        """Release resources; also called after failures. Must not raise."""
+        """Release resources, also after failures. Must not raise."""
 
 
 class SourceStorage(Protocol):
-    """A source's own place in the storage of its job. Names are relative, with `/` between their parts."""
+    """A source's own place in the storage of its job.
+
+    Names are relative, with `/` between their parts.
+    """
 
     @property
     def address(self) -> str:
@@ -128,11 +140,11 @@ class SourceStorage(Protocol):
         ...
 
     async def read(self, name: str) -> bytes | None:
-        """A record, None if there is none."""
+        """Return a record, None if there is none."""
         ...
 
     async def create_if_absent(self, name: str, data: bytes) -> bytes:
-        """Make a record, durably, unless there is one; returns the bytes of the one that is there."""
+        """Create a record, durably, unless it exists; return the bytes of the one that exists."""
         ...
 
     async def upload(self, name: str, path: Path) -> None:
@@ -140,28 +152,30 @@ class SourceStorage(Protocol):
         ...
 
     async def names(self, prefix: str) -> list[str]:
-        """All records and files whose names begin with `prefix`, in no order."""
+        """Return all records and files whose names begin with `prefix`, in no order."""
         ...
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete records and files; absent ones are fine."""
+        """Delete records and files; absent ones are no error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRun:
-    """A run of a job, as a source sees it that makes data of its own.
+    """A run of a job, for a source that makes data of its own.
 
     Attributes:
         job: the job's name.
-        run: names the run; one that is restarted, or whose coordinator is replaced, keeps it.
+        run: identifies the run; a run that is restarted, or whose coordinator is replaced, keeps
+            it.
         source: the source's name in the job.
         where: the user's line.
         options: the job's options.
         storage: None in a job without storage.
-        announce: tells the user, in a sentence.
-        confirm: raises FencedError if a newer coordinator owns the job, and StorageError if nobody knows:
-            what was there before it was called is not of a newer run. None: there is one coordinator only.
+        announce: shows a sentence to the user.
+        confirm: raises FencedError if a newer coordinator owns the job, and StorageError if that
+            cannot be determined: anything read before a successful call is not of a newer run.
+            None: there is only one coordinator.
     """
 
     job: str
@@ -175,7 +189,9 @@ class SourceRun:
 
 
 class Source(Generic[Record_co]):
-    """Description of a source; picklable. Its type argument is what functions of its records take.
+    """Description of a source; picklable.
+
+    Its type argument is the type of its records in functions.
 
     Attributes:
         schema: Arrow schema of the records, None for a source of Python objects.
@@ -184,9 +200,9 @@ class Source(Generic[Record_co]):
         rejected_schema: Arrow schema of the side output `rejected`, None for Python objects.
         needs_storage: True if it keeps data in the job's storage, so that the job must have one.
         has_history: True if it reads a history before it goes live; see `SourceSplits.history`.
-        at_rest: True if all its records are there before it is read, and it hands them out as fast as they
-            are taken, in an order per subtask that is always the same. Watermarks then have fixed places
-            between the records, so that results do not depend on the pace of the job.
+        at_rest: True if all its records exist before it is read, and it emits them as fast as they
+            are taken, in an order per subtask that is always the same. Watermarks then have fixed
+            places between the records, so that results do not depend on the pace of the job.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
@@ -200,57 +216,58 @@ class Source(Generic[Record_co]):
     extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:
-        """The same source with what it takes from the job's options; called before `splits`.
+        """Return the source configured by the job's options; called before `splits`.
 
-        Readers need no such thing: `context.options` are the same.
+        Readers do not need this: `context.options` are the same.
         """
         return self
 
     async def prepare(self, run: SourceRun) -> Source:
-        """The same source, ready for `splits`: for one that has to make first what it reads.
+        """Return the source ready for `splits`, for a source that first has to make its data.
 
-        Called by the coordinator, after `configure`, whenever splits are to be made. It may take long. It
-        is cancelled when the job is, and called again, in another process, when the coordinator dies: so
-        it finds and takes what an earlier call of the same run has finished. Must not block.
+        Called by the coordinator, after `configure`, whenever splits are to be made. It may take
+        long. It is cancelled when the job is, and called again, in another process, when the
+        coordinator dies: so it must find and reuse what an earlier call of the same run has
+        finished. Must not block.
         """
         return self
 
     async def discard(self, run: SourceRun) -> None:
-        """Delete what `prepare` made, in this run or an earlier one: the job's state is gone for good."""
+        """Delete what `prepare` made, in this run or an earlier one: the job's state was deleted."""
 
     def splits(self, parallelism: int) -> list[bytes]:
-        """Cut the source into splits; called once per job, at a fresh start, never after a restore.
+        """Divide the source into splits; called once per job, at a fresh start, never after a restore.
 
-        Split i goes to subtask i mod parallelism. The cut must not depend on `parallelism` unless
-        the records then do not either. May do blocking I/O.
+        Split i goes to subtask i mod parallelism. The splits must not depend on `parallelism`
+        unless the records then do not either. May do blocking I/O.
         """
         raise NotImplementedError
 
     def latest(self, splits: Sequence[bytes], column: str) -> int | None:
-        """The highest event time of all records of `splits`, in ms since 1970; None: there are none.
+        """Return the greatest event time of all records of `splits`, in ms since 1970; None: no records.
 
-        It may read the column for that, in full: blocking I/O. Nulls do not count.
+        It may have to read the whole column: blocking I/O. Nulls are ignored.
 
         Args:
             splits: as this source has just made them.
             column: a timestamp, a date, or int64 milliseconds.
 
         Raises:
-            UsageError: a source of this kind cannot say.
+            UsageError: a source of this kind cannot tell.
         """
         raise UsageError(
-            f"{self.describe()} cannot say which event time its records end at",
+            f"{self.describe()} cannot tell the last event time of its records",
             fix="give the live source itself, with a position of its own, instead of a function",
         )
 
     def reader(self) -> SourceReader:
-        """A new reader for one subtask."""
+        """Return a new reader for one subtask."""
         raise NotImplementedError
 
     def with_columns(self, columns: Sequence[str]) -> Source:
-        """The same source, reading only these columns (a subset, in schema order)."""
+        """Return the source reading only these columns (a subset, in schema order)."""
         return self
 
     def describe(self) -> str:
-        """A short text for `explain`, such as `files(flights/*.parquet)`."""
+        """Return a short text for `explain`, such as `files(flights/*.parquet)`."""
         return type(self).__name__

@@ -33,7 +33,10 @@ _RESTORE_ROWS: Final = 1 << 16
 
 
 def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
-    """True if the options want this state on disk. Without keys there is one row: that stays in memory."""
+    """Return True if the options put this state on disk.
+
+    Without keys there is one row, kept in memory.
+    """
     return bool(plan.keys) and context.options.get(_BACKEND) == "rocksdb"
 
 
@@ -46,29 +49,29 @@ class GroupDelta:
 
     @property
     def size(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self.group.keys.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and their state."""
+        """The bytes of the keys and their state."""
         return self.group.used_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the arrays, which stay when they are cleared."""
+        """The bytes of the arrays, which remain when they are cleared."""
         return self.group.nbytes - self.group.state.object_bytes
 
     def lanes(self) -> tuple[Hashes, Hashes | None]:
-        """The identity of each slot's key."""
+        """Return the identity of each slot's key."""
         return self.group.keys.lanes()
 
     def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
-        """The slot of each identity, -1 where there is none."""
+        """Return the slot of each identity, -1 where there is none."""
         return self.group.keys.find(hashes, checks)
 
     def table(self, slots: Index) -> pa.Table:
-        """Keys and state of these slots."""
+        """Return keys and state of these slots."""
         columns = [*self.group.keys.take(slots), *self.group.state.columns(slots)]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
@@ -78,16 +81,16 @@ class GroupDelta:
 
 
 class SpillingSpace:
-    """What the tables of one operator subtask share: memory, threads, a directory, and their form."""
+    """The shared parts of the tables of one operator subtask: memory, threads, a directory, and layout."""
 
     def __init__(self, plan: AggregatePlan, context: OperatorContext, name: str) -> None:
         fields = [plan.schema.field(key) for key in plan.keys]
         seed = identity_seed(context.job_name)
         self.plan = plan
-        # Keys are looked up on disk by their hashes: an index without them would not do.
+        # Keys are looked up on disk by their hashes, so an index without hashes would not work.
         self.hasher = KeyHasher([field.type for field in fields], seed, dense=False)
         self.share = MemoryShare(_managed_memory(context))
-        """Bytes for all tables together, as of now."""
+        """The current bytes of all tables together."""
         self.threads = ThreadPoolExecutor(2, thread_name_prefix=f"runs-{context.operator_name}")
         self.directory = context.local_directory() / name
         self.directory.mkdir()
@@ -111,7 +114,7 @@ class SpillingSpace:
         return self.hasher.identify([plain_column(table.column(key)) for key in self.plan.keys])
 
     def close(self) -> None:
-        """Give up memory, threads and unused files; after the tables."""
+        """Release memory, threads and unused files; called after the tables."""
         self.pool.close()
         self.threads.shutdown(wait=False)
         self.share.close()
@@ -120,7 +123,7 @@ class SpillingSpace:
 class SpillingGroup:
     """One table: opens, feeds and snapshots it. All methods run in the mailbox, or while it waits.
 
-    `memory_bytes` is its budget; without it, it has that of the whole space.
+    `memory_bytes` is its budget; by default that of the whole space.
     """
 
     def __init__(self, space: SpillingSpace, memory_bytes: Callable[[], int] | None = None) -> None:
@@ -138,34 +141,34 @@ class SpillingGroup:
 
     @property
     def group(self) -> KeyedGroup:
-        """Where rows are added now."""
+        """Return the group to which rows are added now."""
         return self.table.delta.group
 
     def settle(self) -> None:
-        """Keep to the memory budget; after each batch."""
+        """Enforce the memory budget; called after each batch."""
         self.table.settle()
 
     def snapshot(self) -> FilesCut:
-        """A cut as of now."""
+        """Return a cut of the current state."""
         return self.table.snapshot()
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
-        """Take over runs; only into an empty group."""
+        """Restore runs; only into an empty group."""
         self.table.restore_files(restored)
 
     def restore_table(self, table: pa.Table) -> None:
-        """Take over a canonical table, part by part; only into an empty group."""
+        """Restore a canonical table, part by part; only into an empty group."""
         for start in range(0, table.num_rows, _RESTORE_ROWS):
             rows = table.slice(start, _RESTORE_ROWS)
             self.group.load(self._space.plan, self._space.hasher, rows)
             self.settle()
 
     def close(self) -> None:
-        """Give up files and memory."""
+        """Release files and memory."""
         self.table.close()
 
     def _load(self, columns: list[pa.Array]) -> tuple[Index, pa.Table] | None:
-        """The state of keys that are new in memory; see `keyed_aggregate.Loader`."""
+        """Return the state of keys that are new in memory; see `keyed_aggregate.Loader`."""
         if not self.table.spilled:
             return None
         found = self.table.lookup(*self._space.hasher.identify(columns))
@@ -176,7 +179,10 @@ class SpillingGroup:
 
 
 def stored_schema(plan: AggregatePlan) -> pa.Schema:
-    """The columns in a run: keys and state. Added columns are the same in all rows of a table."""
+    """Return the columns of a run: keys and state.
+
+    Added columns are the same in all rows of a table.
+    """
     added = {field.name for field in plan.added}
     fields = [field for field in list(plan.state_schema)[1:] if field.name not in added]
     return pa.schema([field.remove_metadata() for field in fields])

@@ -1,9 +1,10 @@
 """Windows that need not fit into memory: each large one is a table of its own over sorted runs.
 
-So a window that fires reads its own files only, and one that is gone drops them. The memory budget is
-shared: when it is used up the largest deltas are written, whosoever they are. Small windows stay in their
-shared table in memory, within a part of the budget; beyond it those with the most rows move to tables.
-Their rows travel in the description of a checkpoint's files.
+So a window that fires reads only its own files, and one that expires drops them. The memory budget
+is shared: when it is used up, the largest deltas are written, whichever windows they belong to.
+Small windows stay in their shared table in memory, within a part of the budget; beyond it those
+with the most rows move to tables of their own. Their rows are stored in the description of a
+checkpoint's files.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from .windows import TumblingWindow
 from .windows_cut import RestoredWindows, WindowPart, restored_windows, windows_cut
 
 _SMALL_PART: Final = 8
-"""Small windows may take this part of the budget, one in so many, before some of them move."""
+"""Small windows may take one part in this many of the budget before some of them move."""
 _CHUNK_BYTES_MIN: Final = 1 << 16
 
 
 class SpillingWindows:
-    """The large windows of one subtask. All methods run in its mailbox, or in a thread it waits for."""
+    """The large windows of one subtask.
+
+    All methods run in its mailbox, or in a thread it waits for.
+    """
 
     def __init__(self, space: SpillingSpace, window: TumblingWindow) -> None:
         self._space, self._window = space, window
@@ -37,10 +41,11 @@ class SpillingWindows:
         self._nbytes: dict[int, int] = {}  # of the deltas, by window
         self._index_bytes: dict[int, int] = {}
         self._touched: set[int] = set()
-        self._busy: set[int] = set()  # threads work for these
-        self._gone: list[SpillingGroup] = []  # not closed yet, since threads still work for them
+        self._busy: set[int] = set()  # windows for which threads are working
+        # dropped but not closed yet, since threads still work for them
+        self._gone: list[SpillingGroup] = []
         self._small_left = 0  # bytes of small windows after some of them moved
-        self._results = space.plan.new_state(TableEpoch())  # empty, but while `results` runs
+        self._results = space.plan.new_state(TableEpoch())  # empty, except while `results` runs
 
     # --- records -------------------------------------------------------------------------------
 
@@ -48,22 +53,22 @@ class SpillingWindows:
         return start in self._tables
 
     def __iter__(self) -> Iterator[int]:
-        """The starts of the windows here."""
+        """Yield the starts of the windows here."""
         return iter(self._tables)
 
     def group(self, start: int) -> KeyedGroup:
-        """Where rows of a window are added now; until the next `settle`."""
+        """Return the group to which rows of a window are added, until the next `settle`."""
         if start not in self._tables:
             self._tables[start] = SpillingGroup(self._space, self._slice)
         self._touched.add(start)
         return self._tables[start].group
 
     def _slice(self) -> int:
-        """What each window may keep without being asked."""
+        """Return the bytes that each window may keep without a check."""
         return self._space.share() // max(1, len(self._tables))
 
     def rest(self, start: int) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
-        """Key and result columns of the keys of a window that `group` does not have, in pieces.
+        """Yield key and result columns of the keys of a window that `group` does not have, in pieces.
 
         No rows may be added meanwhile.
         """
@@ -78,7 +83,7 @@ class SpillingWindows:
             yield [table.column(key).chunk(0) for key in keys], results
 
     def drop(self, start: int) -> None:
-        """Forget a window and its files."""
+        """Drop a window and its files."""
         table = self._tables.pop(start)
         for of in (self._nbytes, self._index_bytes):
             of.pop(start, None)
@@ -92,7 +97,7 @@ class SpillingWindows:
     # --- memory --------------------------------------------------------------------------------
 
     def settle(self, small: SmallWindows) -> None:
-        """Keep to the memory budget; after each batch.
+        """Enforce the memory budget; called after each batch.
 
         Raises:
             StorageError: a flush or a merge failed, now or earlier.
@@ -115,8 +120,8 @@ class SpillingWindows:
         (self._busy.add if busy else self._busy.discard)(start)
 
     def _flush(self, kept: int) -> None:
-        """Write the largest deltas until the others take at most so many bytes."""
-        # Of all that is in memory, one half is being filled and one half written: no more.
+        """Write the largest deltas until the others take at most `kept` bytes."""
+        # Half of the memory is for deltas being filled, and half for those being written.
         for start in self._busy:
             self._tables[start].table.wait_for_flush()
         total = sum(self._nbytes.values())
@@ -131,14 +136,14 @@ class SpillingWindows:
         """Move small windows with many rows to tables, if all of them take more than `limit` bytes."""
         nbytes = small.nbytes
         self._small_left = min(self._small_left, nbytes)
-        # What cannot move is not looked at again with every batch.
+        # Windows that cannot move are not checked again with every batch.
         if nbytes > max(limit, self._small_left + self._small_left // 8):
             for start, rows in small.take_largest(nbytes - limit // 2):
                 self.load(start, rows)
             self._small_left = small.nbytes
 
     def load(self, start: int, rows: pa.Table) -> None:
-        """Take over the rows of a window that is not here yet, with columns as in a snapshot."""
+        """Restore the rows of a window that is not here yet, with the columns of a snapshot."""
         self.group(start)
         self._tables[start].restore_table(rows)
 
@@ -152,7 +157,7 @@ class SpillingWindows:
     # --- snapshots -----------------------------------------------------------------------------
 
     def snapshot(self, small: TableCut) -> FilesCut:
-        """A cut of all windows as of now, with the rows of the small ones."""
+        """Return a cut of all windows, with the rows of the small ones."""
         chunk = self._space.settings.merge_bytes // max(1, len(self._tables))
         parts = [
             WindowPart(start, self._tables[start].table.snapshot(max(chunk, _CHUNK_BYTES_MIN)))
@@ -163,7 +168,7 @@ class SpillingWindows:
         return windows_cut(self._space.plan, parts, small, self._window)
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> RestoredWindows:
-        """Take over runs; only as the first thing. The rows of small windows are for the caller to load.
+        """Restore runs, before anything else. The caller loads the rows of small windows.
 
         Raises:
             StateError: a file is missing, damaged, or does not fit.
@@ -177,7 +182,7 @@ class SpillingWindows:
         return found
 
     def close(self) -> None:
-        """Give up files, memory and threads. Does not raise."""
+        """Release files, memory and threads. Does not raise."""
         tables = [*self._tables.values(), *self._gone]
         for table in tables:
             table.table.stop()

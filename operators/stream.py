@@ -1,6 +1,7 @@
-"""Stream: records on their way, and what can be done with them one by one.
+"""Stream: the records of a step, and the operations on them.
 
-A stream is a value: use it twice and it branches. Methods only add to the job's graph; nothing runs.
+A stream is a value: use it twice and it branches. Methods only add to the job's graph; nothing
+runs.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ _OF_KEYS: Final = frozenset(
 
 
 class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
-    """The records that come out of one step of a job."""
+    """The records that a step of a job emits."""
 
-    if not TYPE_CHECKING:  # a type checker shall see that these methods are not there
+    if not TYPE_CHECKING:  # a type checker shall report that these methods do not exist
 
         def __getattr__(self, name: str) -> Any:
             if name in _OF_KEYS:
@@ -153,7 +154,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         )
 
     def select(self, *expressions: ExpressionLike, name: str = "") -> Stream[Any]:
-        """Make the record's columns anew: column names, `"a * 2 AS b"`, `pl.Expr`; `"*"` is all."""
+        """Compute new columns: column names, `"a * 2 AS b"`, `pl.Expr`; `"*"` is all."""
         origin = capture_origin()
         schema = self._columns("select", origin)
         columns = check_select(expressions, schema, "select", str(origin))
@@ -213,9 +214,9 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
             function: from a record to a record.
             into: make columns of the results: a Struct, dataclass or schema that they fit.
             name: names the step in errors and metrics.
-            max_in_flight: of a coroutine function, calls under way at the same time, per subtask.
-            on_error: what becomes of records for which it raises: `fail`, `drop`, `side_output` (the
-                stream `.failed`), or an `OnError` with retries.
+            max_in_flight: for a coroutine function, the most concurrent calls per subtask.
+            on_error: the handling of records for which it raises: `fail`, `drop`, `side_output`
+                (the stream `.failed`), or an `OnError` with retries.
         """
         operators = (MapOperator, AsyncMapOperator)
         return self._per_record("map", operators, function, into, name, max_in_flight, on_error)
@@ -229,7 +230,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         max_in_flight: int = MAX_IN_FLIGHT,
         on_error: OnErrorLike = "fail",
     ) -> Stream[U]:
-        """Call a function that makes any number of records of each; arguments as for `map`."""
+        """Call a function that returns any number of results for each record; arguments as for `map`."""
         operators = (FlatMapOperator, AsyncFlatMapOperator)
         return self._per_record(
             "flat_map", operators, function, into, name, max_in_flight, on_error
@@ -251,26 +252,29 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         on_error: OnErrorLike = "fail",
         name: str = "",
     ) -> Stream[T]:
-        """Say when each record happened, and how far time has come.
+        """Assign event times to the records, and derive watermarks.
 
         Args:
             when: a timestamp, date or int64 (ms) column, or a function of the record that returns
                 int milliseconds since 1970 UTC or an aware datetime.
-            max_out_of_order: how far behind the latest time seen in its split a record may come and not
-                be late; none unless said.
+            max_out_of_order: how far a record may be behind the latest time of its split without
+                being late; 0 by default.
             strategy: another rule for watermarks, instead of `max_out_of_order`.
-            idle_after: a split, or a subtask, without records for so long no longer holds others back.
-            close_after: without records for so long, time goes on with the clock, so that windows close.
-            per_split: right behind a source, each of the splits being read has watermarks of its own.
-            wait_for_queued: splits that the reader has not come to, such as files behind others, hold
-                time as well: no record is late because of the order of files, and windows stay open until
-                the last file is being read. Right behind a source that ends this is so unless you give
-                False; elsewhere it is not so unless you give True.
+            idle_after: a split, or a subtask, without records for this long no longer holds others
+                back.
+            close_after: after this long without records, time follows the clock, so that windows
+                close.
+            per_split: directly after a source, each of the splits being read has its own
+                watermarks.
+            wait_for_queued: splits that the reader has not reached, such as files in its queue,
+                hold the watermark back as well: no record is late because of the order of files,
+                and windows stay open until the last file is being read. The default is True
+                directly after a source that ends, and False elsewhere.
             align: sources of the same group, by its name, wait for each other.
             max_drift: how far a split may be ahead of the slowest subtask of its group.
-            align_every: how often they tell each other how far they are; 1s unless said.
-            on_error: what becomes of records that have no event time: null, out of range, or the function
-                raised; as for `map`.
+            align_every: how often the group exchanges watermarks; 1s by default.
+            on_error: the handling of records that have no event time (null, out of range, or the
+                function raised), as for `map`.
             name: names the step in errors and metrics.
         """
         return add_event_time(
@@ -292,7 +296,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     # several streams, and where records go
 
     def union(self, *others: Stream[T], name: str = "") -> Stream[T]:
-        """This stream and others as one; their columns must be the same."""
+        """Merge this stream and others; their columns must be the same."""
         origin = capture_origin()
         streams = (self, *others)
         for other in others:
@@ -314,11 +318,11 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         return self._like(self._job.add_node(node))
 
     def rebalance(self) -> Stream[T]:
-        """Send batches to all subtasks of the next step in turn."""
+        """Distribute batches over all subtasks of the next step in turn."""
         return self._routed(Rebalance())
 
     def rescale(self) -> Stream[T]:
-        """Send batches in turn to the nearby subtasks of the next step only."""
+        """Distribute batches in turn over the nearby subtasks of the next step only."""
         return self._routed(Rescale())
 
     def shuffle(self) -> Stream[T]:
@@ -326,10 +330,10 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         return self._routed(Shuffle())
 
     def broadcast(self, *, name: str = "") -> BroadcastStream[T]:
-        """Send every record to every subtask of the next step; what `KeyedStream.connect` takes.
+        """Send every record to every subtask of the next step, for `connect`.
 
         Args:
-            name: what errors call the stream, if not by the step that makes it.
+            name: the name of the stream in errors; by default that of its step.
         """
         from .connected import BroadcastStream  # broadcast streams are streams
 
@@ -347,7 +351,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         return self._routed(Custom(function))
 
     def key_by(self, *columns: str) -> KeyedStream[T]:
-        """Bring records with equal values in these columns together.
+        """Partition the records by the values of these columns.
 
         Floats are refused: results of float arithmetic may differ in the last bit.
         """
@@ -375,7 +379,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         return KeyedStream(self, HashColumns(tuple(columns)))
 
     def key_with(self, function: Callable[[T], Hashable]) -> KeyedStream[T]:
-        """Bring records with equal `function(record)` together: no floats, no mutable values."""
+        """Partition the records by `function(record)`: no floats, no mutable values."""
         from .keyed_stream import KeyedStream
 
         origin = capture_origin()
@@ -385,7 +389,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         return KeyedStream(self, HashFunction(function))
 
     def window(self, window: Window | SessionWindow) -> WindowedStream[T]:
-        """All records of a window together, whatever their key, in one subtask."""
+        """Put all records of a window together, whatever their key, in one subtask."""
         from .keyed_stream import WindowedStream
 
         return WindowedStream(self, (), Global(), window, capture_origin())
@@ -395,7 +399,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     @overload
     def side(self, tag: str) -> Stream[Any]: ...
     def side(self, tag: SideOutput[U] | str) -> Stream[Any]:
-        """A side output of the step that makes this stream: `Function.attribute`, or its name."""
+        """Return a side output of the step that makes this stream: `Function.attribute`, or its name."""
         tag = tag.name if isinstance(tag, SideOutput) else tag
         if tag not in self._node.sides or self._side is not None:
             sides = [] if self._side is not None else list(self._node.sides)
@@ -404,45 +408,53 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
                 where=str(capture_origin()),
                 fix=suggest(tag, sides, "side outputs"),
             )
-        # Records that have no event time come out of `event_time`, too.
+        # Records without event time are emitted by `event_time`, too.
         untimed = tag == FAILED and self._node.kind == "event_time"
         timed = self._has_event_time and not untimed
         return Stream(self._job, self._node, side=tag, has_event_time=timed)
 
     @property
     def late(self) -> Stream[Any]:
-        """The records that came too late for their window, join or pattern."""
+        """The records that were too late for their window, join or pattern."""
         return self.side(LATE)
 
     @property
     def late_with_context(self) -> Stream[Any]:
-        """The records of `.late`, each with the reason why it is late.
+        """The records of `.late`, each with its context.
 
-        The late record is in the column `record`. The others are `event_time`; `lateness_ms`, how far the
-        watermark was ahead of it; `window_start` and `window_end` of the last window that it would have
-        been in, null for steps without windows; and `operator`. Of a stream of Python objects they are
-        `hg.LateRecord`.
+        The late record is in the column `record`. The others are `event_time`; `lateness_ms`,
+        how far the watermark was ahead of it, ms; `window_start` and `window_end` of the last
+        window that it would have been in, null for steps without windows; and `operator`. In a
+        stream of Python objects they are `hg.LateRecord`.
         """
         return self.side(LATE + WITH_CONTEXT)
 
     @property
     def timed_out(self) -> Stream[Any]:
-        """The records of a `map_async` whose calls did not end in time; of a pattern, what timed out."""
+        """The records of a `map_async` whose calls timed out; for a pattern, the partial matches
+        that did."""
         return self.side(TIMED_OUT)
 
     @property
     def failed(self) -> Stream[Any]:
-        """The records for which the function of this step raised, and what it raised."""
+        """The records for which the function of this step raised, with the error."""
         return self.side(FAILED)
 
     @property
     def rejected(self) -> Stream[Any]:
-        """The records a source could not read."""
+        """The records that a source could not read."""
         return self.side(REJECTED)
 
-    @named("sink", "what it has written is remembered under this name")
-    def write(self, sink: Sink, *, name: str, parallelism: int | None = None) -> None:
-        """Send the records to a sink."""
+    @named("sink", "the record of what it has written is stored under this name")
+    def write(
+        self,
+        sink: Sink,
+        *,
+        name: str,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> None:
+        """Send the records to a sink; its default slot sharing group is that of its input."""
         origin = capture_origin()
         if not isinstance(sink, Sink):
             raise PlanError(f"write needs a sink, got `{type(sink).__name__}`", where=str(origin))
@@ -456,6 +468,8 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
             factory=partial(SinkOperator, sink),
             sink=sink,
             parallelism=parallelism,
+            slot_sharing_group=slot_sharing_group
+            and self._job.check_group(slot_sharing_group, origin),
             stateful=True,
             detail=sink.describe(),
         )
@@ -476,7 +490,7 @@ def _check_key(column: str, kind: pa.DataType, origin: Origin) -> None:
         raise PlanError(
             f"column `{column}` is a float, and floats are no keys type=`{kind}`",
             where=str(origin),
-            fix=f"equal amounts may differ in the last bit; make whole numbers of it, such as "
+            fix=f"equal amounts may differ in the last bit; convert it to whole numbers, such as "
             f'.select("*", "CAST(round({column} * 100) AS BIGINT) AS {column}_100")',
         )
     try:

@@ -1,4 +1,4 @@
-"""What every stream is made of: a place in the job's graph, and the ways to add to it."""
+"""The base of all streams: a place in the job's graph, and the ways to add to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class StreamBase(Generic[T]):
-    """A step's output and how its records go on; adds the next step to the job's graph."""
+    """A step's output and its distribution; adds the next step to the job's graph."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class StreamBase(Generic[T]):
 
     @property
     def has_event_time(self) -> bool:
-        """True behind `event_time`, where records carry their time."""
+        """True after `event_time`, where records have event times."""
         return self._has_event_time
 
     def __repr__(self) -> str:
-        """The name, and what is in the records: `Stream(clicks: url string, at timestamp[ms])`."""
+        """Show the name and the columns: `Stream(clicks: url string, at timestamp[ms])`."""
         schema = self.schema
         columns = ["Python objects"] if schema is None else [f"{f.name} {f.type}" for f in schema]
         time = "; event time" if self._has_event_time else ""
@@ -73,13 +73,14 @@ class StreamBase(Generic[T]):
     def show(self, n: int = 10, *, within: Duration = "10s") -> None:
         """Print the first records of this stream as a table.
 
-        Runs the part of the job that makes the stream, in this process and with parallelism 1, until there
-        are `n` records, the input ends, or the time is up. Nothing is written: the job's sinks and other
-        branches do not run, and its checkpoints are neither read nor written. Functions of steps on the
-        way are called. A window fires when its time has come, so it may take much of the input to show one.
+        Runs the part of the job that makes the stream, in this process and with parallelism 1, until
+        there are `n` records, the input ends, or the time is up. Nothing is written: the job's sinks and
+        other branches do not run, and its checkpoints are neither read nor written. Functions of steps on
+        the way are called. A window fires only when its time has come, so showing one may take much of the
+        input.
 
         Args:
-            n: how many records to print at most.
+            n: the most records to print.
             within: how long to wait for them.
 
         Raises:
@@ -94,7 +95,7 @@ class StreamBase(Generic[T]):
         self._job._show(self, n, parse_duration(within, "within", str(origin)), origin)
 
     def parallel(self, parallelism: int) -> Self:
-        """Run the step that makes this stream in so many subtasks."""
+        """Run the step that makes this stream in this many subtasks."""
         origin = capture_origin()
         node = self._own_node("parallel", origin)
         check_parallelism(parallelism, origin)
@@ -117,10 +118,24 @@ class StreamBase(Generic[T]):
         self._own_node("disable_chaining", capture_origin()).chaining = Chaining.NEVER
         return self
 
+    def slot_sharing_group(self, name: str) -> Self:
+        """Run the step only in slots of this group, whose resources the job declares.
+
+        The steps behind it are in the same group, unless they name another, or read streams of several
+        groups: then they are in the group `default`. Steps of different groups share no slot and no chain.
+
+        Raises:
+            PlanError: the job declares no such group.
+        """
+        origin = capture_origin()
+        node = self._own_node("slot_sharing_group", origin)
+        node.slot_sharing_group = self._job.check_group(name, origin)
+        return self
+
     def _own_node(self, method: str, origin: Origin) -> Node:
         if self._side is not None or not isinstance(self._partitioning, Forward):
             raise PlanError(
-                f"{method}() speaks of a step, and stands directly behind it", where=str(origin)
+                f"{method}() applies to a step, and must directly follow it", where=str(origin)
             )
         return self._node
 
@@ -132,7 +147,7 @@ class StreamBase(Generic[T]):
         return Input(self._node, partitioning or self._partitioning, self._side)
 
     def _like(self, node: Node, has_event_time: bool | None = None) -> Stream[Any]:
-        """The stream that `node` makes; event time is kept unless said otherwise."""
+        """Return the stream that `node` makes; event time is kept unless specified otherwise."""
         from .stream import Stream  # streams are made of this class
 
         keeps = self._has_event_time if has_event_time is None else has_event_time
@@ -153,7 +168,7 @@ class StreamBase(Generic[T]):
         has_event_time: bool | None = None,
         sides: dict[str, pa.Schema | None] | None = None,
     ) -> Stream[Any]:
-        """Add a stateless step behind this stream; an empty name is derived from its kind."""
+        """Add a stateless step after this stream; an empty name is derived from its kind."""
         node = Node(
             id=-1,
             name=name,
@@ -253,7 +268,7 @@ class StreamBase(Generic[T]):
             check_attributes(function, self.schema, self._row_type, kind, str(origin))
 
     def _columns(self, what: str, origin: Origin) -> pa.Schema:
-        """The schema, which `what` needs."""
+        """Return the schema, which `what` needs."""
         if self.schema is None:
             raise PlanError(
                 f"{what} needs columns, but `{self.name}` is a stream of Python objects",
@@ -280,7 +295,7 @@ class StreamBase(Generic[T]):
             raise PlanError(
                 f"`{without.name}` has no event time, the stream it is united with has",
                 where=str(origin),
-                fix="call .event_time(...) on each stream before union, or once behind it",
+                fix="call .event_time(...) on each stream before union, or once after it",
             )
 
     def _check_sink(self, sink: Sink, name: str, origin: Origin) -> None:
@@ -289,7 +304,7 @@ class StreamBase(Generic[T]):
             raise PlanError(
                 f"sink `{name}` cannot promise {sink.guarantee.value}: {sink.describe()}",
                 where=str(origin),
-                fix=f"it can promise: {able}",
+                fix=f"it supports: {able}",
             )
         if sink.needs_columns:
             self._columns(f"sink `{name}`", origin)
@@ -302,7 +317,7 @@ class StreamBase(Generic[T]):
 
 
 def check_parallelism(value: object, origin: Origin, what: str = "parallelism") -> int:
-    """A parallelism as given by the user.
+    """Check a parallelism given by the user.
 
     Raises:
         PlanError: not a whole number of at least 1.
@@ -315,7 +330,7 @@ def check_parallelism(value: object, origin: Origin, what: str = "parallelism") 
 
 
 def into_schema(into: SchemaLike, origin: Origin) -> pa.Schema:
-    """The schema given with `into=`; errors name the user's line."""
+    """Return the schema given with `into=`; errors name the user's line."""
     try:
         return to_schema(into)
     except PlanError as error:

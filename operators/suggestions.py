@@ -1,4 +1,4 @@
-"""Did you mean ...? One way of answering a wrong name."""
+"""Suggestions for misspelt names, in one form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def suggest(wrong: str, known: Iterable[str], what: str) -> str:
-    """`did you mean "amount"? columns: user_id, url` for a wrong name among `known` ones."""
+    """Return `did you mean "amount"? columns: user_id, url` for a wrong name among `known` ones."""
     names = list(known)
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(wrong.lower(), by_lower, n=1)

@@ -1,9 +1,9 @@
-"""The range of event time, in one place: what records may have, and what may be derived from that.
+"""The range of event time of records, and of the times derived from them.
 
-Records have times of the years 1000 to 8999. What is derived from them (bounds of windows, timers,
-watermarks) may be further out, but stays within the years 1 to 9999: a Python datetime, Arrow, JSON and CSV
-can all hold it, also in another time zone and in every unit. Durations are bounded so that a time plus a
-duration never leaves that.
+Records have times in the years 1000 to 8999. Times derived from them (bounds of windows, timers,
+watermarks) may be further out, but stay within the years 1 to 9999: a Python datetime, Arrow, JSON
+and CSV can all hold them, also in another time zone and in every unit. Durations are bounded so
+that a time plus a duration never leaves that range.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ EVENT_TIME_MIN_MS: Final = _ms(datetime(1000, 1, 1, tzinfo=UTC))
 EVENT_TIME_MAX_MS: Final = _ms(datetime(9000, 1, 1, tzinfo=UTC)) - 1
 """The latest event time of a record."""
 INSTANT_MIN_MS: Final = _ms(datetime(1, 1, 1, tzinfo=UTC))
-"""The earliest time of anything else: the bound of a window, a timer."""
+"""The earliest derived time: the bound of a window, a timer."""
 INSTANT_MAX_MS: Final = _ms(datetime.max.replace(tzinfo=UTC))
-"""The latest time of anything else, also of a watermark that is not the end of the stream."""
+"""The latest derived time, also of a watermark that is not the end of the stream."""
 DURATION_MAX_MS: Final = 36_525 * 86_400_000
 """The longest duration, a hundred years: of windows, gaps, lateness, bounds of joins, time to live."""
 RANGE_TEXT: Final = "event times lie in the years 1000 to 8999"
@@ -38,7 +38,7 @@ INSTANT_TEXT: Final = "the years 1 to 9999"
 
 
 def bad_times(times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
-    """The places of event times that no record may have; None if there are none.
+    """Return the places of invalid event times; None if there are none.
 
     Args:
         times: ms since 1970 UTC.
@@ -49,5 +49,5 @@ def bad_times(times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
 
 
 def is_instant(ms: int) -> bool:
-    """True if the bound of a window, or a timer, may be at this time."""
+    """Return True if the bound of a window, or a timer, may be at this time."""
     return INSTANT_MIN_MS <= ms <= INSTANT_MAX_MS

@@ -1,4 +1,7 @@
-"""union: several streams as one. Nothing to do: the inputs of a node are read together."""
+"""union: several streams as one.
+
+The operator does nothing, as the inputs of a node are read together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the user's functions: which step, which line, which record, and the original exception."""
+"""Errors of the user's functions: the step, the line, the record, and the original exception."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from .graph import Origin
 from .origin import is_own_module
 
 FAILURES: Final = (Exception, asyncio.CancelledError, PanicException)
-"""What a user's function fails with. Code that is called, not awaited, is never cancelled from outside.
-A bug inside Polars shows itself as a panic, which is no `Exception`."""
+"""The exceptions of a user's function.
+
+Code that is called, not awaited, is never cancelled from outside.
+
+A bug inside Polars raises a panic, which is no `Exception`.
+"""
 TEXT_MAX: Final = 2_000
-"""Characters of an exception's text that are kept."""
+"""The most characters kept of an exception's text."""
 RECORD_TEXT_MAX = 300
-"""Characters of a record shown in an error."""
+"""The most characters of a record shown in an error."""
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 120
@@ -31,13 +35,13 @@ _short.maxdict = _short.maxlist = _short.maxtuple = 12
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Stands for many records, of which it is not known which one it was."""
+    """Stands for several records, one of which failed."""
 
     text: str
 
 
 def describe_record(record: Any) -> str:
-    """The record as text, at most `RECORD_TEXT_MAX` characters; never raises."""
+    """Return the record as text, at most `RECORD_TEXT_MAX` characters; never raises."""
     if isinstance(record, Several):
         record = record.text
     try:
@@ -51,12 +55,15 @@ def describe_record(record: Any) -> str:
 
 
 def record_id(record: Any) -> str:
-    """Equal for equal records, also in another process; empty for what cannot be told. Never raises."""
+    """Return an id that is equal for equal records, also in another process; empty if unknown.
+
+    Never raises.
+    """
     if record is None or isinstance(record, Several):
         return ""
     try:
         text = repr(record)
-        # A repr with an address is another one each time.
+        # A repr with an address differs each time.
         data = pickle.dumps(record) if " at 0x" in text else text.encode(errors="replace")
     except Exception:
         return ""
@@ -64,24 +71,26 @@ def record_id(record: Any) -> str:
 
 
 def text_of(error: BaseException, characters_max: int) -> str:
-    """What an exception says, cut to a length; never raises."""
+    """Return the text of an exception, cut to a length; never raises."""
     try:
         text = str(error).strip()
     except Exception as failure:
         text = f"<its text raised {type(failure).__name__}>"
-    # What is no text, such as a half of a surrogate pair, no column takes, nor a message between processes.
+    # Invalid text, such as half of a surrogate pair, fits neither a column nor a message between
+    # processes.
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 
 def is_own_cancellation(error: BaseException) -> bool:
-    """True if the running task is being cancelled, False if a coroutine of the user raised it by itself."""
+    """Return True if the running task is being cancelled, False if the user's coroutine raised it
+    itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback of an exception as text, without the calls of ours that led to the user's code."""
+    """Return the traceback of an exception as text, without our calls that led to the user's code."""
     first = error.__traceback__
     while first is not None and is_own_module(str(first.tb_frame.f_globals.get("__name__"))):
         first = first.tb_next
@@ -89,7 +98,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> UserCodeError:
-    """The error to raise, `from error`, when the function of `step` failed on `record`."""
+    """Return the error to raise, `from error`, when the function of `step` failed on `record`."""
     reason = text_of(error, TEXT_MAX)
     shown = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     return UserCodeError(
@@ -104,7 +113,7 @@ def user_error(step: str, origin: Origin, record: Any, error: BaseException) -> 
 def bad_result(
     step: str, origin: Origin, record: Any, problem: str, fix: str = ""
 ) -> UserCodeError:
-    """The error to raise when the function of `step` returned something of the wrong kind."""
+    """Return the error to raise when the function of `step` returned something of the wrong kind."""
     return UserCodeError(
         f"the function of `{step}` {problem} record=`{describe_record(record)}`",
         where=str(origin),

@@ -1,17 +1,18 @@
-"""Aggregates per key and tumbling event-time window (features.md TIM-06, TIM-08, TIM-09).
+"""Aggregates per key and tumbling event-time window.
 
-A window fires when the watermark reaches its end - 1; the watermark goes on behind its results. With
-allowed lateness its state stays for a while, and a record that comes for a fired window makes the
-result of its key come again, once per batch and key. Rows of a window that is gone are late: they go to
-the side output `late`, and are counted. The order of keys within a window's result is not defined.
+A window fires when the watermark reaches its end - 1; the watermark is forwarded after its results.
+With allowed lateness its state stays for a while, and a record that comes for a fired window makes
+the result of its key be emitted again, once per batch and key. Rows of an expired window are late:
+they go to the side output `late`, and are counted. The order of keys within a window's result is
+undefined.
 
-Deltas of the state carry no marks of windows that are gone. A row of the table is a key and a window, and a
-window goes at a watermark that is in every later checkpoint, for each key group; once gone it never comes
-back, since its records are late from then on. So a restore knows which rows of the base, or of an older
-delta, belong to windows that were gone at the cut, and leaves them out: all other rows are as they were
-then, because a row that changed after the base is in a delta, also when a late but allowed record changed
-it. The watermark table says itself up to which window all are gone, so that a job restored with another
-lateness does not bring half of a window's state back.
+Deltas of the state carry no marks of expired windows. A row of the table is a key and a window, and
+a window expires at a watermark that is in every later checkpoint, for each key group; once expired
+it never comes back, since its records are late from then on. So a restore knows which rows of the
+base, or of an older delta, belong to windows that had expired at the cut, and leaves them out. All
+other rows are as they were then, because a row that changed after the base is in a delta, also when
+a late but allowed record changed it. The watermark table itself has the window up to which all have
+expired, so that a job restored with another lateness does not restore half of a window's state.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from .windows import WINDOW_FIELDS, TumblingWindow
 EMIT_ROWS_MAX = 65_536
 _SPARE_GROUPS = 256
 _SPARE_BYTES_MAX = 1 << 25
-"""Groups of windows that are gone are used again, up to so many, and so much memory in all."""
+"""The most groups of expired windows kept for reuse, and the most memory of them."""
 _WINDOWS = "windows"
 
 
@@ -72,7 +73,7 @@ def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
 
 
 class WindowAggregate(Operator):
-    """Keyed, or with no keys global, tumbling-window aggregates over columns."""
+    """Tumbling-window aggregates over columns, per key or without keys."""
 
     def __init__(self, window: TumblingWindow, plan: AggregatePlan, step: str = "window") -> None:
         assert plan.added == WINDOW_FIELDS
@@ -80,11 +81,11 @@ class WindowAggregate(Operator):
         self._groups: dict[int, KeyedGroup] = {}  # by window start
         self._spare: list[KeyedGroup] = []
         self._spare_bytes = 0
-        self._retired: list[Array] = []  # of the last window gone; freed one by one
+        self._retired: list[Array] = []  # of the last expired window; freed one by one
         self._watermark = WATERMARK_MIN
         self._first_kept = WATERMARK_MIN  # rows before it are late
         self._ahead: Ahead | None = None
-        """What is gone of those is the last instant of which rows are late."""
+        """Key groups that are ahead; the bound is the last instant of which rows are late."""
         self._spilling: SpillingWindows | None = None  # instead of `_groups`
 
     def open(self, context: OperatorContext) -> None:
@@ -139,7 +140,7 @@ class WindowAggregate(Operator):
             self._spilling.settle(self._small)
 
     def _late(self, times: Index, earliest: int | None, groups: Index | None) -> Mask | None:
-        """Which rows are late; None if none is."""
+        """Return which rows are late; None if none is."""
         if self._ahead is not None and groups is not None:
             mask: Mask = times <= self._ahead.gone_for(groups, self._gone_through)
             return mask if mask.any() else None
@@ -164,7 +165,7 @@ class WindowAggregate(Operator):
         return key_groups(keys, self.context.max_parallelism)
 
     def _have_fired(self, starts: int | Index, groups: Index | None) -> bool | Mask:
-        """Which windows have fired; `groups` are the key groups of rows in them, if some are ahead."""
+        """Return which windows have fired; `groups` are the key groups of their rows, if some are ahead."""
         last = starts + (self._window.size_ms - 1)
         if self._ahead is None or groups is None:
             return last <= self._watermark
@@ -172,11 +173,11 @@ class WindowAggregate(Operator):
 
     @property
     def _large(self) -> SpillingWindows | dict[int, KeyedGroup]:
-        """The windows with a table of their own."""
+        """Return the windows with a table of their own."""
         return self._groups if self._spilling is None else self._spilling
 
     def _is_small(self, start: int, which: Rows) -> bool:
-        """A window stays where its first rows went."""
+        """Return True if the window is in the shared table; it stays where its first rows went."""
         if start in self._small.open:
             return True
         return start not in self._large and row_count(which) < SMALL_ROWS
@@ -204,17 +205,17 @@ class WindowAggregate(Operator):
             index = index[which]
         if groups is not None:
             due = np.flatnonzero(self._have_fired(start, groups[index]))
-            assert slots is not None  # where records have no keys none is ahead
+            assert slots is not None  # in streams without keys no key group is ahead
             index, slots = index[due], slots[due]
         self._fire_again(start, group, rows, index, slots)
 
     @property
     def latest(self) -> int:
-        """How far event time is where it is furthest; it may differ by key group behind a rescale."""
+        """The furthest event time of any key group; after a rescale key groups may differ."""
         return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
 
     def _group(self, start: int) -> KeyedGroup:
-        """Where rows of a large window are added now."""
+        """Return the group to which rows of a large window are added."""
         if self._spilling is not None:
             return self._spilling.group(start)
         if start not in self._groups:
@@ -247,7 +248,7 @@ class WindowAggregate(Operator):
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
-        """Fire what is due, earliest window first; drop what is gone; pass the watermark on."""
+        """Fire due windows, earliest first; drop expired ones; forward the watermark."""
         before = self._watermark
         if timestamp > before:
             self._set_watermark(timestamp)
@@ -263,7 +264,7 @@ class WindowAggregate(Operator):
         self.output.emit_watermark(timestamp)
 
     def _fire(self, starts: list[int], before: int) -> None:
-        """Emit these windows and the small ones, in order; many in a batch, to spare tiny ones."""
+        """Emit these windows and the small ones, in order; many in a batch, to avoid tiny batches."""
         after, last = self._window.last_due(before), self._window.last_due(self._watermark)
         fired: list[Fired] = []
         rows = 0
@@ -278,7 +279,7 @@ class WindowAggregate(Operator):
         self._emit(fired)
 
     def _not_fired(self, result: Fired, ahead: Ahead) -> Fired:
-        """Without the rows of key groups for which their window had fired before a restore."""
+        """Leave out the rows of key groups for which their window had fired before a restore."""
         times = result.starts + (self._window.size_ms - 1)
         keep = np.flatnonzero(ahead.not_fired(self._groups_of(result.keys), times))
         keys, values = (
@@ -288,7 +289,7 @@ class WindowAggregate(Operator):
         return Fired(result.starts[keep], keys, values)
 
     def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:
-        """Results of the windows with a table of their own, between those of the small ones."""
+        """Yield results of the windows with a table of their own, between those of the small ones."""
         at = 0
         for start in starts:
             if small is not None:
@@ -301,7 +302,7 @@ class WindowAggregate(Operator):
             yield small.slice(at, len(small.starts))
 
     def _results(self, start: int) -> Iterator[Fired]:
-        """The results of one window, `EMIT_ROWS_MAX` at a time."""
+        """Yield the results of one window, `EMIT_ROWS_MAX` at a time."""
         group = self._group(start)
         size = group.state.size
         for low in range(0, size, EMIT_ROWS_MAX):
@@ -314,7 +315,7 @@ class WindowAggregate(Operator):
 
     def _set_watermark(self, timestamp: int) -> None:
         self._watermark = timestamp
-        # what is gone does not come back: a restored state may have had less allowed lateness
+        # expired windows do not come back: a restored state may have had less allowed lateness
         self._first_kept = max(self._first_kept, self._window.first_kept(timestamp))
 
     def _drop(self, start: int) -> None:
@@ -323,7 +324,7 @@ class WindowAggregate(Operator):
             return
         group = self._groups.pop(start)
         if group.busy:
-            return  # what an open cut reads must stay as it is
+            return  # an open cut still reads it
         if len(self._spare) < _SPARE_GROUPS and (
             self._spare_bytes + group.nbytes <= _SPARE_BYTES_MAX
         ):
@@ -331,11 +332,11 @@ class WindowAggregate(Operator):
             self._spare.append(group)
             self._spare_bytes += group.nbytes
         else:
-            # Giving hundreds of MB back to the system takes long: an array per batch, not all now.
+            # Returning hundreds of MB to the system takes long, so one array is freed per batch.
             self._retired = group.memory()
 
     def _emit(self, fired: list[Fired]) -> None:
-        """Send results of some windows, many small ones in one batch, a large one in several."""
+        """Emit results of some windows, many small ones in one batch, a large one in several."""
         if not fired:
             return
         starts = np.concatenate([result.starts for result in fired])
@@ -357,10 +358,10 @@ class WindowAggregate(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `windows`: one row per open window and key; or its runs. Table `watermark`: per key group.
+        """Snapshot table `windows` (one row per open window and key, or its runs) and `watermark`.
 
-        The watermark is kept per key group so that each subtask finds it after a rescale: what was late
-        before stays late.
+        The watermark is kept per key group so that each subtask finds it after a rescale: what was
+        late before stays late.
         """
         epoch = self._epoch.cut()
         parts = [
@@ -385,18 +386,18 @@ class WindowAggregate(Operator):
         return lambda which: [np.full(row_count(which), edge) for edge in (start, end)]
 
     def states(self) -> Sequence[StateInfo]:
-        """Tables `windows` and `watermark`."""
+        """Return the declarations of tables `windows` and `watermark`."""
         return [
             aggregate_info(self._plan, _WINDOWS, "window"),
             watermark_info(),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Rebuild the open windows; watermark, and what is gone, are the least of those restored."""
+        """Restore the open windows; watermark and expiry are the least of those restored."""
         if self._spilling is None:
             self._restore(state)
             return None
-        # Files are read from end to end: who is larger than memory takes its time.
+        # Files are read from end to end, which takes time for state larger than memory.
         return self.context.run_in_thread(lambda: self._restore(state))
 
     def _restore(self, state: RestoredState) -> None:
@@ -413,7 +414,7 @@ class WindowAggregate(Operator):
             self._spilling.settle(self._small)
 
     def _restore_files(self, state: RestoredState) -> pa.Table | None:
-        """Take over windows that lie in files; returns the rows of the small ones."""
+        """Restore windows from files; return the rows of the small ones."""
         files = state.files.get(_WINDOWS)
         if not files:
             return None
@@ -434,7 +435,7 @@ class WindowAggregate(Operator):
         starts = table.column("window_start").cast(pa.int64()).to_numpy()
         ends = table.column("window_end").cast(pa.int64()).to_numpy()
         self._check_windows(starts, ends)
-        # Sorted by window, so that each is a slice; without what was gone at the cut.
+        # Sorted by window, so that each is a slice; without windows that had expired at the cut.
         order = np.argsort(starts, kind="stable")
         if times is not None:
             order = order[~times.were_gone(groups, starts)[order]]

@@ -1,4 +1,4 @@
-"""What a snapshot of tumbling windows says of event time, per key group: watermark, and what is gone."""
+"""The event time in snapshots of tumbling windows, per key group: watermark and expiry."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ WATERMARK: Final = "watermark"
 """The name of the table."""
 _GONE_THROUGH: Final = "gone_through"
 _SCHEMA: Final = times_schema(WATERMARK_COLUMN, _GONE_THROUGH)
-"""`gone_through`: windows that start at this time (ms) or before are gone."""
+"""`gone_through`: windows that start at this time (ms) or before have expired."""
 INT64_MIN: Final = int(np.iinfo(np.int64).min)
 
 
 def watermark_info() -> StateInfo:
-    """The declaration of the table."""
+    """Return the declaration of the table."""
     return times_info(WATERMARK, "window", _SCHEMA)
 
 
 def watermark_cut(
     context: OperatorContext, watermark: int, gone_through: int, ahead: Ahead | None
 ) -> TableCut:
-    """The table: the same for all own key groups, unless some are ahead."""
+    """Return the table: the same for all own key groups, unless some are ahead."""
     own = context.key_groups
     if ahead is None:
         return times_cut(own, _SCHEMA, watermark, gone_through)
@@ -43,7 +43,7 @@ class RestoredTimes:
 
     Attributes:
         watermark: the least of all own key groups, ms.
-        gone_through: the same.
+        gone_through: the least of all own key groups, ms.
     """
 
     def __init__(self, table: pa.Table, window: TumblingWindow, max_parallelism: int) -> None:
@@ -56,7 +56,7 @@ class RestoredTimes:
         self.gone_through = int(gone.min())
 
     def _gone(self, table: pa.Table) -> Index:
-        """Up to which start the windows of each key group were gone; older snapshots do not say it."""
+        """Return the start up to which windows of each key group had expired; older snapshots lack it."""
         if _GONE_THROUGH in table.column_names:
             gone: Index = table.column(_GONE_THROUGH).to_numpy()
             return gone
@@ -64,17 +64,17 @@ class RestoredTimes:
         return np.array([max(last_gone(time), INT64_MIN) for time in times], np.int64)
 
     def were_gone(self, groups: Index, starts: Index) -> Mask:
-        """True for rows whose window was gone where, and when, the cut was taken."""
+        """Return True for rows whose window had expired when and where the cut was taken."""
         gone = self._gone_by_group[groups]
         mask: Mask = (starts <= gone) & (gone > INT64_MIN)
         return mask
 
     def ahead(self) -> Ahead | None:
-        """Key groups that are ahead; what is gone of those is the last instant of which rows are late."""
+        """Key groups that are ahead; the bound is the last instant of which rows are late."""
         window = self._window
         both = np.stack([self._watermarks, self._gone_by_group])
         pairs, which = np.unique(both, axis=1, return_inverse=True)
-        # By the lateness of today, too.
+        # By today's lateness, too.
         bounds = [
             max(window.first_behind(through), window.first_kept(time)) - 1
             for time, through in pairs.T.tolist()

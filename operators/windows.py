@@ -1,8 +1,8 @@
-"""Windows: how a stream is cut into pieces (features.md TIM-06).
+"""Windows: how a stream is cut into pieces.
 
-`TumblingWindow`, `SlidingWindow` and `CumulativeWindow` cut event time; they are `PaneWindow`s: made of
-panes, see `panes/`. A plain tumbling window also has the methods of its own operator,
-`window_aggregate.py`. `CountWindow` and `GlobalWindow` know no time.
+`TumblingWindow`, `SlidingWindow` and `CumulativeWindow` cut event time; they are `PaneWindow`s:
+made of panes, see `panes/`. A plain tumbling window also has the methods of its own operator,
+`window_aggregate.py`. `CountWindow` and `GlobalWindow` have no times.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Final, Protocol, TypeAlias
-from zoneinfo import ZoneInfo, available_timezones
 
 import pyarrow as pa
 
@@ -25,9 +23,10 @@ from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
 from .panes.grid import CumulativeGrid, Grid, SlidingGrid
 from .panes.parts import Part, split
 from .windowing.clocks import WindowTime, is_processing
+from .zones import check_zone
 
 WINDOWS_PER_RECORD_MAX: Final = 100_000
-"""Windows that one record may be in: each gives a row per key, so that they bound what a record can make.
+"""The most windows that one record may be in: each gives a row per key, which multiplies the output.
 
 It is no option of a job, because a window is made, and checked, before it belongs to a job.
 """
@@ -39,11 +38,11 @@ WINDOW_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """When results are shown before a window closes; never, if both are 0.
+    """When early results are emitted, before a window closes; never, if both are 0.
 
     Attributes:
-        every_ms: after so much processing time.
-        rows: after so many rows of one subtask, at the end of a batch.
+        every_ms: the interval, in processing time.
+        rows: the number of rows of one subtask; results come at the end of a batch.
     """
 
     every_ms: int = 0
@@ -53,7 +52,7 @@ class Early:
         return bool(self.every_ms or self.rows)
 
     def describe(self) -> str:
-        """For `explain`, such as `, early every 10s`."""
+        """Describe the settings for `explain`, such as `, early every 10s`."""
         text = f", early every {format_duration(self.every_ms)}" if self.every_ms else ""
         return text + (f", early every {self.rows} rows" if self.rows else "")
 
@@ -70,30 +69,30 @@ class PaneWindow(Protocol):
 
     @property
     def allowed_lateness_ms(self) -> int:
-        """How long a window that has fired still takes records."""
+        """How long a window that has fired still takes records, ms."""
         ...
 
     @property
     def early(self) -> Early:
-        """When results are shown before."""
+        """The settings of early results."""
         ...
 
     @property
     def identity(self) -> str:
-        """Where the bounds of windows are: what must stay the same for state to be taken over."""
+        """The text that must stay the same for stored state to be restored: the bounds of windows."""
         ...
 
     def grid(self) -> Grid:
-        """The panes."""
+        """Return the panes."""
         ...
 
     def describe(self) -> str:
-        """For `explain`, such as `sliding 1m every 10s`."""
+        """Describe the window for `explain`, such as `sliding 1m every 10s`."""
         ...
 
 
 class _Shown:
-    """How windows of panes are called, by the fields that all of them have."""
+    """The texts of windows of panes, made of their common fields."""
 
     __slots__ = ()
 
@@ -105,19 +104,19 @@ class _Shown:
 
     @property
     def _bounds(self) -> str:
-        """Such as `sliding 1m every 10s`."""
+        """The bounds as text, such as `sliding 1m every 10s`."""
         raise NotImplementedError
 
     @property
     def identity(self) -> str:
-        """Where the bounds are: what must stay the same for state to be taken over."""
+        """The text that must stay the same for stored state to be restored: the bounds of windows."""
         text = self._bounds
         if self.offset_ms:
             text += f", offset {format_duration(self.offset_ms)}"
         return f"{text}, zone {self.zone}" if self.zone else text
 
     def describe(self) -> str:
-        """For `explain`, such as `tumbling 1m, allowed lateness 5s`."""
+        """Describe the window for `explain`, such as `tumbling 1m, allowed lateness 5s`."""
         text = self.identity
         if self.allowed_lateness_ms:
             text += f", allowed lateness {format_duration(self.allowed_lateness_ms)}"
@@ -126,7 +125,7 @@ class _Shown:
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindow(_Shown):
-    """Windows [start, start + size), one behind the other; all in ms. In a time zone: whole days there."""
+    """Consecutive windows [start, start + size), in ms. In a time zone: whole days there."""
 
     size_ms: int
     offset_ms: int = 0
@@ -137,7 +136,7 @@ class TumblingWindow(_Shown):
 
     @property
     def plain(self) -> bool:
-        """True if all windows are equally long, and show nothing before they close."""
+        """True if all windows are equally long, and have no early results."""
         return not self.zone and not self.early
 
     @property
@@ -145,49 +144,49 @@ class TumblingWindow(_Shown):
         return f"tumbling {format_duration(self.size_ms)}"
 
     def grid(self) -> Grid:
-        """The panes: each window is one."""
+        """Return the panes: each window is one."""
         calendar, unit = _calendar(self.zone, self.offset_ms)
         return SlidingGrid(calendar, self.size_ms // unit, self.size_ms // unit)
 
-    # --- of a plain one ------------------------------------------------------------------------
+    # --- methods for plain windows ---------------------------------------------------------------
 
     def start_of(self, timestamp: int) -> int:
-        """The start of the window `timestamp` lies in."""
+        """Return the start of the window of `timestamp`."""
         return timestamp - (timestamp - self.offset_ms) % self.size_ms
 
     def starts_of(self, timestamps: Timestamps) -> Timestamps:
-        """The start of the window of each timestamp."""
+        """Return the start of the window of each timestamp."""
         return timestamps - (timestamps - self.offset_ms) % self.size_ms
 
     def due_at(self, start: int) -> int:
-        """The watermark that fires the window, and the event time of its results: end - 1."""
+        """Return the watermark that fires the window, and the event time of its results: end - 1."""
         return start + self.size_ms - 1
 
     def gone_at(self, start: int) -> int:
-        """The watermark that drops the window's state; records that come behind it are late."""
+        """Return the watermark that drops the window's state; records that come after it are late."""
         return self.due_at(start) + self.allowed_lateness_ms
 
     def last_due(self, watermark: int) -> int:
-        """A window has fired once it starts at this time or before."""
+        """Return the last start of windows that have fired."""
         return watermark - self.size_ms + 1
 
     def last_gone(self, watermark: int) -> int:
-        """A window is gone once it starts at this time or before."""
+        """Return the last start of windows that have expired."""
         return self.last_due(watermark) - self.allowed_lateness_ms
 
     def first_kept(self, watermark: int) -> int:
-        """The start of the earliest window that `watermark` has not dropped."""
+        """Return the start of the earliest window that `watermark` has not dropped."""
         return self.first_behind(self.last_gone(watermark))
 
     def first_behind(self, time: int) -> int:
-        """The start of the earliest window that starts behind `time`."""
+        """Return the start of the earliest window that starts after `time`."""
         return self.start_of(time) + self.size_ms
 
     def split(self, timestamps: Timestamps, earliest: int | None = None) -> Iterator[Part]:
-        """The rows of each window, earliest first; in order of arrival within a window.
+        """Yield the rows of each window, earliest first; in order of arrival within a window.
 
-        Slices if the timestamps ascend, and for a batch that lies in one window. `earliest` is the least
-        timestamp, if it is known.
+        Rows are slices if the timestamps ascend, and for a batch within one window. `earliest` is
+        the least timestamp, if it is known.
         """
         first = self.start_of(int(timestamps.min()) if earliest is None else earliest)
         if int(timestamps.max()) < first + self.size_ms:
@@ -199,7 +198,7 @@ class TumblingWindow(_Shown):
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow(_Shown):
-    """Windows [start, start + size), one every `every`; all in ms. In a time zone: whole days there."""
+    """Windows [start, start + size), one every `every`, in ms. In a time zone: whole days there."""
 
     size_ms: int
     every_ms: int
@@ -214,14 +213,14 @@ class SlidingWindow(_Shown):
         return f"sliding {format_duration(self.size_ms)} every {format_duration(self.every_ms)}"
 
     def grid(self) -> Grid:
-        """The panes."""
+        """Return the panes."""
         calendar, unit = _calendar(self.zone, self.offset_ms)
         return SlidingGrid(calendar, self.size_ms // unit, self.every_ms // unit)
 
 
 @dataclass(frozen=True, slots=True)
 class CumulativeWindow(_Shown):
-    """Windows that begin together, every `size`, and each end a `step` later, up to `size`; all in ms."""
+    """Windows that begin together, every `size`, and each end a `step` later, up to `size`, in ms."""
 
     size_ms: int
     step_ms: int
@@ -235,7 +234,7 @@ class CumulativeWindow(_Shown):
         return f"cumulative {format_duration(self.size_ms)} by {format_duration(self.step_ms)}"
 
     def grid(self) -> Grid:
-        """The panes: one per step."""
+        """Return the panes: one per step."""
         if self.zone and self.step_ms < DAY_MS:
             days = LocalDays(self.zone, self.offset_ms, self.step_ms)
             return CumulativeGrid(days, self.size_ms // DAY_MS * days.places_per_day, 1)
@@ -244,7 +243,7 @@ class CumulativeWindow(_Shown):
 
 
 TimeWindow: TypeAlias = TumblingWindow | SlidingWindow | CumulativeWindow
-"""All windows over event time whose bounds do not depend on the records."""
+"""The windows over event time whose bounds do not depend on the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,19 +254,19 @@ class CountWindow:
     every: int
 
     def describe(self) -> str:
-        """For `explain`, such as `count 100 every 10`."""
+        """Describe the window for `explain`, such as `count 100 every 10`."""
         text = f"count {self.size}"
         return text if self.every == self.size else f"{text} every {self.every}"
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalWindow:
-    """All records of a key; results come early, and when the stream ends."""
+    """All records of a key; results are emitted early, and when the stream ends."""
 
     early: Early = NEVER
 
     def describe(self) -> str:
-        """For `explain`, such as `global, early every 10s`."""
+        """Describe the window for `explain`, such as `global, early every 10s`."""
         return f"global{self.early.describe()}"
 
 
@@ -284,17 +283,17 @@ def tumbling(
     emit_rows: int | None = None,
     time: WindowTime = "event",
 ) -> TumblingWindow:
-    """Windows of a fixed size, aligned with the epoch (UTC) plus `offset`.
+    """Return windows of a fixed size, aligned with the epoch (UTC) plus `offset`.
 
     Args:
         size: length of a window.
         offset: shifts the bounds of all windows; less than the size.
         allowed_lateness: how long a window that has fired still takes records.
-        zone: a time zone such as "Europe/Berlin": windows of whole days begin at midnight there (plus the
-            offset), also when the clocks change.
-        emit_every: show the results so far after so much processing time.
-        emit_rows: the same after so many rows of one subtask.
-        time: `processing`: windows of the machine's clock.
+        zone: a time zone such as "Europe/Berlin": windows of whole days begin at midnight there
+            (plus the offset), also when the clocks change.
+        emit_every: emit early results at this processing-time interval.
+        emit_rows: emit early results after this many rows of one subtask.
+        time: `processing`: windows follow the machine's clock.
 
     Raises:
         UsageError: a duration that does not parse.
@@ -320,7 +319,9 @@ def sliding(
     emit_rows: int | None = None,
     time: WindowTime = "event",
 ) -> SlidingWindow:
-    """Windows of `size`, a new one `every` so often: a record is in several. See `tumbling`.
+    """Return windows of `size`, one starting at each `every`: a record is in several.
+
+    See `tumbling`.
 
     Raises:
         UsageError: a duration that does not parse.
@@ -371,9 +372,10 @@ def cumulative(
     emit_every: Duration | None = None,
     emit_rows: int | None = None,
 ) -> CumulativeWindow:
-    """Windows that begin together, every `size`, and grow by `step` up to it: totals since midnight, say.
+    """Return windows that begin together, every `size`, and grow by `step`: totals since midnight, say.
 
-    In a time zone the steps of less than a day are counted from when the day begins there. See `tumbling`.
+    In a time zone, steps shorter than a day are counted from the beginning of the day there. See
+    `tumbling`.
 
     Raises:
         UsageError: a duration that does not parse.
@@ -398,7 +400,7 @@ def cumulative(
 
 
 def count_window(size: int, every: int | None = None) -> CountWindow:
-    """The last `size` records of each key, in order of arrival, each time `every` more have come.
+    """Return windows of the last `size` records of each key, by arrival, at every `every` records.
 
     Args:
         size: records in a window.
@@ -411,7 +413,7 @@ def count_window(size: int, every: int | None = None) -> CountWindow:
     for what, value in (("size", size), ("every", every)):
         if not _is_count(value):
             raise PlanError(
-                f"a count window is so many records {what}=`{value}`",
+                f"a count window needs a number of records {what}=`{value}`",
                 fix="such as count_window(100), or count_window(100, 10)",
             )
     return CountWindow(size, every)
@@ -420,11 +422,11 @@ def count_window(size: int, every: int | None = None) -> CountWindow:
 def global_window(
     *, emit_every: Duration | None = None, emit_rows: int | None = None
 ) -> GlobalWindow:
-    """All records of each key together; the result comes when the stream ends.
+    """Return the window of all records of each key; the result is emitted when the stream ends.
 
     Args:
-        emit_every: also show the results so far after so much processing time.
-        emit_rows: the same after so many rows of one subtask.
+        emit_every: also emit early results at this processing-time interval.
+        emit_rows: also emit early results after this many rows of one subtask.
 
     Raises:
         UsageError: a duration that does not parse.
@@ -434,7 +436,7 @@ def global_window(
 
 
 def early_results(emit_every: Duration | None, emit_rows: int | None) -> Early:
-    """What the options of a window say of results before it closes.
+    """Return the early-result settings of a window's options.
 
     Raises:
         UsageError: a duration that does not parse.
@@ -480,24 +482,13 @@ def _offset(offset: Duration, below: Duration, zone: str | None) -> int:
 def _check_zone(zone: str | None, *lengths: Duration) -> None:
     if zone is None:
         return
-    try:
-        ZoneInfo(zone)
-    except (ValueError, TypeError, OSError, KeyError) as error:
-        raise PlanError(
-            f"unknown time zone `{zone}`",
-            fix=_zone_fix(str(zone)),
-        ) from error
+    check_zone(zone)
     for length in lengths:
         if parse_duration(length) % DAY_MS:
             raise PlanError(
                 f"windows in a time zone are whole days there length=`{length}` zone=`{zone}`",
                 fix='such as tumbling("1d", zone=...); for hours leave zone out, or use offset',
             )
-
-
-def _zone_fix(zone: str) -> str:
-    near = get_close_matches(zone, available_timezones(), n=1)
-    return f"did you mean `{near[0]}`?" if near else 'an IANA name such as "Europe/Berlin"'
 
 
 def _calendar(zone: str, offset_ms: int) -> tuple[Calendar, int]:

@@ -13,6 +13,7 @@ from .graph import Node
 from .job_definition import JobDefinition
 from .origin import capture_origin
 from .required_name import named
+from .resources import Resources
 from .restarts import fixed_delay
 from .settings import CheckpointSettings, ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from .source import REJECTED, Record, Source
@@ -28,6 +29,8 @@ class WrittenJob:
         max_parallelism: number of key groups, fixed for the life of the job's state; None: chosen.
         options: option keys and values as listed by `headgate options`.
         labels: such as {"team": "search"}; the metric `headgate_job_info` shows them.
+        resources: slot sharing groups and what each slot of one takes, such as
+            {"gpu": hg.Resources(cpu=2, gpu=1)}; steps name them with `slot_sharing_group`.
     """
 
     _definition_class: ClassVar[type[JobDefinition]] = JobDefinition
@@ -40,6 +43,7 @@ class WrittenJob:
         max_parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
+        resources: Mapping[str, Resources] | None = None,
     ) -> None:
         self._definition = self._definition_class(
             name,
@@ -47,6 +51,7 @@ class WrittenJob:
             max_parallelism=max_parallelism,
             options=options,
             labels=labels,
+            resources=resources,
         )
 
     @property
@@ -73,6 +78,11 @@ class WrittenJob:
     def labels(self) -> dict[str, str]:
         """For those who watch many jobs; the metric `headgate_job_info` shows them."""
         return self._definition.labels
+
+    @property
+    def resources(self) -> dict[str, Resources]:
+        """The slot sharing groups of the job that were declared, and what each slot of one takes."""
+        return dict(self._definition.resources)
 
     @named("source", "its position in the input is stored under this name")
     def read(

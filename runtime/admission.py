@@ -18,6 +18,7 @@ from .listener_options import (
     HANDSHAKE_TIMEOUT,
     MESSAGE_SIZE_MAX,
     UNAUTHENTICATED_MAX,
+    UNSENT_SIZE_MAX,
 )
 from .options import Options
 
@@ -35,6 +36,7 @@ class ListenerLimits:
     connections_max: int = CONNECTIONS_MAX.default
     frame_size_max_bytes: int = FRAME_SIZE_MAX.default
     message_size_max_bytes: int = MESSAGE_SIZE_MAX.default
+    unsent_max_bytes: int = UNSENT_SIZE_MAX.default
 
     @classmethod
     def of(cls, options: Options) -> ListenerLimits:
@@ -45,6 +47,7 @@ class ListenerLimits:
             connections_max=options.get(CONNECTIONS_MAX),
             frame_size_max_bytes=options.get(FRAME_SIZE_MAX),
             message_size_max_bytes=options.get(MESSAGE_SIZE_MAX),
+            unsent_max_bytes=options.get(UNSENT_SIZE_MAX),
         )
 
     @property

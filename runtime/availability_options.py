@@ -30,6 +30,15 @@ STORE_PATIENCE = Option[int](
     "How long a coordinator that takes over tries to read the job log, before the job ends with the error "
     "of the checkpoint store. The first coordinator of a job does not try again.",
 )
+COORDINATOR_RETURN_TIMEOUT = Option[int](
+    "headgate.coordinator.return-timeout",
+    Duration(at_least_ms=1_000),
+    240_000,
+    "ms",
+    "How long the command that follows a job on Ray waits for a coordinator that leads, before it gives "
+    "the job up: the job itself may go on. A process that dies while Ray is still starting it is missed by "
+    "Ray only after a minute (its `worker_register_timeout_seconds`); there is time for two of them.",
+)
 CLUSTER_CONNECT_TIMEOUT = Option[int](
     "headgate.cluster.connect-timeout",
     Duration(at_least_ms=100),

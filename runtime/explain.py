@@ -16,6 +16,7 @@ from ..operators.partitioning import (
     Rescale,
     Shuffle,
 )
+from ..operators.resources import DEFAULT_GROUP
 from ..operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.sink import Guarantee
 from .checkpoint_options import CHECKPOINT_MODE
@@ -37,6 +38,7 @@ def explain_plan(spec: JobSpec) -> str:
               f"{plan.slots} slots"]  # fmt: skip
     for vertex in plan.vertices:
         lines += _physical(plan, vertex)
+    lines += _groups(spec)
     lines += _event_time(plan)
     lines += _pickled(spec)
     lines += ["", "delivery guarantees"]
@@ -91,8 +93,26 @@ def describe_node(node: Node) -> str:
     return f"{node.name} ({node.kind}){source}{detail}{state}"
 
 
+def in_group(vertex: Vertex) -> str:
+    """The slot sharing group of a vertex, behind its name; empty for the default one."""
+    return "" if vertex.group == DEFAULT_GROUP else f" in {vertex.group}"
+
+
+def _groups(spec: JobSpec) -> list[str]:
+    """The slot sharing groups, if the job speaks of any."""
+    slots = spec.plan.slots_by_group
+    if list(slots) == [DEFAULT_GROUP] and not spec.resources:
+        return []
+    lines = []
+    for group, count in slots.items():
+        takes = str(spec.resources.get(group, ""))
+        each = f", each with {takes}" if takes else ""
+        lines.append(f"  {group}: {count} slot{'s' * (count > 1)}{each}")
+    return ["", "slot sharing groups", *lines]
+
+
 def _physical(plan: PhysicalPlan, vertex: Vertex) -> list[str]:
-    lines = [f"  [{vertex.id}] {vertex.name}  x{vertex.parallelism}"]
+    lines = [f"  [{vertex.id}] {vertex.name}  x{vertex.parallelism}{in_group(vertex)}"]
     for edge in plan.outputs_of(vertex):
         side = f" (side output {edge.side})" if edge.side else ""
         lines.append(f"      -> [{edge.target}] {describe_partitioning(edge.partitioning)}{side}")

@@ -22,10 +22,10 @@ from ..errors import JobError, JobNotFound, UsageError
 from ..operators.clock import SystemClock
 from .availability_options import CLUSTER_CONNECT_TIMEOUT
 from .control import registry
-from .control.client import CoordinatorClient
 from .control.link import is_local
 from .control.tokens import read_token_file
 from .options import Options
+from .rest.client import RestClient
 from .storage.open_store import open_store_at
 from .storage.stored_jobs import StoredJob, find_job
 
@@ -40,7 +40,7 @@ class Where:
     Attributes:
         storage: the address of its checkpoints.
         cluster: the address of a Ray cluster.
-        token_file: a file with the token of the job's control port.
+        token_file: a file with the token of the job.
         options: those of the storage, and `headgate.cluster.connect-timeout`.
     """
 
@@ -55,13 +55,13 @@ HERE = Where()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a coordinator listens, and the secret to show there."""
+    """Where the REST API of a coordinator is, and the secret to show there."""
 
     addresses: tuple[str, ...]
     token: str = field(repr=False)
 
 
-async def connect_to_job(name: str, where: Where = HERE) -> CoordinatorClient:
+async def connect_to_job(name: str, where: Where = HERE) -> RestClient:
     """A client of the job's coordinator.
 
     Raises:
@@ -74,7 +74,7 @@ async def connect_to_job(name: str, where: Where = HERE) -> CoordinatorClient:
         found = await _by_storage(name, where)
     else:
         return await _on_this_machine(name)
-    return await CoordinatorClient.connect(found.addresses, found.token)
+    return await RestClient.connect(found.addresses, found.token)
 
 
 async def stored_job(name: str, where: Where) -> StoredJob:
@@ -94,7 +94,7 @@ async def end_of_run(name: str, run: str, where: Where) -> JobEnded | None:
     return (await stored_job(name, where)).end_of(run)
 
 
-async def _on_this_machine(name: str) -> CoordinatorClient:
+async def _on_this_machine(name: str) -> RestClient:
     record = registry.find(name)
     client = None if record is None else await connect_to_record(record)
     if client is not None:
@@ -107,14 +107,14 @@ async def _on_this_machine(name: str) -> CoordinatorClient:
     )
 
 
-async def connect_to_record(record: registry.JobRecord) -> CoordinatorClient | None:
+async def connect_to_record(record: registry.JobRecord) -> RestClient | None:
     """A client of a job of this machine; None if nobody listens any more: then its record is removed.
 
     Raises:
         JobError: its process lives, but cannot be reached right now.
     """
     try:
-        return await CoordinatorClient.connect(record.addresses, record.token)
+        return await RestClient.connect(record.addresses, record.token)
     except JobError:
         if registry.is_alive(record):
             raise
@@ -144,11 +144,17 @@ def found_in_storage(job: StoredJob, where: Where) -> Found:
         raise JobError("the log of the job does not say where its coordinator is")
     here = leader.host == socket.gethostname()
     # What is local to another machine may be anybody's here, and must not get the token.
-    addresses = tuple(each for each in leader.addresses if here or not is_local(each))
+    addresses = tuple(each for each in leader.rest if here or not is_local(each))
+    if not leader.rest:
+        raise JobError(
+            "the log of the job does not say where the REST API of its coordinator is: the job runs an "
+            f"older version of headgate host=`{leader.host}` pid=`{leader.pid}`",
+            fix="use that version for this command, or stop the job by SIGTERM of that process",
+        )
     if not addresses:
         raise JobError(
             f"the coordinator listens to its own machine only host=`{leader.host}` pid=`{leader.pid}`",
-            fix=f"run the command on {leader.host}",
+            fix=f"run the command on {leader.host}, or give jobs that are asked from elsewhere a rest.port",
         )
     return Found(addresses, _token(job, addresses, where))
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
-from .control.client import CoordinatorClient, HungUp, outcome_of
-from .control.messages import BEGUN, Event
+from .control.events import BEGUN, Event
+from .control.job_client import Connect, HungUp, JobClient, outcome_of
 from .coordinator.ended import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
 from .job_spec import JobSpec
@@ -40,7 +40,7 @@ FENCED = "fenced"
 class _Job(Protocol):
     """The job that a handle is of."""
 
-    async def connect(self) -> CoordinatorClient:
+    async def connect(self) -> JobClient:
         """A client of its coordinator. Raises JobNotFound if nobody leads it."""
         ...
 
@@ -268,7 +268,7 @@ async def _while_there(job: _Job, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, over, return_exceptions=True)
 
 
-async def _watch(client: CoordinatorClient) -> JobOutcome | None:
+async def _watch(client: JobClient) -> JobOutcome | None:
     """How the job ended; None: the coordinator went away before that."""
     try:
         async for event in client.events():
@@ -299,7 +299,7 @@ class FoundJob:
     end: JobOutcome | None = None
     """How the run had ended already."""
 
-    async def connect(self) -> CoordinatorClient:
+    async def connect(self) -> JobClient:
         """A client of whoever leads the job now."""
         return await connect_to_job(self.name, self.where)
 
@@ -322,11 +322,11 @@ class ThreadJob:
     """A job in a thread of this process, with an event loop of its own."""
 
     def __init__(
-        self, run: Callable[[Callable[[list[str], str], None]], Coroutine[Any, Any, JobOutcome]]
+        self, run: Callable[[Callable[[Connect], None]], Coroutine[Any, Any, JobOutcome]]
     ) -> None:
-        """Starts the thread. `run` runs the job, and tells where its coordinator listens."""
+        """Starts the thread. `run` runs the job, and tells what connects to its coordinator."""
         self._changed = threading.Condition()
-        self._where: tuple[list[str], str] | None = None
+        self._connect: Connect | None = None
         self._outcome: JobOutcome | None = None
         self._error: BaseException | None = None
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -341,9 +341,9 @@ class ThreadJob:
         else:
             self._set(outcome=outcome)
 
-    def _listening(self, addresses: list[str], token: str) -> None:
+    def _listening(self, connect: Connect) -> None:
         with self._changed:
-            self._where = (addresses, token)
+            self._connect = connect
             self._changed.notify_all()
 
     def _set(self, outcome: JobOutcome | None = None, error: BaseException | None = None) -> None:
@@ -379,7 +379,7 @@ class ThreadJob:
         self._raise()
 
     def _known(self) -> bool:
-        return self._where is not None or self._outcome is not None or self._error is not None
+        return self._connect is not None or self._outcome is not None or self._error is not None
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -396,11 +396,11 @@ class ThreadJob:
             await client.close()
         await self.over()
 
-    async def connect(self) -> CoordinatorClient:
+    async def connect(self) -> JobClient:
         """A client of the job's coordinator."""
-        if self._where is None or self._outcome is not None or self._error is not None:
+        if self._connect is None or self._outcome is not None or self._error is not None:
             raise JobNotFound(ENDED)
-        return await CoordinatorClient.connect(*self._where)
+        return await self._connect()
 
     async def outcome(self) -> JobOutcome | None:
         """How it ended. Raises what ended it before it was over."""
@@ -415,7 +415,7 @@ def start(spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None)
         HeadgateError: the job could not begin.
     """
 
-    def run(listening: Callable[[list[str], str], None]) -> Coroutine[Any, Any, JobOutcome]:
+    def run(listening: Callable[[Connect], None]) -> Coroutine[Any, Any, JobOutcome]:
         return launch(spec, cluster, on_event=on_event, on_listening=listening)
 
     job = ThreadJob(run)
@@ -449,7 +449,7 @@ def attach(
         name: of the job.
         storage: where its checkpoints are, as in `job.checkpoint(storage=...)`.
         cluster: the address of the Ray cluster it runs on.
-        token_file: a file with the token of the job's control port; for a job that is found by its storage.
+        token_file: a file with the token of the job; for a job that is found by its storage.
         options: those of the storage, such as `s3.endpoint`.
 
     Raises:

@@ -17,7 +17,7 @@ from ..errors import (
     UsageError,
 )
 from ..operators.written_job import WrittenJob, definition_of
-from .control.messages import WARNINGS, Event
+from .control.events import WARNINGS, Event
 from .explain import describe_node, explain_plan
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..operators.graph import Graph
+from ..operators.resources import Resources
 from ..operators.settings import CheckpointSettings, RestartSettings
 from ..operators.sink import IfExists
 from .checkpoint_options import (
@@ -36,6 +37,12 @@ class JobSpec:
     """As the user set it; None: that of the restored checkpoint, else chosen."""
     chaining: bool = True
     slots_per_worker: int = 1
+    group_slots: dict[str, int] = field(default_factory=dict)
+    """Slots per worker of slot sharing groups whose workers have others than that."""
+    resources: dict[str, Resources] = field(default_factory=dict)
+    """What a slot takes, by slot sharing group."""
+    group_resources: dict[str, str] = field(default_factory=dict)
+    """Custom resources of Ray, by group. A slot takes one of that of its group, instead of `resources`."""
     run: str = ""
     """Names this run of the job, so that a coordinator which takes over does not start it anew."""
     outside_run: bool = False
@@ -53,6 +60,10 @@ class JobSpec:
     """For those who watch the job; `headgate_job_info` shows them."""
     if_exists: IfExists | None = None
     """What to do with output of earlier runs, at a start without state; None: what each sink says."""
+
+    def slots_of(self, group: str) -> int:
+        """Slots of a worker of a slot sharing group."""
+        return self.group_slots.get(group, self.slots_per_worker)
 
     def replan(self, parallelism: int, max_parallelism: int | None) -> PhysicalPlan:
         """The plan at another parallelism; operators that set their own keep it.

@@ -47,12 +47,20 @@ MESSAGE_SIZE_MAX = Option[int](
     "Largest message on the control port and at workers, such as a job with its code, or the state that "
     "a checkpoint keeps in the log. A connection that brings a larger one is closed.",
 )
+UNSENT_SIZE_MAX = Option[int](
+    "headgate.control.unsent-max",
+    Size(at_least=1 << 10),
+    256 << 20,
+    "bytes",
+    "A peer on the control port that does not read is taken for dead, and its connection is closed, if "
+    "this much waits for it when another message comes. The message itself does not count.",
+)
 CONTROL_TOKEN_FILE = Option[str | None](
     "headgate.control.token-file",
     Text(),
     None,
     "",
-    "A file with the token of the job's control port, such as a mounted secret: at least 16 characters. "
+    "A file with the token of the job, such as a mounted secret: at least 16 characters. "
     "Whoever has it commands the job. Unset: the token is random.",
 )
 CONTROL_TOKEN_IN_STORAGE = Option[bool](
@@ -60,7 +68,7 @@ CONTROL_TOKEN_IN_STORAGE = Option[bool](
     Boolean(),
     False,
     "",
-    "Keep the token of the control port in the job's storage also where everybody who reads the storage "
+    "Keep the token of the job in its storage also where everybody who reads the storage "
     "can read it, as in a bucket. In a local directory it is kept in any case, as a file that only the "
     "job's user reads.",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .explain import describe_partitioning
+from .explain import describe_partitioning, in_group
 from .job_spec import JobSpec
 from .plan import PhysicalPlan, Vertex
 
@@ -19,7 +19,8 @@ def mermaid_plan(spec: JobSpec) -> str:
 
 
 def _vertex(vertex: Vertex) -> list[str]:
-    lines = [f'  subgraph v{vertex.id}["{_text(vertex.name)} x{vertex.parallelism}"]']
+    title = f"{_text(vertex.name)} x{vertex.parallelism}{in_group(vertex)}"
+    lines = [f'  subgraph v{vertex.id}["{title}"]']
     ids = [f"v{vertex.id}n{number}" for number in range(len(vertex.nodes))]
     for id_, node in zip(ids, vertex.nodes, strict=True):
         left, right = ("[(", ")]") if node.stateful else ("[", "]")

@@ -35,7 +35,7 @@ CONTROL_HOST = Option[str | None](
     Text(),
     None,
     "",
-    "Address at which workers and clients reach the control port. `env:NAME` reads it from the environment "
+    "Address at which workers reach the control port. `env:NAME` reads it from the environment "
     "of the process. Unset: the address that the port binds to, or that of the node if it binds to all.",
 )
 DATA_PORT = Option[range](

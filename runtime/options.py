@@ -250,6 +250,23 @@ S3_TIMEOUT = Option[int](
     "ms",
     "How long S3 may be silent while its answer is due. Then the request is tried again.",
 )
+S3_ATTEMPTS_MAX = Option[int](
+    "s3.attempts.maximum",
+    Integer(at_least=1, at_most=1_000),
+    8,
+    "attempts",
+    "How often a request to S3 is made, the first time included, while its errors may pass: a connection "
+    "that breaks, a time-out, a server that is busy. The pauses in between grow, to 5 s for checkpoints "
+    "and 20 s for the files of connectors.",
+)
+S3_UPLOAD_PARTS_MAX = Option[int](
+    "s3.fast.upload.active.blocks",
+    Integer(at_least=1, at_most=1_000),
+    4,
+    "parts",
+    "How many parts of one file, of 8 MB each, are uploaded at once for a checkpoint, or may wait for "
+    "their upload in a sink before the sink holds its records back. Each is in memory.",
+)
 BUFFER_ROWS = Option[int](
     "headgate.buffer.rows",
     Integer(at_least=1, at_most=1_048_576),

@@ -1,8 +1,8 @@
 """From the logical graph to vertices, exchanges and slots: what will really run.
 
-Operators with a forward edge between them, equal parallelism and no wish to the contrary share a
-*vertex*: one subtask runs them by direct calls (features.md API-02). State stays addressed by operator
-name, so chains may change between restores.
+Operators with a forward edge between them, equal parallelism, the same slot sharing group and no wish to
+the contrary share a *vertex*: one subtask runs them by direct calls (features.md API-02). State stays
+addressed by operator name, so chains may change between restores.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..operators.partitioning import (
     Rebalance,
     Rescale,
 )
+from ..operators.resources import DEFAULT_GROUP, sharing_groups
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from ..state.snapshot import ChannelAddress
 
@@ -46,6 +47,8 @@ class Vertex:
     nodes: list[Node]
     parallelism: int
     links: list[ChainLink] = field(default_factory=list)
+    group: str = DEFAULT_GROUP
+    """The slot sharing group of all its operators."""
 
     @property
     def head(self) -> Node:
@@ -107,12 +110,22 @@ class PhysicalPlan:
 
     @property
     def slots(self) -> int:
-        """Slots the job needs: one hosts a subtask of each vertex (slot sharing)."""
-        return max(vertex.parallelism for vertex in self.vertices)
+        """Slots the job needs: those of all slot sharing groups."""
+        return sum(self.slots_by_group.values())
+
+    @property
+    def slots_by_group(self) -> dict[str, int]:
+        """Slots that each slot sharing group needs: one hosts a subtask of each vertex of the group."""
+        slots: dict[str, int] = {}
+        for vertex in self.vertices:
+            slots[vertex.group] = max(slots.get(vertex.group, 0), vertex.parallelism)
+        return slots
 
     def fingerprint(self) -> str:
-        """Equal for plans of the same shape: vertices, their steps and widths, and what joins them."""
-        vertices = [(v.id, v.parallelism, [node.name for node in v.nodes]) for v in self.vertices]
+        """Equal for plans of the same shape: vertices with steps, width and group, and what joins them."""
+        vertices = [
+            (v.id, v.parallelism, [node.name for node in v.nodes], v.group) for v in self.vertices
+        ]
         edges = [
             (e.id, e.source_node, e.side, e.target, e.input_index, type(e.partitioning).__name__)
             for e in self.edges
@@ -196,17 +209,18 @@ def make_plan(
             "the job has no source", fix="start with job.read(...) and end with .write(...)"
         )
     widths = {node.id: node.parallelism or parallelism for node in graph.nodes}
+    sharing = sharing_groups(graph)
     widest = max(widths.values())
     groups = max_parallelism or default_max_parallelism(widest)
     for node in graph.nodes:
         check_max_parallelism(node.max_parallelism or groups, widths[node.id])
     vertex_of: dict[int, Vertex] = {}
     vertices: list[Vertex] = []
-    beside_source = _beside_source(graph)
+    beside = beside_source(graph)
     for node in graph.nodes:
-        upstream = _chainable_input(node, widths, chaining or node.id in beside_source)
+        upstream = _chainable_input(node, widths, sharing, chaining or node.id in beside)
         if upstream is None:
-            vertex = Vertex(len(vertices), [node], widths[node.id])
+            vertex = Vertex(len(vertices), [node], widths[node.id], group=sharing[node.id])
             vertices.append(vertex)
         else:
             vertex = vertex_of[upstream.id]
@@ -244,7 +258,7 @@ def _reached(start: int, steps: Sequence[tuple[int, int]]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _beside_source(graph: Graph) -> frozenset[int]:
+def beside_source(graph: Graph) -> frozenset[int]:
     """The steps from sources to the event time of their splits: together also without chaining.
 
     Who reads which split is known in the subtask of the source alone. In another one, what a split holds
@@ -259,12 +273,16 @@ def _beside_source(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def _chainable_input(node: Node, widths: dict[int, int], chaining: bool) -> Node | None:
+def _chainable_input(
+    node: Node, widths: dict[int, int], sharing: dict[int, str], chaining: bool
+) -> Node | None:
     """The operator `node` can be called from directly, or None if it must start a vertex."""
     if not chaining or len(node.inputs) != 1 or node.chaining is not Chaining.ALWAYS:
         return None
     upstream = node.inputs[0].node
     if upstream.chaining is Chaining.NEVER or widths[upstream.id] != widths[node.id]:
+        return None
+    if sharing[upstream.id] != sharing[node.id]:
         return None
     return upstream if isinstance(node.inputs[0].partitioning, Forward) else None
 

@@ -147,7 +147,10 @@ def _part(graph: Graph, wanted: Input, box: _Box, origin: Origin) -> Graph:
                 fix="run the job, and look at the output of a sink",
             )
         inputs = tuple(replace(i, node=copies[i.node.id]) for i in node.inputs)
-        copies[node.id] = replace(node, inputs=inputs, sides=dict(node.sides), parallelism=None)
+        sides = dict(node.sides)
+        copies[node.id] = replace(
+            node, inputs=inputs, sides=sides, parallelism=None, slot_sharing_group=None
+        )
     sink = _PreviewSink(box.id)
     shown = Node(
         id=max(copies) + 1,

@@ -42,7 +42,8 @@ REDUNDANT_WORKERS = Option[int](
     Integer(at_most=1_000),
     0,
     "workers",
-    "Spare workers: started, connected and ready, to take the place of one that dies.",
+    "Spare workers of each slot sharing group: started, connected and ready, to take the place of one that "
+    "dies.",
 )
 REGISTRATION_TIMEOUT = Option[int](
     "resourcemanager.taskmanager-registration.timeout",

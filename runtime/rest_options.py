@@ -13,14 +13,16 @@ REST_PORT = Option[range | None](
     "",
     "TCP port of the REST API of the coordinator, which also answers the probes of Kubernetes: a port, or "
     "a range such as `8081-8090` of which the first free one is taken. 0: the operating system chooses. "
-    "Unset: there is no REST API.",
+    "Unset: any free one on an existing Ray cluster, whose clients may be elsewhere; else none, and "
+    "the API has its Unix socket only.",
 )
-REST_BIND_ADDRESS = Option[str](
+REST_BIND_ADDRESS = Option[str | None](
     "rest.bind-address",
     Text(),
-    "127.0.0.1",
+    None,
     "",
-    "Address that the REST API binds to; `env:NAME` reads it from the environment of the process. The API "
+    "Address that the REST API binds to; `env:NAME` reads it from the environment of the process. Unset: "
+    "loopback, and on an existing Ray cluster the address of the node, as for the control port. The API "
     "asks for the job's token, but it does not encrypt.",
 )
 REST_ADDRESS = Option[str | None](

@@ -23,6 +23,7 @@ from ..operators.durations import format_duration
 from ..operators.graph import Graph, Origin
 from ..operators.job_definition import JobDefinition
 from ..operators.keyed_backend import check_state_backend
+from ..operators.resources import sharing_groups
 from ..operators.settings import CheckpointSettings
 from ..operators.sink import Guarantee, IfExistsLike, parse_if_exists
 from ..operators.stream_base import StreamBase
@@ -52,7 +53,7 @@ from .options import (
     current_key,
 )
 from .pickled_state import check_pickles
-from .plan import make_plan
+from .plan import beside_source, make_plan
 from .requirements import missing_packages
 from .restart_settings import restart_settings
 from .unshippable import unshippable
@@ -82,6 +83,7 @@ class RunnableJob(JobDefinition):
         storage = None if self.checkpoint_settings is None else self.checkpoint_settings.storage
         yield from missing_packages(self.graph, options, storage, self.as_batch)
         yield from unshippable(self.graph)
+        yield from _apart_from_source(self.graph)
         if self.as_batch:
             yield from batch_problems(self.graph)
         elif options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
@@ -167,6 +169,7 @@ class RunnableJob(JobDefinition):
             options=_travelling(options),
             graph=graph,
             labels=dict(self.labels),
+            resources=dict(self.resources),
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
             run=secrets.token_hex(8) if run_id is None else run_id,
@@ -199,6 +202,7 @@ class RunnableJob(JobDefinition):
         part = copy.copy(self)
         part.graph, part.options = graph, options
         part.parallelism, part.checkpoint_settings, part.restart_settings = 1, None, None
+        part.resources = {}
         return part.spec()
 
 
@@ -242,6 +246,23 @@ def cause_of(error: HeadgateError) -> BaseException | None:
     if isinstance(error, UserCodeError) and error.detail:
         return UserTraceback(error.detail)
     return error.__cause__
+
+
+def _apart_from_source(graph: Graph) -> Iterator[PlanError]:
+    """The steps that would be in other slots than the source whose splits they watch."""
+    groups = sharing_groups(graph)
+    beside = beside_source(graph)
+    for node in graph.nodes:
+        before = [
+            input_.node for input_ in node.inputs if groups[input_.node.id] != groups[node.id]
+        ]
+        if node.id in beside and before:
+            yield PlanError(
+                f"`{node.name}` has to share slots with the source before it, whose splits have their "
+                f"event time there group=`{groups[node.id]}` group_before=`{groups[before[0].id]}`",
+                where=str(node.origin),
+                fix="name the slot sharing group at the source, and another one behind event_time",
+            )
 
 
 def _promises_without_alignment(graph: Graph) -> Iterator[PlanError]:

@@ -13,7 +13,18 @@ import sys
 import typing
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar, ForwardRef, Generic, Literal, Self, TypeVar, get_args, overload
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    ForwardRef,
+    Generic,
+    Literal,
+    Self,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 from ..errors import PlanError
 from .annotated import returned_type
@@ -77,7 +88,10 @@ class StateDescriptor:
 
     def _annotation(self) -> Any:
         annotation = getattr(self.owner, "__annotations__", {}).get(self.attribute)
-        return self._resolved(ForwardRef(annotation)) if isinstance(annotation, str) else annotation
+        hint = self._resolved(ForwardRef(annotation)) if isinstance(annotation, str) else annotation
+        while typing.get_origin(hint) in (ClassVar, Final):
+            (hint,) = get_args(hint)
+        return hint
 
     def _resolved(self, hint: Any) -> Any:
         if not isinstance(hint, ForwardRef):

@@ -19,11 +19,12 @@ import xxhash
 
 from ..errors import CorruptError, StateError
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """Raise it whenever the fields of a sealed record change, and keep reading the older formats.
 
 Format 3 tells the history of runs: `RunHistory` in the entries of the job log. Format 4 tells which output
-of earlier runs a run replaces: `OutputListed` and `OldOutput`.
+of earlier runs a run replaces: `OutputListed` and `OldOutput`. Format 5 tells where the REST API of a
+leader listens: `Leader.rest`.
 """
 _FIRST_SEALED: Final = 2
 _HEAD: Final = re.compile(rb'\{"format":(\d{1,9}),"checksum":"([0-9a-f]{16})",')

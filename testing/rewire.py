@@ -35,7 +35,8 @@ from .world import SinkBox, SourceBox, World
 STORAGE: Final = "memory://harness"
 _EVENT_TIME: Final = "event_time"
 _ONE_WORKER: Final = 1 << 20
-"""Slots per worker: all subtasks share one, so that nothing travels through sockets."""
+"""Slots per worker: all subtasks share one, so that nothing travels through sockets; also those of steps
+in different slot sharing groups."""
 _OPTIONS: Final = {
     BUFFER_TIMEOUT.key: "0 ms",  # the clock stands still: nothing may wait for it to fill a buffer
     HEARTBEAT_INTERVAL.key: "36500 d",
@@ -62,6 +63,7 @@ def rewire(
     rewired.options = {k: v for k, v in job.options.items() if current_key(k) not in dropped}
     if parallelism is not None:
         rewired.options[PARALLELISM.key] = str(parallelism)
+    rewired.resources = {}
     rewired.graph = _copy(runnable(job).graph)
     for node in list(rewired.graph.nodes):
         _replace(node, rewired.graph, world)
@@ -82,7 +84,8 @@ def _copy(graph: Graph) -> Graph:
     nodes: dict[int, Node] = {}
     for node in graph.nodes:
         inputs = tuple(replace(input_, node=nodes[input_.node.id]) for input_ in node.inputs)
-        nodes[node.id] = replace(node, inputs=inputs, sides=dict(node.sides))
+        sides = dict(node.sides)
+        nodes[node.id] = replace(node, inputs=inputs, sides=sides, slot_sharing_group=None)
     return Graph(list(nodes.values()))
 
 

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from ..errors import HeadgateError, JobError
 from ..runtime.cluster.inprocess import InProcessCluster
-from ..runtime.control.client import CoordinatorClient
-from ..runtime.control.link import MemoryLink
-from ..runtime.control.messages import Event
+from ..runtime.control.events import Event
 from ..runtime.coordinator.job import JobCoordinator
+from ..runtime.coordinator.local_client import LocalClient
 from ..runtime.job_spec import JobSpec
 from ..runtime.protocol.job_result import JobOutcome
 from ..runtime.storage.base import CheckpointStore
@@ -122,13 +121,8 @@ class VirtualRun:
         raise error
 
     async def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        near, far = MemoryLink.pair()
-        self._coordinator.server.accept(far)
-        client = CoordinatorClient(near, self._coordinator.server.token)
-        try:
-            return await client.request(verb, **arguments)
-        finally:
-            await client.close()
+        client = LocalClient(self._coordinator.clients, self._loop)
+        return await client.request(verb, **arguments)
 
     def crash(self) -> None:
         """Everything in memory is lost; a new coordinator begins with what the store has.

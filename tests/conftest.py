@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -21,7 +22,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate.runtime.cluster.embedded import prepare_environment
+from headgate.tests.support import versitygw
+from headgate.tests.support.built import NotAvailableError
+from headgate.tests.support.lab import by_subtask, faults, lab, raising, retained, trouble
 from headgate.tests.tiers import Tiers
+
+__all__ = ["by_subtask", "faults", "lab", "raising", "retained", "trouble"]
+"""Fixtures of all folders that are defined in tests/support."""
 
 prepare_environment()  # test modules import ray, and some tests start one
 # No test is a matter of how fast the machine is.
@@ -48,6 +55,17 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """A command that runs in the process of the tests configures its loggers, for all tests behind it."""
+    loggers = [logging.getLogger(name) for name in ("", "headgate", "headgate.job")]
+    before = [(each.handlers[:], each.filters[:], each.level, each.propagate) for each in loggers]
+    yield
+    for each, (handlers, filters, level, propagate) in zip(loggers, before, strict=True):
+        each.handlers[:], each.filters[:], each.propagate = handlers, filters, propagate
+        each.setLevel(level)
 
 
 AWS_ENVIRONMENT = {
@@ -169,3 +187,22 @@ def s3_unconditional_server(
 ) -> S3Server:
     """Like `s3_server`, but it ignores If-None-Match, as an old store or a careless proxy does."""
     return _with_bucket(s3_unconditional_endpoint, monkeypatch)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Options that reach a versitygw over the directory `objects`, with an empty bucket."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", versitygw.ACCESS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", versitygw.SECRET)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for key in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(key, raising=False)
+    try:
+        with versitygw.running(tmp_path / "objects") as endpoint:
+            yield {
+                "s3.endpoint": endpoint,
+                "s3.region": "us-east-1",
+                "s3.path-style-access": "true",
+            }
+    except NotAvailableError as error:
+        pytest.fail(f"this test needs versitygw {versitygw.VERSION}: {error}")

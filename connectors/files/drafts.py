@@ -4,8 +4,8 @@ A *draft* is written, then finished: durable but invisible, described by a commi
 place where drafts become files. Everything here is safe to repeat: a commit may run again in another
 process after a crash, at any point.
 
-A committable knows the checksum of its file, so a draft that changed while it waited is never published.
-The file itself stays plain, because other programs read it.
+A committable knows the checksum of its file. A local draft that changed while it waited is never published;
+`s3_drafts.py` says what is known of parts on S3. The file stays plain, because other programs read it.
 
 * Local (here): a draft lies in `<directory>/.headgate/<job>/<sink>/` and is renamed into the directory.
 * S3 (`s3_drafts.py`): a draft is a multipart upload to the final key; completing it makes it visible.
@@ -44,6 +44,10 @@ class Committable(msgspec.Struct, frozen=True):
     mark: str = ""
     checksum: str = ""
     """xxh3-64 of the file, in hex, of a local draft. Empty: made by an early build, which had none."""
+    part_sums: tuple[str, ...] = ()
+    """CRC-32 of the parts of an S3 upload, as S3 writes it. Empty: the store keeps none of parts."""
+    whole_sum: str = ""
+    """CRC-32 of the whole file likewise. Empty: the store keeps none."""
 
 
 class Draft(Protocol):

@@ -26,7 +26,6 @@ from ..s3_config import S3_OPTIONS, S3Service, compatibility, s3_service
 
 _REGION = "us-east-1"
 """Where nobody says one: services other than AWS want any, and AWS knows the bucket's."""
-_ATTEMPTS_MAX = 5
 REQUESTS_MAX = 8
 """So many files are looked at at the same time, to find out what there is to read."""
 
@@ -115,7 +114,7 @@ def _s3_filesystem(service: S3Service) -> pafs.FileSystem:
         "region": service.region or _REGION,
         "connect_timeout": service.connect_timeout_ms / 1000,
         "request_timeout": service.timeout_ms / 1000,
-        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS_MAX),
+        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=service.attempts_max),
     }
     if service.endpoint:
         arguments["endpoint_override"] = service.endpoint
@@ -138,7 +137,7 @@ def _s3_client(service: S3Service) -> Any:
         connect_timeout=service.connect_timeout_ms / 1000,
         read_timeout=service.timeout_ms / 1000,
         max_pool_connections=service.connections_max,
-        retries={"mode": "standard", "max_attempts": _ATTEMPTS_MAX},
+        retries={"mode": "standard", "total_max_attempts": service.attempts_max},
         **compatibility(service),
     )
     return boto3.client(

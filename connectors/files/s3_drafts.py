@@ -2,34 +2,45 @@
 
 Parts are uploaded while the file is written, each with its MD5, which the server compares, so the server
 keeps what was sent. From there on the store guards the bytes: nobody can read a part before the upload is
-complete. That an upload was completed already is recognised by the object itself: it carries the mark of
-the sink that wrote it.
+complete. A store that knows checksums of uploads, as its answers tell, gets the CRC-32 of each part and of
+the whole file as well. It compares them when the upload is completed, and keeps the latter with the object:
+a reader of the object can compare it with the bytes.
+
+That an upload was completed already is recognised by the object itself: it carries the mark of the sink
+that wrote it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import os
 import threading
+import zlib
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import md5
-from typing import Any
+from typing import Any, Final
 
-from ...errors import StorageError, UsageError, check
+from ...errors import CorruptError, StorageError, UsageError, check
 from ...operators.sink import OutputFile
+from ..s3_config import s3_service
 from .drafts import Committable, Draft, failed, quoted
 from .locations import Location, s3_client
 
 PART_BYTES = 8 << 20
-_PARTS_WAITING_MAX = 4
 _DELETED_AT_ONCE = 1_000
 """Objects of one request to list or delete, which is as many as S3 takes."""
+_CHECKSUM: Final = "CRC32"
+_WHOLE: Final = "FULL_OBJECT"
+"""The kind of checksum that is of the bytes of the whole object, not of the checksums of its parts."""
 _MARK = "headgate"
 """Key of the object metadata that tells our own objects."""
+_log = logging.getLogger("headgate.connectors")
 
 
 class S3Target:
@@ -64,7 +75,14 @@ class S3Target:
         key = self._prefix + name
         mark = f"{self._mark}/{name}"
         self._begun.add(mark)
-        return _S3Draft(self._client, self._location.bucket, key, mark, self._run_in_thread)
+        return _S3Draft(
+            self._client,
+            self._location.bucket,
+            key,
+            mark,
+            self._run_in_thread,
+            s3_service(self._options).upload_parts_max,
+        )
 
     def names(self, prefix: str) -> Iterator[str]:
         for file in self.visible(prefix):
@@ -153,9 +171,11 @@ class _S3Draft:
         key: str,
         mark: str,
         run_in_thread: Callable[[Callable[[], Any]], Any],
+        waiting_max: int,
     ) -> None:
         self._client, self._bucket, self._key, self._mark = client, bucket, key, mark
         self._run_in_thread = run_in_thread
+        self._waiting_max = waiting_max
         self.stream = _PartStream(self._add_part)
         self._upload_id = ""
         self._starting = threading.Lock()
@@ -163,7 +183,11 @@ class _S3Draft:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._uploading = 0
         self._etags: dict[int, str] = {}
+        self._sums: dict[int, str] = {}
         self._parts = 0
+        self._whole_sum = 0
+        self._sums_parts = False
+        self._sums_whole = False
         self._closed = False
 
     def finish(self) -> Committable:
@@ -182,6 +206,8 @@ class _S3Draft:
             upload_id=self._upload_id,
             parts=tuple(self._etags[number] for number in range(1, self._parts + 1)),
             mark=self._mark,
+            part_sums=tuple(self._sums[number] for number in sorted(self._sums)),
+            whole_sum=_base64(self._whole_sum) if self._sums_whole else "",
         )
 
     def discard(self) -> None:
@@ -200,8 +226,9 @@ class _S3Draft:
     def _add_part(self, data: bytes) -> None:
         with self._changed:
             self._parts += 1
+            self._whole_sum = zlib.crc32(data, self._whole_sum)
             self._waiting.append((self._parts, data))
-            crowded = len(self._waiting) > _PARTS_WAITING_MAX
+            crowded = len(self._waiting) > self._waiting_max
         if self._closed or not _in_event_loop():
             # What an encoder writes when it is closed comes in an I/O thread; `finish`, which follows
             # there, uploads whatever waits.
@@ -227,6 +254,7 @@ class _S3Draft:
             self._uploading += 1
         try:
             self._start()
+            checksum = _base64(zlib.crc32(data)) if self._sums_parts else ""
             answer = self._client.upload_part(
                 Bucket=self._bucket,
                 Key=self._key,
@@ -234,8 +262,11 @@ class _S3Draft:
                 PartNumber=number,
                 Body=data,
                 ContentMD5=b64encode(md5(data, usedforsecurity=False).digest()).decode(),
+                **({f"Checksum{_CHECKSUM}": checksum} if checksum else {}),
             )
             self._etags[number] = answer["ETag"]
+            if checksum:
+                self._sums[number] = checksum
         except BaseException:
             with self._changed:
                 self._waiting.appendleft((number, data))
@@ -248,10 +279,24 @@ class _S3Draft:
     def _start(self) -> None:
         with self._starting:
             if not self._upload_id:
-                answer = self._client.create_multipart_upload(
-                    Bucket=self._bucket, Key=self._key, Metadata={_MARK: self._mark}
-                )
+                answer = self._create()
+                self._sums_parts = answer.get("ChecksumAlgorithm") == _CHECKSUM
+                # A store that knows checksums of parts only would compare that of the file with another.
+                self._sums_whole = self._sums_parts and answer.get("ChecksumType") == _WHOLE
+                if not self._sums_whole:
+                    _tell_once(self._bucket)
                 self._upload_id = answer["UploadId"]
+
+    def _create(self) -> Any:
+        target = {"Bucket": self._bucket, "Key": self._key, "Metadata": {_MARK: self._mark}}
+        try:
+            return self._client.create_multipart_upload(
+                **target, ChecksumAlgorithm=_CHECKSUM, ChecksumType=_WHOLE
+            )
+        except _errors() as error:
+            if _status(error) not in (400, 501):
+                raise
+            return self._client.create_multipart_upload(**target)  # it does not know checksums
 
 
 def _in_event_loop() -> bool:
@@ -303,21 +348,34 @@ class _PartStream(io.RawIOBase):
 def _complete(client: Any, committable: Committable) -> None:
     """Complete an upload; that it was completed already is fine."""
     bucket, _, key = committable.target.partition("/")
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"PartNumber": number, "ETag": etag} for number, etag in enumerate(committable.parts, 1)
     ]
     check(parts, "a committable without parts", target=committable.target)
+    for part, checksum in zip(parts, committable.part_sums, strict=False):
+        part[f"Checksum{_CHECKSUM}"] = checksum
+    whole = {}
+    if committable.whole_sum:
+        whole = {f"Checksum{_CHECKSUM}": committable.whole_sum, "ChecksumType": _WHOLE}
     try:
         client.complete_multipart_upload(
             Bucket=bucket,
             Key=key,
             UploadId=committable.upload_id,
             MultipartUpload={"Parts": parts},
+            **whole,
         )
     except _errors() as error:
         # Done before, or by another attempt right now, or now with its answer lost: all the same.
         if _is_there(client, committable):
             return
+        if _code(error) == "BadDigest":
+            raise CorruptError(
+                f"the store has damaged a file that was to be committed target=`s3://{committable.target}` "
+                f"expected_crc32=`{committable.whole_sum}`: {error}",
+                fix="restore an older checkpoint (--from DIR@ID): records behind it are written again, "
+                "also those that other files hold already",
+            ) from error
         if _code(error) != "NoSuchUpload":
             raise failed("committed", f"s3://{committable.target}", error) from error
         raise StorageError(
@@ -373,6 +431,24 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def _code(error: Exception) -> str:
     return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> int:
+    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@lru_cache(maxsize=100)
+def _tell_once(bucket: str) -> None:
+    _log.info(
+        "the store keeps no checksum of a whole upload: nothing shows whether it damages the bytes of a "
+        "file before its commit bucket=`%s`",
+        bucket,
+    )
+
+
+def _base64(checksum: int) -> str:
+    """A CRC-32 as S3 writes it."""
+    return b64encode(checksum.to_bytes(4, "big")).decode()
 
 
 def _look_at(future: Any) -> None:

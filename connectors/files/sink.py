@@ -29,6 +29,7 @@ from ...operators.base import OperatorContext
 from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import (
+    DISCARDED_COUNTER,
     Guarantee,
     GuaranteeLike,
     IfExists,
@@ -351,6 +352,7 @@ class FileWriter(SinkWriter):
     def _delete_dead_drafts(self) -> None:
         """Discard what older attempts left that no checkpoint can name (see the module's text)."""
         context = self.context
+        discarded = context.metrics.counter(DISCARDED_COUNTER)
         for name, discard in self._target.drafts(prefix_of(self._tag)):
             part = PartName.parse(name)
             if part is None or part.attempt >= context.attempt:
@@ -359,6 +361,7 @@ class FileWriter(SinkWriter):
             ours = part.subtask == context.subtask_index or orphaned
             if ours and part.after >= context.restored_checkpoint:
                 discard()
+                discarded.inc()
 
     def _first_free_number(self) -> int:
         """A number above those of this attempt's files; there are some if the job's storage was wiped."""

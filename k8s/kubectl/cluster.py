@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ...errors import HeadgateError, JobError, JobNotFound, UsageError
@@ -14,6 +14,7 @@ from ...operators.durations import format_duration
 from ..objects import JOB, token_name
 from ..operator.api import Api, ApiError
 from ..operator.kinds import POD, STREAM_JOB, STREAM_SNAPSHOT, Kind
+from .options import Access
 
 MANAGER: Final = "kubectl-headgate"
 POLL_S: Final = 1.0
@@ -26,13 +27,8 @@ _FORBIDDEN: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Which cluster, and which namespace in it; empty: as the kubeconfig file has it."""
-
-    namespace: str = ""
-    context: str = ""
-    kubeconfig: str = ""
+class NotAllowedError(UsageError):
+    """A right is missing, which the error names."""
 
 
 class JobCluster:
@@ -194,23 +190,23 @@ def explained(error: ApiError) -> HeadgateError:
     return JobError(f"the API server refused: {answer}")
 
 
-def _forbidden(answer: str) -> UsageError:
+def _forbidden(answer: str) -> NotAllowedError:
     """What RBAC lacks, as it stands in a Role."""
     found = _FORBIDDEN.search(answer)
     if found is None:
-        return UsageError(f"the API server forbids it: {answer}")
+        return NotAllowedError(f"the API server forbids it: {answer}")
     verb, resource, group = found["verb"], found["resource"], found["group"]
     return lacking(verb, resource, group, found["namespace"] or "")
 
 
-def lacking(verb: str, resource: str, group: str, namespace: str) -> UsageError:
+def lacking(verb: str, resource: str, group: str, namespace: str) -> NotAllowedError:
     """An error that names the rule of RBAC that is missing."""
     named = f"{resource.partition('/')[0]}.{group}" if group else resource.partition("/")[0]
     where = f" in namespace {namespace}" if namespace else " in the whole cluster"
     below = resource.partition("/")[2]
     asked = f"{verb} {named}{f' --subresource={below}' if below else ''}"
     check = f"kubectl auth can-i {asked}{f' -n {namespace}' if namespace else ' -A'}"
-    return UsageError(
+    return NotAllowedError(
         f"you may not {verb} {resource}{where}",
         fix=f"ask for a role with: apiGroups: [{group!r}], resources: [{resource!r}], verbs: [{verb!r}]; "
         f"`{check}` tells whether you have it",

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
 from ...errors import UsageError
 
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a StreamJob.")]
-Namespace = Annotated[
-    str,
-    typer.Option("--namespace", "-n", help="Namespace; default: that of the kubeconfig file."),
-]
-Context = Annotated[str, typer.Option(help="Context of the kubeconfig file; default: the current.")]
-Kubeconfig = Annotated[
-    str, typer.Option(help="The kubeconfig file; default: KUBECONFIG, or ~/.kube/config.")
-]
 Timeout = Annotated[str, typer.Option(metavar="DURATION", help="The longest time to wait.")]
+_ACCESS: Final = {
+    "namespace": Annotated[
+        str,
+        typer.Option("--namespace", "-n", help="Namespace; default: that of the kubeconfig file."),
+    ],
+    "context": Annotated[
+        str, typer.Option(help="Context of the kubeconfig file; default: the current.")
+    ],
+    "kubeconfig": Annotated[
+        str, typer.Option(help="The kubeconfig file; default: KUBECONFIG, or ~/.kube/config.")
+    ],
+}
+"""The options of all verbs, by the fields of `Access` that they give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Which cluster, and which namespace in it; empty: as the kubeconfig file has it."""
+
+    namespace: str = ""
+    context: str = ""
+    kubeconfig: str = ""
+
+
+def of_cluster(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as a command with the options that choose a cluster: they become its argument `access`."""
+
+    @functools.wraps(verb)
+    def command(**given: Any) -> None:
+        chosen = Access(**{name: given.pop(name) for name in _ACCESS})
+        verb(access=chosen, **given)
+
+    hints = get_type_hints(verb, include_extras=True)
+    own = inspect.signature(verb).parameters.values()
+    parameters = [
+        *(each.replace(annotation=hints[each.name]) for each in own if each.name != "access"),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=option)
+            for name, option in _ACCESS.items()
+        ),
+    ]
+    # Typer makes the command line of the signature.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
 
 
 class Output(StrEnum):

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -21,19 +21,10 @@ from ...runtime.cli.console import CANCELLED, print_table, say
 from ...runtime.cli.history import print_failures
 from ..ports import REST
 from . import views
-from .options import (
-    Context,
-    JobName,
-    Kubeconfig,
-    Namespace,
-    Output,
-    OutputFormat,
-    Timeout,
-    extra_of,
-)
+from .options import Access, JobName, Output, OutputFormat, Timeout, extra_of, of_cluster
 
 if TYPE_CHECKING:
-    from .cluster import Access, JobCluster
+    from .cluster import JobCluster
 
 T = TypeVar("T")
 _PANEL: Final = "Jobs of a cluster"
@@ -48,9 +39,8 @@ def status(
         bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")
     ] = False,
     output: OutputFormat = Output.TABLE,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Show StreamJobs: phase, message, last checkpoint; of one also conditions, pods and savepoints."""
     if name is not None and all_namespaces:
@@ -59,10 +49,13 @@ def status(
     async def ask(cluster: JobCluster) -> list[views.JobView]:
         if name is None:
             return [views.job_view(job) for job in await cluster.jobs()]
-        job, pods = await cluster.job(name), await cluster.pods(name)
-        return [views.job_view(job, pods, await cluster.snapshots())]
+        job = await cluster.job(name)
+        missing: list[str] = []
+        pods = await _if_allowed(cluster.pods(name), missing)
+        view = views.job_view(job, pods, await _if_allowed(cluster.snapshots(), missing))
+        return [msgspec.structs.replace(view, notes=[*view.notes, *missing])]
 
-    found = _run(ask, _access(namespace, context, kubeconfig), all_namespaces=all_namespaces)
+    found = _run(ask, access, all_namespaces=all_namespaces)
     if output is not Output.TABLE:
         _print_data(found[0] if name is not None else found, output)
     elif name is not None:
@@ -91,9 +84,8 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Begin each line with its time.")
     ] = False,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Print the logs of the head and of the workers, each line with the name of its pod."""
     with extra_of("`headgate k8s logs`"):
@@ -109,7 +101,7 @@ def logs(
         printing = follow_logs if follow else print_logs
         await printing(cluster, name, wanted, typer.echo, say)
 
-    _run(ask, _access(namespace, context, kubeconfig))
+    _run(ask, access)
 
 
 def checkpoints(
@@ -118,9 +110,8 @@ def checkpoints(
         int | None, typer.Argument(metavar="[ID]", help="One checkpoint, with all its subtasks.")
     ] = None,
     output: OutputFormat = Output.TABLE,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Show the last checkpoints of a job that runs, as its coordinator knows them."""
     with extra_of("`headgate k8s checkpoints`"):
@@ -132,7 +123,7 @@ def checkpoints(
                 return await client.checkpoints()
             return await client.checkpoint_detail(number)
 
-    answer = _run(ask, _access(namespace, context, kubeconfig))
+    answer = _run(ask, access)
     found = msgspec.to_builtins(answer)
     if output is not Output.TABLE:
         _print_data(answer, output)
@@ -150,9 +141,8 @@ def history(
         bool, typer.Option("--details", help="With the tracebacks of user functions.")
     ] = False,
     output: OutputFormat = Output.TABLE,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Show why a job failed since its coordinator began, what followed, and calls that do not return."""
     with extra_of("`headgate k8s history`"):
@@ -162,7 +152,7 @@ def history(
         async with coordinator(cluster, name) as client:
             return await client.exceptions()
 
-    answer = _run(ask, _access(namespace, context, kubeconfig))
+    answer = _run(ask, access)
     if output is Output.TABLE:
         print_failures(name, msgspec.to_builtins(answer), details=details)
     else:
@@ -191,9 +181,8 @@ def savepoint(
         bool, typer.Option("--wait", help="Wait until it is complete, and print its path.")
     ] = False,
     timeout: Timeout = _WAIT,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Take a savepoint: make a StreamSnapshot. Deleting that does not delete the savepoint."""
     wait_ms = parse_duration(timeout, "--timeout")
@@ -221,7 +210,7 @@ def savepoint(
             look, lambda view: view.completed != "", _told_of_snapshot, wait_ms, say
         )
 
-    view = _run(ask, _access(namespace, context, kubeconfig))
+    view = _run(ask, access)
     if not wait:
         say(f"`headgate k8s snapshots {name}` shows how far it is")
     elif view.phase == "Completed":
@@ -238,9 +227,8 @@ def snapshots(
         bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")
     ] = False,
     output: OutputFormat = Output.TABLE,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """List StreamSnapshots, the newest first: periodic savepoints, and those that somebody asked for."""
 
@@ -251,7 +239,7 @@ def snapshots(
             await cluster.job(name)  # of a job that is gone there may be snapshots
         return mine
 
-    found = _run(ask, _access(namespace, context, kubeconfig), all_namespaces=all_namespaces)
+    found = _run(ask, access, all_namespaces=all_namespaces)
     if output is not Output.TABLE:
         _print_data(found, output)
     elif found:
@@ -265,9 +253,8 @@ def explain(
     mermaid: Annotated[
         bool, typer.Option("--mermaid", help="Print the plan as a Mermaid flowchart instead.")
     ] = False,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Print what `headgate explain` says of the StreamJob's manifest.
 
@@ -281,7 +268,7 @@ def explain(
     async def ask(cluster: JobCluster) -> dict[str, Any]:
         return await cluster.job(name)
 
-    found = _run(ask, _access(namespace, context, kubeconfig))
+    found = _run(ask, access)
     text, environment = manifest_of(found)
     job = load_job(text, env=environment)
     typer.echo(mermaid_plan(runnable(job).spec()) if mermaid else job.explain())
@@ -291,13 +278,12 @@ def suspend(
     name: JobName,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until no pod is left.")] = False,
     timeout: Timeout = _WAIT,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Stop a job as `upgrade.mode` says, and take its pods away. Sets `state: Suspended`."""
     patch = {"kubernetes": {"state": "Suspended"}}
-    _change(name, patch, "Suspended", wait, timeout, _access(namespace, context, kubeconfig))
+    _change(name, patch, "Suspended", wait, timeout, access)
     typer.echo(f"streamjob {name} {'is suspended' if wait else 'is to be suspended'}")
 
 
@@ -305,26 +291,24 @@ def resume(
     name: JobName,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job runs.")] = False,
     timeout: Timeout = _WAIT,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Let a suspended job go on where it was. Sets `state: Running`."""
     patch = {"kubernetes": {"state": "Running"}}
-    _change(name, patch, "Running", wait, timeout, _access(namespace, context, kubeconfig))
+    _change(name, patch, "Running", wait, timeout, access)
     typer.echo(f"streamjob {name} {'runs' if wait else 'is to run'}")
 
 
 def scale(
     name: JobName,
     parallelism: Annotated[int, typer.Argument(min=1, help="Subtasks of steps without their own.")],
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Rescale a job while it runs. Sets `spec.parallelism`."""
     patch = {"parallelism": parallelism}
-    _change(name, patch, "", False, _WAIT, _access(namespace, context, kubeconfig))
+    _change(name, patch, "", False, _WAIT, access)
     typer.echo(f"streamjob {name} is to have parallelism {parallelism}")
 
 
@@ -333,9 +317,8 @@ def port_forward(
     port: Annotated[
         int, typer.Argument(min=0, max=65535, help="Port of this machine; 0: a free one.")
     ] = REST.number,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    *,
+    access: Access,
 ) -> None:
     """Open a port of this machine that leads to the REST API of a job, until Ctrl-C."""
     with extra_of("`headgate k8s port-forward`"):
@@ -357,7 +340,7 @@ def port_forward(
         finally:
             await forward.close()
 
-    _run(ask, _access(namespace, context, kubeconfig))
+    _run(ask, access)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -365,9 +348,9 @@ def add_to(app: typer.Typer) -> None:
     for verb in (
         status, logs, checkpoints, history, savepoint, snapshots, explain, suspend, resume, scale
     ):  # fmt: skip
-        app.command(verb.__name__, rich_help_panel=_PANEL)(verb)
-    app.command("stop", rich_help_panel=_PANEL, help="The same as suspend.")(suspend)
-    app.command("port-forward", rich_help_panel=_PANEL)(port_forward)
+        app.command(verb.__name__, rich_help_panel=_PANEL)(of_cluster(verb))
+    app.command("stop", rich_help_panel=_PANEL, help="The same as suspend.")(of_cluster(suspend))
+    app.command("port-forward", rich_help_panel=_PANEL)(of_cluster(port_forward))
 
 
 def manifest_of(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
@@ -382,19 +365,14 @@ def manifest_of(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
     return yaml.safe_dump(manifest, sort_keys=False), environment
 
 
-def _access(namespace: str, context: str, kubeconfig: str) -> Access:
-    with extra_of("`headgate k8s`"):
-        from .cluster import Access
-    return Access(namespace, context, kubeconfig)
-
-
 def _run(
     ask: Callable[[JobCluster], Coroutine[Any, Any, T]],
     access: Access,
     *,
     all_namespaces: bool = False,
 ) -> T:
-    from .cluster import connected
+    with extra_of("`headgate k8s`"):
+        from .cluster import connected
 
     async def run() -> T:
         async with connected(access, all_namespaces=all_namespaces) as cluster:
@@ -404,6 +382,17 @@ def _run(
         return asyncio.run(run())
     except KeyboardInterrupt:
         raise typer.Exit(CANCELLED) from None
+
+
+async def _if_allowed(asked: Awaitable[Sequence[T]], missing: list[str]) -> Sequence[T]:
+    """What was asked for; if a right is missing for it nothing, with a line about that in `missing`."""
+    from .cluster import NotAllowedError
+
+    try:
+        return await asked
+    except NotAllowedError as error:
+        missing.append(str(error))
+        return []
 
 
 def _change(

@@ -37,12 +37,15 @@ class Threshold:
 THRESHOLDS: Final = (
     Threshold("restarts", 3, "restarts of a job in 15 minutes"),
     Threshold("coordinatorRestarts", 2, "new coordinators of a job in 15 minutes"),
+    Threshold("rollbacks", 0, "rollbacks of a StreamJob in an hour"),
+    Threshold("failedSnapshots", 0, "StreamSnapshots of a job that failed in an hour"),
     Threshold("checkpointAgeIntervals", 5, "age of the last checkpoint, in checkpoint intervals"),
     Threshold("checkpointAgeSeconds", 60, "age of the last checkpoint that is never too old, in seconds"),
     Threshold("failedCheckpoints", 0.3, "share of the checkpoints of 15 minutes that fail", True),
     Threshold(
         "checkpointTimeout", 0.5, "share of the checkpoint timeout that slow checkpoints take", True
     ),
+    Threshold("failedRequests", 0.1, "share of the requests to storage that fail, by outcome", True),
     Threshold("lagRecords", 10000, "records that a source is behind, while they become more"),
     Threshold("backpressure", 0.8, "share of the time that a task waits for those behind it", True),
     Threshold("skew", 4, "records of the busiest subtask, in multiples of the mean"),
@@ -112,6 +115,33 @@ ALERTS: Final = (
         OPERATOR,
     ),
     Alert(
+        "HeadgateJobStalled",
+        "critical",
+        "5m",
+        f'max by ({_JOB}) (headgate_job_condition{{condition="Stalled"}})',
+        "== 1",
+        f"{_OF_JOB} does not get on, and waits for somebody",
+        OPERATOR,
+    ),
+    Alert(
+        "HeadgateJobRolledBack",
+        "warning",
+        "0m",
+        f'sum by ({_JOB}) (increase(headgate_job_transitions_total{{transition="rollback"}}[1h]))',
+        "> <rollbacks>",
+        f"{_OF_JOB} was rolled back: its new revision did not run in time",
+        OPERATOR,
+    ),
+    Alert(
+        "HeadgateSnapshotFailed",
+        "warning",
+        "0m",
+        f'sum by ({_JOB}) (increase(headgate_job_snapshots_total{{outcome="failed"}}[1h]))',
+        "> <failedSnapshots>",
+        f"{_OF_JOB}: {{{{ $value | humanize }}}} StreamSnapshots have failed in an hour",
+        OPERATOR,
+    ),
+    Alert(
         "HeadgateJobRestartLoop",
         "critical",
         "1m",
@@ -162,6 +192,16 @@ ALERTS: Final = (
         "(rate(headgate_checkpoint_duration_seconds_bucket[30m])))",
         f"> on ({_JOB}) (<checkpointTimeout> * max by ({_JOB}) (headgate_checkpoint_timeout_seconds))",
         f"{_OF_JOB}: checkpoints take {{{{ $value | humanizeDuration }}}}, which is near their timeout",
+    ),
+    Alert(
+        "HeadgateStorageFailing",
+        "warning",
+        "5m",
+        f'sum by ({_JOB}, outcome) (rate(headgate_storage_requests_total{{outcome!="ok"}}[5m])) / '
+        f"on ({_JOB}) group_left () (sum by ({_JOB}) (rate(headgate_storage_requests_total[5m])) > 0)",
+        "> <failedRequests>",
+        f"{_OF_JOB}: {{{{ $value | humanizePercentage }}}} of the requests to storage are "
+        "{{ $labels.outcome }}",
     ),
     Alert(
         "HeadgateLagGrowing",

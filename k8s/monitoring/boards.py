@@ -454,6 +454,57 @@ CHECKPOINTS: Final = Board(
             "The last checkpoint: the task with the longest alignment has inputs of different speed.",
             (Query("max by (task) (headgate_task_checkpoint_alignment_seconds{$J})", "{{task}}"),),
         ),
+        Panel(
+            "Requests to storage",
+            "timeseries",
+            "reqps",
+            "All processes together, by operation. Stores limit requests per prefix and ask money for "
+            "them: fewer come of longer intervals between checkpoints.",
+            (
+                Query(
+                    "sum by (operation) (rate(headgate_storage_requests_total{$J}[$__rate_interval]))",
+                    "{{operation}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Requests to storage that fail",
+            "timeseries",
+            "reqps",
+            "`throttled`: the store wants fewer requests. Single ones are made again; many make "
+            "checkpoints slow, and then fail.",
+            (
+                Query(
+                    "sum by (outcome) "
+                    '(rate(headgate_storage_requests_total{$J,outcome!="ok"}[$__rate_interval]))',
+                    "{{outcome}}",
+                ),
+                Query(
+                    "sum(rate(headgate_storage_retries_total{$J}[$__rate_interval]))", "made again"
+                ),
+            ),
+        ),
+        Panel(
+            "Duration of requests to storage",
+            "timeseries",
+            "s",
+            "Rising without more bytes: the store or the network is slow. `create` is the job log, which "
+            "each checkpoint waits for.",
+            _quantiles("headgate_storage_request_seconds", "operation"),
+        ),
+        Panel(
+            "Bytes to and from storage",
+            "timeseries",
+            "Bps",
+            "Written by checkpoints, read by restores. Near what the network can do, checkpoints get slow.",
+            (
+                Query(
+                    "sum(rate(headgate_storage_written_bytes_total{$J}[$__rate_interval]))",
+                    "written",
+                ),
+                Query("sum(rate(headgate_storage_read_bytes_total{$J}[$__rate_interval]))", "read"),
+            ),
+        ),
     ),
 )
 CONNECTORS: Final = Board(
@@ -549,8 +600,41 @@ CONNECTORS: Final = Board(
             "timeseries",
             "s",
             "How old results are when others see them. It should stay below two intervals "
-            "between checkpoints.",
-            (Query("max by (operator) (headgate_sink_uncommitted_seconds{$J})", "{{operator}}"),),
+            "between checkpoints. `prepared` stays below: nothing can be made durable outside.",
+            (
+                Query("max by (operator) (headgate_sink_uncommitted_seconds{$J})", "{{operator}}"),
+                Query(
+                    "max by (operator) (headgate_sink_prepared_seconds{$J})",
+                    "prepared {{operator}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Transactions that wait for their commit",
+            "timeseries",
+            "short",
+            "Drafts of files, for example. More and more: no checkpoint completes, or commits are slow.",
+            (Query("sum by (operator) (headgate_sink_pending_transactions{$J})", "{{operator}}"),),
+        ),
+        Panel(
+            "Duration of commits",
+            "timeseries",
+            "s",
+            "Longer than the interval between checkpoints: results come later and later.",
+            _quantiles("headgate_sink_commit_seconds", "operator"),
+        ),
+        Panel(
+            "Transactions of dead attempts",
+            "timeseries",
+            "short",
+            "Discarded when the sink began again: no checkpoint had them, and their records are "
+            "written again.",
+            (
+                Query(
+                    "max by (operator) (headgate_sink_discarded_transactions_total{$J})",
+                    "{{operator}}",
+                ),
+            ),
         ),
     ),
 )

@@ -8,6 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from ...errors import UsageError
@@ -80,8 +81,9 @@ def table(rows: list[tuple[Watched, list[dict[str, Any]]]]) -> str:
     for each, series in rows:
         value = each.needs or "**nothing**"
         if series:
-            first = series[0]["value"][1]
-            value = f"{float(first):.4g}"
+            # A quantile of a histogram without observations is not a number.
+            numbers = [found for one in series if not isnan(found := float(one["value"][1]))]
+            value = f"{numbers[0]:.4g}" if numbers else "nan"
         expression = each.expression.replace("|", "\\|")
         lines.append(f"| {each.where} | `{expression}` | {len(series)} | {value} |")
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ import yaml
 from kubernetes_asyncio import client, config
 
 from ...errors import HeadgateError
-from .kinds import Kind
+from .kinds import EVENT, Kind
 
 FIELD_MANAGER: Final = "headgate-operator"
 NEVER: Final = "1"
@@ -155,6 +155,17 @@ class Api:
                 return None
             raise
 
+    async def events(self, namespace: str, uid: str, reason: str) -> list[JsonObject]:
+        """Events about the object with this uid; none where the right to list them is missing."""
+        query = {"limit": str(PAGE), "fieldSelector": f"regarding.uid={uid},reason={reason}"}
+        try:
+            answer = await self._request("GET", EVENT.path(namespace), query)
+        except ApiError as error:
+            if error.status == 403:
+                return []
+            raise
+        return list(answer.get("items") or ())
+
     async def list(self, kind: Kind, namespace: str) -> tuple[list[JsonObject], str]:
         """All watched objects of a kind, and the version of the collection to watch from."""
         query = {"limit": str(PAGE)} | _selecting(kind)
@@ -230,9 +241,17 @@ class Api:
         path = kind.path(namespace, name, subresource)
         return await self._request("PATCH", path, query, body=patch, content_type=_MERGE)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this uid. Raises ApiError with status 409 if another has its name."""
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, force: bool = False
+    ) -> None:
+        """Delete the object with this uid, with `force` at once and without its node.
+
+        Raises:
+            ApiError: with status 409 if another object has its name.
+        """
+        body: JsonObject = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        if force:
+            body["gracePeriodSeconds"] = 0
         try:
             await self._request("DELETE", kind.path(namespace, name), body=body)
         except ApiError as error:

@@ -15,6 +15,7 @@ from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ..actions import Action, Coordinators, JobReport, Object, Observed
 from ..objects import JOB, Settings, token_name
+from ..pod_troubles import NOT_CREATED, wants_pods
 from ..reconcile import reconcile
 from ..snapshots import (
     SnapshotView,
@@ -172,7 +173,11 @@ class Controller:
             report = await self._coordinators.report(namespace, name)
         wanted = restored_snapshot(resource)
         restored = self._get(STREAM_SNAPSHOT.name, namespace, wanted) if wanted else None
-        return Observed(children, pods, snapshots, restored, report)
+        refusals: list[Object] = []
+        for maker in filter(wants_pods, children.values()):
+            uid = str(maker["metadata"]["uid"])
+            refusals += await self._api.events(namespace, uid, NOT_CREATED)
+        return Observed(children, pods, snapshots, restored, report, tuple(refusals))
 
     async def _view(self, snapshot: Object) -> SnapshotView:
         namespace, job = snapshot["metadata"]["namespace"], snapshot["spec"]["jobRef"]["name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from ...errors import HeadgateError, JobError
@@ -153,7 +154,11 @@ def _operation(answer: OperationAnswer) -> Operation:
     result = answer.result or {}
     if answer.status is OperationStatus.FAILED:
         problem = answer.problem
-        return Operation("failed", error=problem.detail if problem is not None else "it failed")
+        if problem is None:
+            return Operation("failed", error="it failed")
+        return Operation(
+            "failed", error=problem.detail, lasting=problem.status == HTTPStatus.BAD_REQUEST
+        )
     if answer.status is OperationStatus.IN_PROGRESS:
         return Operation("running")
     return Operation(

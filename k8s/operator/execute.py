@@ -105,11 +105,11 @@ class Executor:
                 metadata = {**made["metadata"], "resourceVersion": version}
                 body = {**made, "metadata": metadata}
                 self._written(await self._api.apply(body, KINDS[made["kind"]]))
-            case act.Scale(kind, name, replicas, version):
-                patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+            case act.Scale(kind, name, spec, version):
+                patch = {"metadata": {"resourceVersion": version}, "spec": spec}
                 self._written(await self._api.merge(KINDS[kind], namespace, name, patch))
-            case act.Delete(kind, name, uid):
-                await self._api.delete(KINDS[kind], namespace, name, uid)
+            case act.Delete(kind, name, uid, force):
+                await self._api.delete(KINDS[kind], namespace, name, uid, force=force)
             case _:
                 raise AssertionError(f"there is no such action: {action}")
 

@@ -1,4 +1,4 @@
-"""One call of a coroutine function: of what, how far, and what came of it."""
+"""One call of a coroutine function: its records, its status and its outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .retry import RetryRule
 
 
 class Status(Enum):
-    """How far a call is."""
+    """The status of a call."""
 
     OPEN = "open"
     DONE = "done"
@@ -24,7 +24,7 @@ class Status(Enum):
 
 
 class Call:
-    """One call, and the records it is of: `rows` of `batch` from `row` on."""
+    """One call and its records: `rows` rows of `batch` from `row` on."""
 
     __slots__ = (
         "argument", "batch", "began_s", "error", "key", "result", "row", "rows", "saved", "segment",
@@ -41,13 +41,13 @@ class Call:
         key: Any = None,
         saved: bytes | Exception | None = None,
     ) -> None:
-        """Not begun yet.
+        """Create a call that has not begun.
 
         Args:
-            argument: what the function is given.
-            batch: where the records came from.
-            row: the first of them.
-            rows: how many.
+            argument: the argument of the function.
+            batch: the batch of the records.
+            row: the first record.
+            rows: the number of records.
             key: a token of the key, in streams where calls of a key wait for each other.
             saved: a record that is a Python object, pickled before the function could change it.
         """
@@ -63,14 +63,14 @@ class Call:
         self.task: asyncio.Task[Any] | None = None
         self.segment: Any = None
         self.began_s = 0.0
-        """When it began, on the monotonic clock."""
+        """The time of its beginning, on the monotonic clock."""
 
     def records(self) -> Batch:
-        """Its records as they came."""
+        """The records as they arrived."""
         return self.batch.slice(self.row, self.rows)
 
     def take(self, task: asyncio.Task[Any]) -> None:
-        """Its task has ended: keep what came of it."""
+        """Record the outcome of the call's task, which has ended."""
         self.error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self.error is None:
             self.status, self.result = Status.DONE, task.result()
@@ -85,9 +85,10 @@ async def attempt(
     on_retry: Callable[[], None],
     wanted: Callable[[], bool],
 ) -> Any:
-    """Call the function, again as the rule says, and return the result or raise what it raised last.
+    """Call the function, retrying as the rule says; return the result or raise the last error.
 
-    A function may make something else of its cancellation; what nobody wants any more is not called again.
+    A function may turn its cancellation into another outcome; a call that is no longer wanted is
+    not retried.
     """
     for number in count(1):
         try:

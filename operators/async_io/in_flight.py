@@ -1,8 +1,8 @@
-"""An operator with calls under way: begun in the mailbox, awaited beside it, their results sent from it.
+"""An operator with calls in flight: begun in the mailbox, awaited beside it, results emitted from it.
 
-A call is begun when there is room for it, and leaves room only once its result was sent: so what waits
-for a slow call in front of it counts as well, and the operator is full. The records of all calls that were
-not sent are state. After a restore they are called for again.
+A call begins when there is room for it, and makes room only once its result was emitted. So results
+that wait for a slow call in front of them count as well, and the operator fills up. The records of
+all calls without an emitted result are state. After a restore their calls are made again.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ CALL_SECONDS: Final = "async_call_seconds"
 RETRIES_COUNTER: Final = "async_calls_retried"
 WAITING_OPTION: Final = "headgate.async.waiting-records"
 WAITING_ROWS_MAX: Final = 65_536
-"""Records that wait for room are taken in front of a barrier until they are so many, if nothing is said."""
+"""The default number of waiting records up to which more are accepted in front of a barrier."""
 DEADLINES_MIN: Final = 64
-"""So many deadlines of calls that have ended are not worth forgetting."""
+"""Fewer deadlines of finished calls than this are not worth removing."""
 _SLACK_S: Final = 1e-6
-"""Sums of floats: what is due this soon is due."""
+"""A deadline this close counts as due, because sums of floats are inexact."""
 
 
 @dataclass(frozen=True)
 class CallSettings:
-    """How calls are made. Picklable.
+    """The settings of calls. Picklable.
 
     Attributes:
-        function: a coroutine function of what a call is given.
-        max_in_flight: calls that were begun and whose results were not yet sent, per subtask.
+        function: a coroutine function of the call's argument.
+        max_in_flight: calls begun whose results were not yet emitted, per subtask.
         timeout_ms: from the beginning of a call, all its attempts included; None: no limit.
-        ordered: results leave in the order of the records.
-        retry: when a call is made again.
+        ordered: results keep the order of the records.
+        retry: when a call is retried.
     """
 
     function: Callable[[Any], Awaitable[Any]]
@@ -55,7 +55,8 @@ class CallSettings:
 
 
 class InFlight(Operator):
-    """What operators with calls share; subclasses make calls of batches and batches of results."""
+    """The common part of operators with calls; subclasses turn batches into calls and results into
+    batches."""
 
     stores_what_waits = True
 
@@ -64,14 +65,14 @@ class InFlight(Operator):
         self._state = state
         self._task_name = f"call of {step}"
         self._queue: Queue = OrderedQueue() if settings.ordered else UnorderedQueue()
-        self._calls: dict[Call, None] = {}  # those not sent yet, as they came
-        self._waiting: deque[Call] = deque()  # those for which there was no room
+        self._calls: dict[Call, None] = {}  # those not emitted yet, in order of arrival
+        self._waiting: deque[Call] = deque()  # those without room so far
         self._occupied = 0
         self._rows = 0
         self._waiting_rows = 0
         self._waiting_rows_max = WAITING_ROWS_MAX
-        self._turns: dict[Any, deque[Call]] = {}  # by key: behind the call that is under way
-        self._tasks: set[asyncio.Task[Any]] = set()  # also those whose call is over, and that go on
+        self._turns: dict[Any, deque[Call]] = {}  # by key: calls behind the one in flight
+        self._tasks: set[asyncio.Task[Any]] = set()  # also those of finished calls that still run
         self._completed: list[Call] = []
         self._deadlines: deque[tuple[float, Call]] = deque()
         self._timer_runs = False
@@ -92,11 +93,11 @@ class InFlight(Operator):
         self._begin()
 
     def _calls_of(self, batch: Batch) -> Iterator[Call]:
-        """The calls to make for a batch, in order."""
+        """Yield the calls to make for a batch, in order."""
         raise NotImplementedError
 
     def _send(self, calls: list[Call]) -> None:
-        """Send on what came of calls that are not open any more, in this order."""
+        """Emit the outcomes of finished calls, in this order."""
         raise NotImplementedError
 
     def full(self) -> bool:
@@ -157,7 +158,8 @@ class InFlight(Operator):
             due_s = self.context.clock.monotonic() + settings.timeout_ms / 1000
             self._deadlines.append((due_s, call))
             if len(self._deadlines) > DEADLINES_MIN + 2 * self._occupied:
-                # Those behind a call that takes long: else they would be kept as long as it takes.
+                # Remove deadlines of calls after a slow one; otherwise they would be kept as long
+                # as it runs.
                 still = (each for each in self._deadlines if each[1].status is Status.OPEN)
                 self._deadlines = deque(still)
 
@@ -165,11 +167,11 @@ class InFlight(Operator):
         return call.status is Status.OPEN and not self._closed
 
     def _ended(self, call: Call, task: asyncio.Task[Any]) -> None:
-        """The task of a call has ended. Runs beside the mailbox: it only takes note."""
+        """Record that the task of a call has ended. Runs outside the mailbox, so it only takes note."""
         self._tasks.discard(task)
         if not self._wants(call):
             if not task.cancelled():
-                task.exception()  # it was looked at: the call was over before
+                task.exception()  # marks the exception as retrieved: the call was already over
             return
         call.take(task)
         self._took.observe(self.context.clock.monotonic() - call.began_s)
@@ -183,7 +185,7 @@ class InFlight(Operator):
         self._completed.append(call)
 
     def _wake(self) -> None:
-        """In the mailbox: calls have ended."""
+        """Handle ended calls, in the mailbox."""
         self._woken = False
         self._go_on()
 
@@ -225,7 +227,7 @@ class InFlight(Operator):
         self._occupied -= len(calls)
         self._send(calls)
 
-    # deadlines: as all calls have the same time, they fall due in the order in which they began
+    # Deadlines: all calls have the same timeout, so they expire in the order in which they began.
 
     def _watch_deadlines(self) -> None:
         deadlines = self._deadlines
@@ -238,12 +240,12 @@ class InFlight(Operator):
         self.context.timers.call_later(max(1, math.ceil((left_s - _SLACK_S) * 1000)), self._expire)
 
     def _expire(self) -> None:
-        """In the mailbox: the first deadline may have passed."""
+        """Handle the first deadline, which may have passed; in the mailbox."""
         self._timer_runs = False
         now_s = self.context.clock.monotonic() + _SLACK_S
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, call = self._deadlines.popleft()
-            # A task that has ended before counts as in time, though its callback is still to come.
+            # A task that has ended by now is in time, even if its callback has yet to run.
             if call.status is Status.OPEN and call.task is not None and not call.task.done():
                 call.status = Status.TIMED_OUT
                 call.task.cancel()
@@ -259,10 +261,11 @@ class InFlight(Operator):
         return [STATE] if self._state.pickled else []
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """The records of all calls that were not sent, in order.
+        """Snapshot the records of all calls without an emitted result, in order.
 
-        Results that are ready do not leave now, only when their mail runs: behind a savepoint that stops
-        the job no mail does, and the last checkpoint must not commit what the savepoint has as a record.
+        Results that are ready are not emitted now but when their mail runs: no mail runs after a
+        savepoint that stops the job, and the last checkpoint must not commit results whose records
+        are in the savepoint.
         """
         return self._state.cut(list(self._calls), self.context.max_parallelism)
 

@@ -1,4 +1,4 @@
-"""map_async: a coroutine function for each record, many at a time, each with a deadline."""
+"""map_async: a coroutine function for each record, with many calls in flight, each with a deadline."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .in_flight import CallSettings, InFlight
 from .stored import InFlightState, pickled
 
 TIMED_OUT: Final = "timed_out"
-"""The side output of records whose call did not end in time."""
+"""The side output of records whose call timed out."""
 TIMED_OUT_COUNTER: Final = "async_records_timed_out"
 OnTimeout: TypeAlias = Literal["fail", "side_output"] | Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class KeyOfRecords:
-    """How the keys of a batch are found: key columns, or a function and how its records are made."""
+    """The keys of a batch: key columns, or a function and the reader of its records."""
 
     columns: tuple[str, ...] = ()
     function: Callable[[Any], Hashable] | None = None
@@ -39,13 +39,13 @@ class KeyOfRecords:
 
 @dataclass(frozen=True)
 class AsyncMapStep:
-    """What a step consists of. Picklable.
+    """The parts of a step. Picklable.
 
     Attributes:
-        user: the function, and what is made of its results.
-        calls: how it is called.
+        user: the function, and the columns of its results.
+        calls: the settings of the calls.
         schema: the columns of the records; None: Python objects.
-        on_timeout: what becomes of a record whose time is up; a function gives the result instead.
+        on_timeout: the handling of a timed-out record; a function gives the result instead.
         key: None unless the stream is keyed.
     """
 
@@ -57,7 +57,7 @@ class AsyncMapStep:
 
 
 class MapAsync(InFlight):
-    """Calls a coroutine function for each record; of a keyed stream, for one record of a key at a time."""
+    """Calls a coroutine function for each record; in a keyed stream, for one record of a key at a time."""
 
     def __init__(self, step: AsyncMapStep) -> None:
         user = step.user
@@ -114,7 +114,7 @@ class MapAsync(InFlight):
             self._emit(done)
 
     def _take_late(self, calls: list[Call]) -> None:
-        """Deal with calls whose time was up; those for which a function gives a result are done."""
+        """Handle timed-out calls; those for which a function gives a result are done."""
         self._timed_out.inc(len(calls))
         on_timeout = self._map.on_timeout
         if on_timeout == "fail":
@@ -157,7 +157,7 @@ class MapAsync(InFlight):
             self.output.emit(batch)
 
     def _emit_fitting(self, calls: list[Call]) -> None:
-        """Some result does not fit its columns: find out which, one by one."""
+        """Emit results one by one, to find those that do not fit the columns."""
         fitting: list[Call] = []
         for call in calls:
             try:
@@ -177,7 +177,7 @@ class MapAsync(InFlight):
     def _too_late(self, call: Call) -> UserCodeError:
         given = format_duration(self._settings.timeout_ms or 0)
         return UserCodeError(
-            f"a call of the function of `{self._user.step}` did not end in time timeout=`{given}` "
+            f"a call of the function of `{self._user.step}` timed out timeout=`{given}` "
             f"record=`{describe_record(call.argument)}`",
             where=str(self._user.origin),
             fix='give it more time with timeout=, or keep such records with on_timeout="side_output"',
@@ -185,7 +185,7 @@ class MapAsync(InFlight):
 
 
 def joined(calls: list[Call]) -> Batch:
-    """The records of calls as one batch."""
+    """Return the records of calls as one batch."""
     columns = [part for call in calls if isinstance(part := call.records(), ColumnBatch)]
     if columns:
         return concatenated(columns)
@@ -193,7 +193,7 @@ def joined(calls: list[Call]) -> Batch:
 
 
 def times_of(calls: list[Call]) -> Timestamps | None:
-    """The event times of calls of single records."""
+    """Return the event times of calls of single records."""
     if calls[0].batch.timestamps is None:
         return None
     return np.array([call.batch.timestamps[call.row] for call in calls], np.int64)  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""The methods of a stream that call functions of batches, and coroutine functions with state."""
+"""The stream methods that call functions of batches, and coroutine functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ U = TypeVar("U")
 
 
 class Calls(StreamBase[T], Generic[T]):
-    """Steps of functions that are dear to call."""
+    """Steps whose functions are expensive to call."""
 
     def map_batches(
         self,
@@ -39,18 +39,20 @@ class Calls(StreamBase[T], Generic[T]):
         max_in_flight: int | None = None,
         on_error: OnErrorLike = "fail",
     ) -> Stream[Any]:
-        """Call a function of whole `pa.RecordBatch`es. How records are cut into batches must not matter.
+        """Call a function with whole `pa.RecordBatch`es. Results must not depend on the batch boundaries.
 
         Args:
-            function: returns a RecordBatch; as many rows as it got keep their event times, in order.
-            into: the columns it makes, if they differ from those it gets.
-            name: names the step in errors and metrics; with `rows` and an `async def` function it is the
-                address of the state.
-            rows: call it for so many rows at a time; less at barriers, watermarks and the end.
-            within: how long a row waits at most for a batch of `rows` to be full; 50 ms by default.
-            max_in_flight: of an `async def` function with `rows`, batches under way, 4 by default.
-            on_error: what becomes of records for which it raises; it is called for ever smaller parts of
-                the batch until they are known.
+            function: returns a RecordBatch; if it has as many rows as the input, they keep their
+                event times, in order.
+            into: the columns of the result, if they differ from those of the input.
+            name: names the step in errors and metrics; with `rows` and an `async def` function it
+                is the address of the state.
+            rows: call it with this many rows at a time; fewer at barriers, watermarks and the end.
+            within: the longest time a row waits for a batch of `rows` to fill; 50 ms by default.
+            max_in_flight: for an `async def` function with `rows`, the batches in flight, 4 by
+                default.
+            on_error: the handling of records for which it raises; the batch is called in ever
+                smaller parts until they are found.
         """
         from ..batch_plan import add_map_batches  # its steps are made of this package
 
@@ -66,7 +68,7 @@ class Calls(StreamBase[T], Generic[T]):
             origin=capture_origin(),
         )
 
-    @named("async step", "the records it has calls under way for are stored under this name")
+    @named("async step", "records with calls in flight are stored under this name")
     def map_async(
         self,
         function: Callable[[T], Awaitable[U]],
@@ -80,19 +82,19 @@ class Calls(StreamBase[T], Generic[T]):
         on_error: OnErrorLike = "fail",
         into: SchemaLike | None = None,
     ) -> Stream[U]:
-        """Call a coroutine function for each record, with the records under way as state.
+        """Call a coroutine function for each record; records with calls in flight are state.
 
         Args:
             function: from a record to a record.
             name: the address of the state.
-            max_in_flight: calls begun whose results were not sent yet, per subtask.
-            timeout: of a record, from its first attempt to the end of its last.
-            ordered: results keep the order of the records; else they leave as they come, but none
-                crosses a watermark.
+            max_in_flight: calls begun whose results were not emitted yet, per subtask.
+            timeout: for a record, from its first attempt to the end of its last.
+            ordered: results keep the order of the records; otherwise they are emitted as calls
+                finish, but none crosses a watermark.
             retry: when the function is called again for the same record.
-            on_timeout: what becomes of a record whose time is up: `fail`, `side_output` (the stream
+            on_timeout: the handling of a timed-out record: `fail`, `side_output` (the stream
                 `.timed_out`), or a function of the record that gives the result instead.
-            on_error: what becomes of a record whose last attempt raised.
+            on_error: the handling of a record whose last attempt raised.
             into: make columns of the results.
         """
         return add_map_async(

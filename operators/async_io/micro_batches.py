@@ -1,4 +1,4 @@
-"""map_batches with `rows=` and a coroutine function: several batches at a time, while barriers pass."""
+"""map_batches with `rows=` and a coroutine function: several batches in flight, while barriers pass."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from .stored import InFlightState
 
 
 class AsyncMicroBatches(InFlight):
-    """Calls a coroutine function for batches of so many rows; results keep the order of the records.
+    """Calls a coroutine function for batches of a set number of rows; results keep the order of the
+    records.
 
-    What waits to be a batch becomes one before a barrier, and so is state like all that is under way.
+    Rows that wait for a full batch become one before a barrier, and so are state like all calls in
+    flight.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class AsyncMicroBatches(InFlight):
             division.send(self._letters, self.output)
 
     def _failure(self, call: Call, error: BaseException) -> BaseException:
-        """What ends the job: an error of ours as it is, else one that names the step."""
+        """Return the error that fails the job: our own as it is, any other with the name of the step."""
         if isinstance(error, HeadgateError):
             return error
         data: Any = call.argument.data
@@ -73,7 +75,7 @@ class AsyncMicroBatches(InFlight):
     def settled(self) -> bool:
         return super().settled() and not self._buffer.waits
 
-    # nothing waits to be a batch behind a mark
+    # no rows wait for a batch behind a mark
 
     def on_watermark(self, timestamp: int) -> None:
         self._buffer.flush()

@@ -1,4 +1,4 @@
-"""Makes steps of coroutine functions: checks what was given, with the user's line, and adds the node."""
+"""Planning of coroutine steps: checks the arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..stream import Stream
 
 TIMEOUT: Final = "2s"
-"""Of one record, all attempts included, unless told otherwise."""
+"""The default timeout of a record, all attempts included."""
 
 
 def add_map_async(
@@ -44,7 +44,7 @@ def add_map_async(
     origin: Origin,
     lifetime: object = None,
 ) -> Stream[Any]:
-    """The step of `map_async`; `keyed_by` is None for a stream without keys.
+    """Add the step of `map_async`; `keyed_by` is None for a stream without keys.
 
     `lifetime` is the user's function object, if `function` is one of ours around it.
     """
@@ -102,16 +102,15 @@ def check_coroutine(function: Callable[[Any], Any], kind: str, origin: Origin) -
             f"{kind} needs an `async def` function that returns, and this one {yields} "
             f"function=`{function_name(function)}`",
             where=str(origin),
-            fix="write async def, and await what takes its time; blocking code belongs into "
-            "asyncio.to_thread",
+            fix="write async def, and await slow calls; blocking code belongs in asyncio.to_thread",
         )
 
 
 def rule_of(retry: Retry | None, policy: OnError, origin: Origin) -> RetryRule:
-    """When calls are made again, as `retry=` or the retries of `on_error=` say."""
+    """Return the retry rule that `retry=` or the retries of `on_error=` set."""
     if retry is not None and policy.retries:
         raise PlanError(
-            "both retry= and the retries of on_error= say how often to call again",
+            "both retry= and the retries of on_error= set the number of retries",
             where=str(origin),
             fix="leave the retries to retry=",
         )
@@ -132,9 +131,9 @@ def _check_on_timeout(on_timeout: object, origin: Origin) -> None:
 
 
 def _check_time_for(rule: RetryRule, timeout_ms: int, origin: Origin) -> None:
-    """Delays that alone use up the timeout make the last attempts impossible."""
+    """Raise PlanError if the delays alone use up the timeout, so that the last attempts cannot run."""
     if not rule.delay_after(1):
-        return  # nor has any other attempt a delay
+        return  # without a first delay there are no later ones
     delays_s = 0.0
     for attempt in range(1, rule.attempts):
         delays_s += rule.delay_after(attempt)

@@ -1,4 +1,4 @@
-"""In which order results leave: that of the records, or as they come but never across a watermark."""
+"""The order in which results are emitted: that of the records, or of completion within watermarks."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ..elements import Watermark, WatermarkStatus
 from .call import Call, Status
 
 Mark: TypeAlias = Watermark | WatermarkStatus
-"""What no result crosses."""
+"""An element that no result crosses."""
 
 
 class Queue(Protocol):
     """Calls that were made and not yet emitted, and the marks between them."""
 
     def add(self, call: Call) -> None:
-        """A call, behind everything that was added before."""
+        """Append a call."""
         ...
 
     def mark(self, mark: Mark) -> None:
-        """A mark, behind all calls so far."""
+        """Append a mark."""
         ...
 
     def completed(self, call: Call) -> None:
-        """The call is not open any more."""
+        """Note that the call is finished."""
         ...
 
     def ready(self) -> Iterator[Call | Mark]:
-        """Take out what can leave now, in order."""
+        """Remove and yield, in order, what can be emitted now."""
         ...
 
 
 class OrderedQueue:
-    """Results leave in the order of their records: a slow call holds back those behind it."""
+    """Emits results in the order of their records: a slow call holds back those after it."""
 
     def __init__(self) -> None:
         self._entries: deque[Call | Mark] = deque()
@@ -49,7 +49,7 @@ class OrderedQueue:
         entries.append(mark)
 
     def completed(self, call: Call) -> None:
-        """Nothing to note: its status says it."""
+        """Do nothing: the status of the call suffices."""
 
     def ready(self) -> Iterator[Call | Mark]:
         entries = self._entries
@@ -72,7 +72,7 @@ class _Segment:
 
 
 class UnorderedQueue:
-    """Results leave as they come, those of different segments in the order of the segments."""
+    """Emits results as calls finish, those of different segments in the order of the segments."""
 
     def __init__(self) -> None:
         self._segments: deque[_Segment] = deque([_Segment()])
@@ -107,5 +107,6 @@ class UnorderedQueue:
 
 
 def _replaces(mark: Mark, before: Call | Mark | None) -> bool:
-    """True if nobody needs `before` with `mark` right behind it: they would pile up behind a slow call."""
+    """Return True if `mark` directly after `before` makes it redundant, so that marks do not pile
+    up behind a slow call."""
     return isinstance(mark, Watermark) and isinstance(before, Watermark)

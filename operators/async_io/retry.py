@@ -1,4 +1,4 @@
-"""When a call that failed is made again."""
+"""Retries of failed calls."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Exceptions: TypeAlias = (
 
 @dataclass(frozen=True)
 class Retry:
-    """When `map_async` calls its function again for the same record.
+    """The rule by which `map_async` calls its function again for the same record.
 
     Attributes:
-        attempts: calls of a record at most, the first one included.
-        delay: between the first call and the second.
-        factor: each further delay is so many times the one before; 1: all are the same.
-        longest: no delay is longer.
-        on_exception: which exceptions are worth another call: classes, or a function of the exception.
-        on_result: says of a result whether to call again; that of the last call counts in any case.
+        attempts: the most calls of a record, the first one included.
+        delay: the pause between the first call and the second.
+        factor: the growth of each further delay; 1: all are the same.
+        longest: the longest delay.
+        on_exception: the exceptions that are retried: classes, or a function of the exception.
+        on_result: a function that says of a result whether to retry; the last result is final.
     """
 
     attempts: int = 3
@@ -39,7 +39,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class RetryRule:
-    """A `Retry` that was checked, with durations in seconds. Picklable."""
+    """A validated `Retry`, with durations in seconds. Picklable."""
 
     attempts: int = 1
     delay_s: float = 0.0
@@ -49,18 +49,18 @@ class RetryRule:
     on_result: Callable[[Any], bool] | None = None
 
     def takes_exception(self, error: BaseException) -> bool:
-        """True if this failure is worth another call."""
+        """Return True if this failure is retried."""
         wanted = self.on_exception
         if isinstance(wanted, type | tuple):
             return isinstance(error, wanted)
         return bool(wanted(error))
 
     def takes_result(self, result: Any) -> bool:
-        """True if this result is worth another call."""
+        """Return True if this result is retried."""
         return self.on_result is not None and bool(self.on_result(result))
 
     def delay_after(self, attempt: int) -> float:
-        """Seconds between call number `attempt`, from 1, and the next."""
+        """Return the seconds between call number `attempt`, from 1, and the next."""
         if self.delay_s >= self.longest_s:
             return self.longest_s
         try:
@@ -73,10 +73,10 @@ ONCE = RetryRule()
 
 
 def checked_retry(retry: object, origin: Origin) -> RetryRule:
-    """The rule a user gave; None: no second call.
+    """Validate the user's rule; None means no retries.
 
     Raises:
-        PlanError: something about it is wrong.
+        PlanError: the rule is invalid.
     """
     if retry is None:
         return ONCE

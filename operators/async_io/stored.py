@@ -1,7 +1,8 @@
-"""The state of calls under way: the records they were made for, which are called for again after a restore.
+"""The state of calls in flight: their records, for which the calls are made again after a restore.
 
-Of a stream without keys they are items, some records each, dealt out anew when the parallelism changes.
-Of a keyed stream they are a table with a row per key group, so that each goes to the subtask of its key.
+In a stream without keys they are items of a few records each, redistributed when the parallelism
+changes. In a keyed stream they are a table with a row per key group, so that each record goes to
+the subtask of its key.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from .call import Call
 
 STATE: Final = "in-flight"
 ITEM_ROWS: Final = 16
-"""Records that stay together when the parallelism changes."""
+"""The number of records that stay together when the parallelism changes."""
 _POSITION: Final = "position"
 _TABLE: Final = pa.schema(
     [
         pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
         pa.field(_POSITION, pa.int64(), False),
-        pa.field("records", pa.binary(), False),  # that have this key group, in the order they came
+        pa.field("records", pa.binary(), False),  # those of this key group, in order of arrival
     ]
 )
 
 
 def pickled(record: Any) -> bytes | Exception:
-    """The record pickled, or why it cannot be: that fails the checkpoint, not the record."""
+    """Return the pickled record, or the error; an error fails the checkpoint, not the record."""
     try:
         return dumps(record)
     except Exception as error:
@@ -58,8 +59,8 @@ class InFlightState:
 
     Args:
         schema: the columns of the records; None: Python objects.
-        keyed: calls have keys.
-        step: name of the step, for errors.
+        keyed: whether calls have keys.
+        step: the name of the step, for errors.
         origin: the user's line.
     """
 
@@ -75,13 +76,13 @@ class InFlightState:
         return self._schema is None
 
     def infos(self) -> Sequence[StateInfo]:
-        """What state there is."""
+        """Return the declarations of the state."""
         if self._keyed:
             return [state_info(STATE, STATE, _TABLE)]
         return [state_info(STATE, "split")]
 
     def cut(self, calls: list[Call], max_parallelism: int) -> StateSnapshot:
-        """The records of `calls`, which is the caller's copy; they are written in a thread."""
+        """Snapshot the records of `calls`, a copy for this purpose; they are written in a thread."""
         if not self._keyed:
             return StateSnapshot(items={STATE: ItemsCut(lambda: list(self._items(calls)))})
         return StateSnapshot(
@@ -89,10 +90,10 @@ class InFlightState:
         )
 
     def restored(self, state: RestoredState) -> Iterator[Batch]:
-        """The records in the order they came, but those of different old subtasks.
+        """Yield the records in order of arrival, except between different old subtasks.
 
         Raises:
-            StateError: they are not of this stream.
+            StateError: they do not fit this stream.
         """
         if STATE in state.tables:
             table = state.tables[STATE]
@@ -118,7 +119,7 @@ class InFlightState:
         if calls:
             keys = [key_of(call.key) for call in calls]
             groups = key_groups_of(hash_keys(keys), max_parallelism)
-        # Not a row per record: each would have the names and types of all columns with it.
+        # A row per record would repeat the names and types of all columns each time.
         order = np.argsort(groups, kind="stable")
         found, first = np.unique(groups[order], return_index=True)
         parts = np.split(order, first[1:]) if calls else []
@@ -130,7 +131,7 @@ class InFlightState:
         return pa.Table.from_arrays(columns, schema=_TABLE)
 
     def _encode(self, calls: list[Call]) -> bytes:
-        """Times, and the records: an Arrow stream, or a list of pickles."""
+        """Encode times and records: an Arrow stream, or a list of pickles."""
         parts = [call.records() for call in calls]
         times = None
         if parts[0].timestamps is not None:
@@ -141,7 +142,7 @@ class InFlightState:
         sink = pa.BufferOutputStream()
         data = concatenated([part for part in parts if isinstance(part, ColumnBatch)]).data
         with pa.ipc.new_stream(sink, data.schema) as writer:
-            writer.write_batch(data)  # in one: a batch per record would be mostly headers
+            writer.write_batch(data)  # as one batch: a batch per record would be mostly headers
         return msgspec.msgpack.encode((times, sink.getvalue().to_pybytes()))
 
     def _checked(self, saved: bytes | Exception | None) -> bytes:
@@ -150,7 +151,7 @@ class InFlightState:
         raise StateError(
             f"a record cannot be pickled step=`{self._step}`: {saved}",
             where=str(self._origin),
-            fix="let the step before make plain data of it",
+            fix="let the step before turn it into plain data",
         )
 
     def _decode(self, item: bytes) -> Batch:
@@ -169,10 +170,10 @@ class InFlightState:
 
     def _misfit(self, problem: str) -> StateError:
         return StateError(
-            f"records that were under way do not fit the step step=`{self._step}`: {problem}",
+            f"records with calls in flight do not fit the step step=`{self._step}`: {problem}",
             where=str(self._origin),
             fix="restore with the stream as it was, end that job with `headgate stop --drain`, and "
-            "begin the new one with the savepoint",
+            "start the new one from the savepoint",
         )
 
 

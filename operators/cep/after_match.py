@@ -1,4 +1,4 @@
-"""What becomes of overlapping matches once one is found."""
+"""Strategies that drop overlapping matches once one is found."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["none", "next", "past_last", "first", "last"]
 PATTERN: Final = r"no_skip|skip_to_next|skip_past_last_event|skip_to_(?:first|last)\([^()]+\)"
-"""What `parse_after_match` reads."""
+"""The texts that `parse_after_match` reads."""
 
 
 @dataclass(frozen=True)
 class AfterMatch:
-    """Which other matches are dropped once one is found; made by the functions of this module."""
+    """A strategy that drops other matches once one is found; made by the functions of this module."""
 
     kind: Kind
     stage: str = ""
@@ -28,10 +28,11 @@ class AfterMatch:
         }[self.kind]
 
     def first_to_keep(self, taken: Mapping[str, Sequence[int]]) -> int | None:
-        """The first record at which another match may begin; None: any.
+        """Return the first record at which another match may begin; None: any.
 
         Args:
-            taken: the numbers of the match's records by stage, in order; later records have greater ones.
+            taken: the numbers of the match's records by stage, in order; later records have greater
+                ones.
         """
         if self.kind in ("first", "last"):
             numbers = taken.get(self.stage)
@@ -45,7 +46,7 @@ class AfterMatch:
 
 
 def parse_after_match(text: str) -> AfterMatch:
-    """The strategy whose text, as `str` gives it and `PATTERN` matches it, this is."""
+    """Parse a strategy from its text, as `str` gives it and `PATTERN` matches it."""
     name, _, stage = text.removesuffix(")").partition("(")
     if stage:
         return {"skip_to_first": skip_to_first, "skip_to_last": skip_to_last}[name](stage)
@@ -54,25 +55,25 @@ def parse_after_match(text: str) -> AfterMatch:
 
 
 def no_skip() -> AfterMatch:
-    """Every match counts."""
+    """Keep every match."""
     return AfterMatch("none")
 
 
 def skip_to_next() -> AfterMatch:
-    """Of all matches that begin with one record, only the first to be complete."""
+    """Of all matches that begin with one record, keep only the first to complete."""
     return AfterMatch("next")
 
 
 def skip_past_last_event() -> AfterMatch:
-    """No match begins with a record up to the last one of a match."""
+    """Drop matches that begin with a record up to the last one of a match."""
     return AfterMatch("past_last")
 
 
 def skip_to_first(stage: str) -> AfterMatch:
-    """No match begins before the first record that a stage took; if it took none, as `no_skip`."""
+    """Drop matches that begin before the first record of a stage; if it took none, as `no_skip`."""
     return AfterMatch("first", stage)
 
 
 def skip_to_last(stage: str) -> AfterMatch:
-    """No match begins before the last record that a stage took; if it took none, as `no_skip`."""
+    """Drop matches that begin before the last record of a stage; if it took none, as `no_skip`."""
     return AfterMatch("last", stage)

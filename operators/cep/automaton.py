@@ -1,9 +1,9 @@
-"""The automaton of a pattern: what may come next, from each state.
+"""The automaton of a pattern: from each state, the options for the next record.
 
-A run is one way of matching that is under way. Right behind a record that it took it is in a *fresh*
-state, whose options are all that may come next. With the next record each option goes on by itself: it
-takes the record, or waits in a state that has this one option, or is given up. So a run never has to
-remember which of several ways it is on, and the ways do not disturb each other.
+A run is a partial match. Directly after taking a record it is in a *fresh* state, with all options
+for what may come next. With the next record each option proceeds on its own: it takes the record,
+or waits in a state that has this one option, or is given up. So a run never has to remember several
+ways, and the ways do not affect each other.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Final, Literal, TypeAlias
 from .conditions import Condition, Leaf
 
 OptionKind: TypeAlias = Literal["strict", "relaxed", "any", "end", "absent"]
-"""How near the record must be. `end`: no record, but the end of the time of the pattern. `absent`: the
-match is complete with whatever record comes next, which does not belong to it."""
+"""The contiguity of an option. `end`: no record, but the end of the pattern's time. `absent`: the
+match completes with any next record, which does not belong to it."""
 START: Final = 0
-"""The state of a run that has taken nothing."""
+"""The state of a run that has taken no record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to go on.
+    """One way to proceed.
 
     Attributes:
         kind: how near the record must be.
         stage: the index of the stage that takes it; -1 if none does.
-        take: which records it takes.
-        stop: the end of a repetition: such records are not taken after all.
+        take: the condition of records that it takes.
+        stop: the end of a repetition: records that meet it are not taken after all.
         unless: a record that meets one of these ends this way.
-        unless_first: the same, only for the record directly behind the one taken before.
-        target: the state behind the record.
+        unless_first: the same, only for the record directly after the one taken before.
+        target: the state after the record.
         wait: the state in which this way waits; -1 if it does not.
         window_ms: it takes a record only less than this after the one taken before; None: no limit.
     """
@@ -49,14 +49,15 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a run can be.
+    """A state of a run.
 
     Attributes:
         options: what may come next.
         fresh: the run has just taken a record.
-        final: reached by a record, it makes a match.
-        pending: the match is complete when its time is over.
-        told: what a run has here is, or becomes, a match already: it is not told as timed out.
+        final: a record that leads here completes a match.
+        pending: the match completes when its time ends.
+        told: the records of a run here are, or become, a match in any case, so it is not reported
+            as timed out.
     """
 
     options: tuple[Option, ...]
@@ -67,7 +68,7 @@ class State:
 
     @property
     def window_ms(self) -> int | None:
-        """All options are over when the record taken before is this old; None: one has no such limit."""
+        """The age of the last record at which all options expire; None if one has no such limit."""
         windows = [option.window_ms for option in self.options]
         limits = [window for window in windows if window is not None]
         return max(limits) if limits and len(limits) == len(windows) else None
@@ -82,7 +83,7 @@ class Automaton:
 
     @property
     def leaves(self) -> list[Leaf]:
-        """All conditions, each once, in the order of the states."""
+        """Return all conditions, each once, in the order of the states."""
         found: dict[Leaf, None] = {}
         for state in self.states:
             for option in state.options:
@@ -93,7 +94,7 @@ class Automaton:
         return list(found)
 
     def shape(self) -> str:
-        """The structure as text: equal for patterns that can go on with each other's runs."""
+        """Return the structure as text: equal for patterns that can continue each other's runs."""
         numbers = {leaf: str(number) for number, leaf in enumerate(self.leaves)}
         parts = [",".join(self.stages), "".join(leaf.kind[:2] for leaf in self.leaves)]
 

@@ -1,13 +1,14 @@
-"""The shared buffer: the records that runs of one key have taken, each kept once, and who took them.
+"""The shared buffer: the records that runs of one key have taken, each stored once, with who took them.
 
-A *node* says that a stage took a record behind another node; a run knows its last node, and the path back
-from there is what it has taken. Runs that have a beginning in common have its nodes in common. The buffer
-of SASE+ (Agrawal et al., Efficient Pattern Matching over Event Streams, SIGMOD 2008) has one node for all
-runs in which a stage took a record, several edges back from it, and Dewey numbers that tell the edges of
-one run from those of others. Here each such edge is a node of its own: as many entries, and a path needs no
-comparing of numbers.
+A *node* says that a stage took a record after another node; a run knows its last node, and the path
+back from there is what it has taken. Runs with a common beginning share its nodes. The buffer of
+SASE+ (Agrawal et al., Efficient Pattern Matching over Event Streams, SIGMOD 2008) has one node for
+all runs in which a stage took a record, several edges back from it, and Dewey numbers that tell the
+edges of one run from those of others. Here each such edge is a node of its own: the number of
+entries is the same, and a path needs no comparison of numbers.
 
-Nodes and runs count who needs a node; one that nobody needs goes, and its record with its last node.
+Nodes are reference-counted by runs and nodes; an unreferenced node is removed, and its record with
+its last node.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ NO_NODE: Final[NodeId] = (-1, -1)
 
 
 class Event(NamedTuple):
-    """A record in the order in which its key's records are handled.
+    """A record, numbered in the order in which its key's records are handled.
 
     Attributes:
         number: its place in this order.
         time: event time, ms.
-        record: itself.
+        record: the record itself.
         answers: the bits of the expressions that are true for it.
     """
 
@@ -46,14 +47,15 @@ class _Node:
 
 
 class SharedBuffer:
-    """The nodes and records of the current key. Call `begin` before, and `flush` behind, work on a key.
+    """The nodes and records of the current key. Call `begin` before work on a key, and `flush` after.
 
     Args:
-        events: of the records: number -> (time, record, answers).
-        nodes: number of the record -> (number of node, stage, node before, needed) of each of its nodes.
+        events: the records: number -> (time, record, answers).
+        nodes: number of the record -> (number of node, stage, node before, references) of each of
+            its nodes.
 
     Attributes:
-        held: how many nodes the key has.
+        held: the number of nodes of the key.
     """
 
     def __init__(self, events: EntryTable, nodes: EntryTable) -> None:
@@ -65,12 +67,12 @@ class SharedBuffer:
         """The records whose nodes were changed, and whether they were stored before."""
 
     def begin(self, held: int) -> None:
-        """Go on with a key that has so many nodes."""
+        """Begin work on a key that has `held` nodes."""
         self.held = held
         self._forget()
 
     def take(self, stage: int, event: Event, before: NodeId) -> NodeId:
-        """A node that nobody needs so far: a stage took a record behind another node."""
+        """Create an unreferenced node: a stage took a record after another node."""
         nodes = self._nodes.get(event.number)
         if nodes is None:
             nodes = self._nodes[event.number] = {}
@@ -83,13 +85,13 @@ class SharedBuffer:
         return event.number, number
 
     def need(self, node: NodeId) -> None:
-        """One more run or node needs a node."""
+        """Add a reference to a node."""
         if node != NO_NODE:
             self._of(node[0])[node[1]].needed += 1
             self._changed.setdefault(node[0], True)
 
     def release(self, node: NodeId) -> None:
-        """One run less needs a node."""
+        """Remove a run's reference to a node."""
         while node != NO_NODE:
             nodes = self._of(node[0])
             found = nodes[node[1]]
@@ -102,7 +104,7 @@ class SharedBuffer:
             node = found.before
 
     def path(self, node: NodeId) -> list[tuple[int, int]]:
-        """What a run has taken, in order: the stage and the number of the record."""
+        """Return what a run has taken, in order: the stage and the number of the record."""
         path = []
         while node != NO_NODE:
             found = self._of(node[0])[node[1]]
@@ -112,14 +114,14 @@ class SharedBuffer:
         return path
 
     def event(self, number: int) -> Event:
-        """A record that was taken."""
+        """Return a record that was taken."""
         event = self._events.get(number)
         if event is None:
             event = self._events[number] = Event(number, *self._event_table.get(number))
         return event
 
     def flush(self) -> None:
-        """Write what has changed."""
+        """Write the changes."""
         for number, stored in self._changed.items():
             nodes = self._nodes[number]
             if nodes:
@@ -134,7 +136,7 @@ class SharedBuffer:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what is cached of the key."""
+        """Drop the cache of the key."""
         self._events.clear()
         self._nodes.clear()
         self._changed.clear()
@@ -143,7 +145,7 @@ class SharedBuffer:
         nodes = self._nodes.get(number)
         if nodes is None:
             rows = self._node_table.get(number)
-            assert rows is not ABSENT, "a run needs a node that is gone"
+            assert rows is not ABSENT, "a run refers to a node that was removed"
             nodes = {n: _Node(stage, before, needed) for n, stage, before, needed in rows}
             self._nodes[number] = nodes
         return nodes

@@ -1,8 +1,9 @@
-"""From a pattern to its automaton, stage by stage from the front, states made when they are first needed.
+"""Compiles a pattern to its automaton, stage by stage from the front, making states on first use.
 
-What may come behind a record is a list of *options* (`automaton.py`). That of an optional stage is its own
-way and all ways behind it; that of a repeated one is another round and, if it took enough, all ways behind
-it. What must not come is no state: it is written into the options that it forbids.
+The continuations after a record are a list of *options* (`automaton.py`). An optional stage
+contributes its own way and all ways after it; a repeated one another round and, if it took enough,
+all ways after it. Stages that must not come are no states: they are written into the options that
+they forbid.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class _Way:
 
 @dataclass(frozen=True, eq=False)
 class _Next:
-    """What may come next; `final`: or nothing, the match is complete.
+    """The possible continuations; `final`: the match may also be complete.
 
-    `final_unless` counts only where something must not come meanwhile, so that it is not complete at once.
+    `final_unless` applies only where something must not come meanwhile, so that the match does not
+    complete at once.
     """
 
     ways: tuple[_Way, ...]
@@ -54,17 +56,17 @@ class _Next:
 
 
 class _Point:
-    """A fresh state: what may come behind a record that was taken."""
+    """A fresh state: the continuations after a record that was taken."""
 
     def __init__(self, make: Callable[[], _Next]) -> None:
         self.make = make
 
 
 class _Sequence:
-    """Stages one behind the other.
+    """Consecutive stages.
 
-    `after` says what may come behind the last one. `absences` are the stages directly behind that must not
-    come, where the stages are the body of a group.
+    `after` gives the continuations of the last one. `absences` are the stages directly after it
+    that must not come, where the stages are the body of a group.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class _Sequence:
         self._known: dict[int, _Next] = {}
 
     def at(self, index: int) -> _Next:
-        """What may come when the stages before `index` are done."""
+        """Return the continuations once the stages before `index` are done."""
         if index not in self._known:
             self._known[index] = self._made(index)
         return self._known[index]
@@ -100,7 +102,8 @@ class _Sequence:
         return replace(exits, ways=(*first.ways, *exits.ways))
 
     def _exits(self, index: int) -> _Next:
-        """What may come once the stage has enough; behind a greedy one nothing it would take itself."""
+        """Return the continuations once the stage has enough; after a greedy one none that it would
+        take itself."""
         stage, behind = self._stages[index], self.at(index + 1)
         if not stage.greedy or stage.low == stage.high:
             return behind
@@ -109,7 +112,7 @@ class _Sequence:
         return _Next(ways, behind.final, (*behind.final_unless, *guard))
 
     def _absences_behind(self, index: int) -> list[Stage]:
-        """The stages directly behind this one that must not come."""
+        """Return the stages directly after this one that must not come."""
         behind = self._stages[index + 1 :]
         found = list(takewhile(lambda stage: stage.negated, behind))
         return [*found, *self._absences] if len(found) == len(behind) else found
@@ -132,7 +135,7 @@ class _Sequence:
 
 
 class _Loop:
-    """The rounds of one stage: of each a record is taken, or the body of a group passed through."""
+    """The rounds of one stage: each takes a record, or passes through the body of a group."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class _Loop:
         self._bodies: dict[int, _Sequence] = {}
 
     def round(self, number: int) -> _Next:
-        """The ways to begin a round; rounds above `low` of an unbounded stage are one and the same."""
+        """Return the ways to begin a round; rounds above `low` of an unbounded stage are the same."""
         stage = self._stage
         how = stage.how if number == 1 else stage.inner or "relaxed"
         actual = number if stage.high is not None else min(number, stage.low)
@@ -162,16 +165,17 @@ class _Loop:
         return _Next(tuple(ways), begun.final)
 
     def _forbidden(self, number: int) -> list[Condition]:
-        """What ends the stage instead of its round `number`, above 1: what must not come behind it.
+        """Return what ends the stage instead of round `number`, above 1: what must not come after it.
 
-        What must not come next ends it only once the stage has enough: before, nothing comes next.
+        What must not come next ends it only once the stage has enough: before that, nothing comes
+        next.
         """
         absences = self._absences if number > self._stage.low else self._not_at_all
         return [stage.condition for stage in absences]
 
     @property
     def _not_at_all(self) -> list[Stage]:
-        """What must not come behind the stage, without what must only not come next."""
+        """Return what must not come after the stage at all, without what only must not come next."""
         return [stage for stage in self._absences if stage.how != "strict"]
 
     def _begun(self, number: int, how: str) -> _Next:
@@ -197,7 +201,7 @@ class _Loop:
         return self._points[number]
 
     def _after(self, number: int) -> _Next:
-        """What may come behind a round."""
+        """Return the continuations after a round."""
         stage = self._stage
         again: tuple[_Way, ...] = ()
         if stage.high is None or number < stage.high:
@@ -209,10 +213,10 @@ class _Loop:
 
 
 def compiled(pattern: Pattern[Any]) -> Automaton:
-    """The automaton of a pattern.
+    """Compile a pattern.
 
     Raises:
-        PlanError: it ends with what must not follow, and never says until when.
+        PlanError: it ends with what must not follow, without a time limit.
     """
     names = [stage.name for stage in pattern.taking]
     numbers = {name: number for number, name in enumerate(names)}
@@ -227,14 +231,14 @@ def _check_ends(pattern: Pattern[Any], automaton: Automaton) -> None:
     if any(state.pending for state in automaton.states):
         stage = [stage for stage in all_stages(pattern.stages) if stage.negated][-1]
         raise PlanError(
-            f"the pattern ends with not_followed_by `{stage.name}`, and nothing says until when",
+            f"the pattern ends with not_followed_by `{stage.name}`, without a time limit",
             where=str(stage.origin),
-            fix='add .within("10m"): the match is complete when this time is over',
+            fix='add .within("10m"): the match completes when this time has passed',
         )
 
 
 class _Numbering:
-    """Gives numbers to states: those behind records in the order they are reached, then those that wait."""
+    """Numbers states: those after records in the order they are reached, then those that wait."""
 
     def __init__(self, start: _Next) -> None:
         self._points: dict[_Point, int] = {_Point(lambda: start): 0}
@@ -242,7 +246,7 @@ class _Numbering:
         self._waits: dict[tuple[_Way, bool], int] = {}
 
     def states(self) -> tuple[State, ...]:
-        """All states."""
+        """Return all states."""
         todo = list(self._points)
         while todo:
             found = todo.pop(0).make()

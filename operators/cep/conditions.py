@@ -20,12 +20,12 @@ from ..graph import Origin
 ConditionLike: TypeAlias = Callable[..., Any] | str | pl.Expr
 LeafKind: TypeAlias = Literal["expression", "record", "earlier"]
 EXPRESSIONS_MAX: Final = 62
-"""Expressions of one pattern: their answers for a record are the bits of one integer."""
+"""The most expressions of one pattern: their answers for a record are the bits of one integer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """One condition as it was given, where that was, and what it needs to be answered."""
+    """One condition as the user gave it, its origin, and what it takes to evaluate it."""
 
     given: ConditionLike
     kind: LeafKind
@@ -34,19 +34,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Conditions joined from left to right, without precedence; with none it always holds.
+    """Conditions joined from left to right, without precedence; an empty one always holds.
 
-    `terms` are pairs: whether the leaf is joined by *or* (else by *and*), and the leaf.
+    `terms` are pairs of whether the leaf is joined by *or* (else by *and*), and the leaf.
     """
 
     terms: tuple[tuple[bool, Leaf], ...] = ()
 
     def joined(self, leaf: Leaf, *, by_or: bool) -> Condition:
-        """With one more leaf behind."""
+        """Return the condition with one more leaf at the end."""
         return Condition((*self.terms, (by_or, leaf)))
 
     def holds(self, judge: Callable[[Leaf], bool]) -> bool:
-        """Whether it holds, if `judge` says so of its leaves; only what matters is asked."""
+        """Return whether it holds, given the judge of its leaves; evaluation stops early."""
         value = True
         for by_or, leaf in self.terms:
             if value != by_or:
@@ -58,10 +58,10 @@ ALWAYS: Final = Condition()
 
 
 def leaf_of(given: ConditionLike, origin: Origin) -> Leaf:
-    """A condition as a user gives it.
+    """Return the condition for a value that a user gave.
 
     Raises:
-        PlanError: nothing that could be a condition.
+        PlanError: it cannot be a condition.
     """
     if isinstance(given, str | pl.Expr):
         return Leaf(given, "expression", origin)
@@ -84,10 +84,10 @@ def leaf_of(given: ConditionLike, origin: Origin) -> Leaf:
 
 
 def _parameters(function: Callable[..., Any]) -> int:
-    """How many arguments it must be given by position."""
+    """Return the number of required positional arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some builtins do not tell
+    except (TypeError, ValueError):  # some builtins have no signature
         return 1
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
@@ -97,15 +97,16 @@ def _parameters(function: Callable[..., Any]) -> int:
 
 
 class Expressions:
-    """The expressions of a pattern, answered for whole batches. Picklable.
+    """The expressions of a pattern, evaluated on whole batches. Picklable.
 
     Args:
-        leaves: those that are expressions; leaf *i* is answered by bit *i*.
+        leaves: the conditions that are expressions; leaf *i* is answered by bit *i*.
         schema: of the stream; None: it has no columns.
         step: the name of the step, for errors.
 
     Raises:
-        PlanError: the stream has no columns, or an expression does not fit them; too many.
+        PlanError: the stream has no columns, an expression does not fit them, or there are too
+            many.
     """
 
     def __init__(self, leaves: Sequence[Leaf], schema: pa.Schema | None, step: str) -> None:
@@ -130,7 +131,7 @@ class Expressions:
         self._reads = sorted(reads)
 
     def answers(self, batch: Any) -> list[int]:
-        """For each record of a batch, the bits of the expressions that are true for it."""
+        """Return, for each record of a batch, the bits of the expressions that are true for it."""
         rows = len(batch)
         if not self._columns:
             return [0] * rows
@@ -140,6 +141,6 @@ class Expressions:
         bits = np.zeros(rows, np.int64)
         for bit, column in enumerate(self._columns):
             answer = frame.select(column.expression.fill_null(False)).to_series().to_numpy()
-            bits |= answer.astype(np.int64) << bit  # of a constant: one answer for all rows
+            bits |= answer.astype(np.int64) << bit  # a constant has one answer for all rows
         found: list[int] = bits.tolist()
         return found

@@ -1,4 +1,4 @@
-"""What users see of matches: whole ones, and what an unfinished one has so far."""
+"""The user's view of matches, complete and partial."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Match(Generic[T]):
-    """The records of a match, or of one that was not complete in time.
+    """The records of a match, or of a partial match that timed out.
 
     Attributes:
         key: of all its records.
-        records: the records that each stage took, in order of event time; none for optional stages that
-            took none. Stages that say what must not come are not in it.
+        records: the records that each stage took, in order of event time; empty for optional stages
+            that took none. Stages that must not come are left out.
         start: event time of the first record, ms since 1970 UTC.
         end: event time of the last record, ms.
     """
@@ -27,7 +27,7 @@ class Match(Generic[T]):
     end: int
 
     def __getitem__(self, stage: str) -> list[T]:
-        """The records that a stage took.
+        """Return the records that a stage took.
 
         Raises:
             KeyError: no stage has this name.
@@ -36,10 +36,10 @@ class Match(Generic[T]):
 
 
 class Earlier(Generic[T]):
-    """What a match has taken before the record at hand: the second argument of a condition.
+    """The records that a match took before the current one: the second argument of a condition.
 
     Attributes:
-        timestamp: event time of the record at hand, ms since 1970 UTC.
+        timestamp: event time of the current record, ms since 1970 UTC.
     """
 
     __slots__ = ("_load", "_records", "timestamp")
@@ -50,7 +50,7 @@ class Earlier(Generic[T]):
         self.timestamp = timestamp
 
     def __getitem__(self, stage: str) -> list[T]:
-        """The records that a stage has taken so far, in order.
+        """Return the records that a stage has taken so far, in order.
 
         Raises:
             KeyError: no stage has this name.

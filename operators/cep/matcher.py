@@ -1,4 +1,4 @@
-"""Runs the automaton over the records of one key, in order, and says what matched and what timed out."""
+"""Runs the automaton over the records of one key, in order, and reports matches and timed-out runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .match import Earlier
 
 
 class Run(NamedTuple):
-    """One way of matching that is under way.
+    """A partial match.
 
     Attributes:
-        state: where in the automaton.
+        state: its state in the automaton.
         node: the last record it took, in the shared buffer.
         first: the number of its first record.
         start: event time of its first record, ms.
@@ -38,13 +38,13 @@ _BEGINNING: Final = Run(START, NO_NODE, -1, 0, 0)
 
 @dataclass(slots=True)
 class Runs:
-    """What is under way for one key.
+    """The runs of one key.
 
     Attributes:
         number: of the next record.
-        active: the runs, those that began earlier first.
-        complete: matches that wait: a run that began earlier may drop them yet.
-        held: the nodes of the shared buffer that they need, while they are stored.
+        active: the runs, earlier beginnings first.
+        complete: matches that wait, because a run that began earlier may still drop them.
+        held: the number of shared-buffer nodes they refer to, for storage.
     """
 
     number: int = 0
@@ -54,24 +54,24 @@ class Runs:
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way: it need not be kept."""
+        """True if there are no runs, so that nothing has to be stored."""
         return not self.active and not self.complete
 
     def plain(self) -> tuple[Any, ...]:
-        """As tuples, to be stored."""
+        """Return the runs as tuples, to be stored."""
         active, complete = ([tuple(r) for r in runs] for runs in (self.active, self.complete))
         return self.number, active, complete, self.held
 
     @classmethod
     def of_plain(cls, plain: tuple[Any, ...]) -> Runs:
-        """From what `plain` made."""
+        """Restore runs from the tuples of `plain`."""
         number, active, complete, held = plain
         return cls(number, [Run(*r) for r in active], [Run(*r) for r in complete], held)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a pattern says. Picklable.
+    """The rules of a pattern. Picklable.
 
     Attributes:
         automaton: its states.
@@ -90,7 +90,7 @@ class Rules:
     step: str
 
     def deadline(self, run: Run) -> int | None:
-        """When the time of a run is over, ms; None: never."""
+        """Return when the time of a run ends, ms; None: never."""
         within = None if self.within_ms is None else run.start + self.within_ms
         gaps = (self.gap_ms, self.windows[run.state])
         gap = min((gap for gap in gaps if gap is not None), default=None)
@@ -100,17 +100,17 @@ class Rules:
 
     @cached_property
     def windows(self) -> list[int | None]:
-        """By state: how long after the last record taken it is over; None: it has no such limit."""
+        """Return, by state, how long after the last record taken a run expires; None: no such limit."""
         return [state.window_ms for state in self.automaton.states]
 
     @cached_property
     def in_order(self) -> bool:
-        """The runs that began earlier are over earlier."""
+        """True if runs expire in the order in which they began."""
         return self.gap_ms is None and not any(self.windows)
 
 
 class _Judge:
-    """Answers conditions for one record; those of the record alone once."""
+    """Evaluates conditions for one record; conditions of the record alone are evaluated once."""
 
     def __init__(
         self, rules: Rules, event: Event, load: Callable[[NodeId], dict[str, list[Any]]]
@@ -121,7 +121,7 @@ class _Judge:
         self._known: dict[Leaf, bool] = {}
         self._earlier: dict[NodeId, Earlier[Any]] = {}
         self.node: NodeId = NO_NODE
-        """Of the run that asks."""
+        """The taken records of the current run."""
 
     def __call__(self, leaf: Leaf) -> bool:
         if leaf.kind == "expression":
@@ -152,11 +152,11 @@ class _Judge:
 
 
 class Matcher:
-    """Works on one key at a time: set `runs`, and let the buffer be of this key.
+    """Matches one key at a time: set `runs`, and switch the buffer to this key.
 
     Args:
         rules: the pattern.
-        buffer: of the records that were taken.
+        buffer: the records that were taken.
     """
 
     def __init__(self, rules: Rules, buffer: SharedBuffer) -> None:
@@ -166,9 +166,9 @@ class Matcher:
         self.runs = Runs()
 
     def on_record(self, time: int, record: Any, answers: int) -> list[NodeId]:
-        """Handle the next record of the key, behind everything that is due at its time.
+        """Handle the next record of the key, after everything that is due at its time.
 
-        Returns the matches that are certain now, each as its last node, which the caller must release.
+        Return the matches that are final now, each as its last node, which the caller must release.
         """
         runs = self.runs
         event = Event(runs.number, time, record, answers)
@@ -184,14 +184,14 @@ class Matcher:
 
     @property
     def size(self) -> int:
-        """What grows with what is under way: the number of runs, or of records that they have taken.
+        """The measure of partial matches: the number of runs, or of records that they have taken.
 
-        A record that runs of different beginnings have taken counts once for each.
+        A record taken by runs of different beginnings counts once for each.
         """
         return max(len(self.runs.active) + len(self.runs.complete), self._buffer.held)
 
     def next_deadline(self) -> int | None:
-        """When the time of the next run is over, ms; None: never."""
+        """Return when the time of the next run ends, ms; None: never."""
         rules, active = self._rules, self.runs.active
         if rules.in_order:
             return rules.deadline(active[0]) if active else None
@@ -201,7 +201,7 @@ class Matcher:
     def on_deadline(self, time: int) -> tuple[list[NodeId], list[NodeId]]:
         """End the runs whose time is over at `time` (ms).
 
-        Returns the matches that are certain now, and what timed out; the caller must release both.
+        Return the matches that are final now, and the timed-out ones; the caller must release both.
         """
         runs, rules = self.runs, self._rules
         over: list[Run] = []
@@ -224,9 +224,9 @@ class Matcher:
         return self._certain(), list(timed_out)
 
     def on_end(self) -> list[NodeId]:
-        """No records come any more: give up what is under way, so that nothing drops what is complete.
+        """Give up all runs at the end of the input, so that nothing can drop complete matches.
 
-        Returns the matches that are certain now; the caller must release them.
+        Return the matches that are final now; the caller must release them.
         """
         for run in self.runs.active:
             self._buffer.release(run.node)
@@ -234,7 +234,7 @@ class Matcher:
         return self._certain()
 
     def taken(self, node: NodeId) -> dict[str, list[Any]]:
-        """The records up to a node, by stage."""
+        """Return the records up to a node, by stage."""
         stages = self._rules.automaton.stages
         records: dict[str, list[Any]] = {stage: [] for stage in stages}
         for stage, number in self._buffer.path(node):
@@ -242,7 +242,7 @@ class Matcher:
         return records
 
     def span(self, node: NodeId) -> tuple[int, int]:
-        """Event time of the first and of the last record up to a node, ms."""
+        """Return event time of the first and of the last record up to a node, ms."""
         path = self._buffer.path(node)
         return self._buffer.event(path[0][1]).time, self._buffer.event(path[-1][1]).time
 
@@ -265,7 +265,7 @@ class Matcher:
                 self.runs.active.append(run._replace(state=option.wait))
 
     def _goes_on(self, run: Run, option: Option, event: Event, judge: _Judge) -> bool:
-        """Let an option take the record, if it does; true if it also waits for others."""
+        """Let an option take the record, if it does; return True if it also waits for others."""
         if option.kind == "end":
             return True
         takes = option.take.holds(judge)
@@ -295,7 +295,7 @@ class Matcher:
         self.runs.complete.append(run)
 
     def _certain(self) -> list[NodeId]:
-        """The matches that nothing can drop any more, in the order in which they begin."""
+        """Return the matches that can no longer be dropped, in the order in which they begin."""
         runs, after = self.runs, self._rules.after
         if not runs.complete:
             return []
@@ -321,7 +321,7 @@ class Matcher:
         return numbers
 
     def _pruned(self, several: list[Run], keep: int) -> list[Run]:
-        """Those that begin with record number `keep` or a later one."""
+        """Return those that begin with record number `keep` or a later one."""
         kept = []
         for run in several:
             if run.first >= keep:

@@ -1,8 +1,9 @@
-"""Finds patterns: keeps records until the watermark has reached them, then hands them over in order.
+"""Finds patterns: buffers records until the watermark reaches them, then matches them in order.
 
-Each key has one timer, for whatever is next: its first record that waits, or the end of the time of a run.
-So records and deadlines of a key are handled in the order of event time, however watermarks come, and work
-that a watermark makes due is cut into slices between which barriers go (`process/firing.py`).
+Each key has one timer for its next event: its first buffered record, or the end of the time of a
+run. So records and deadlines of a key are handled in event-time order, whatever the watermarks, and
+the work that a watermark makes due is cut into slices between which barriers pass
+(`process/firing.py`).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ TIMED_OUT_COUNTER: Final = "pattern_matches_timed_out"
 PARTIAL_OPTION: Final = "headgate.match.partial-max"
 PARTIAL_MAX: Final = 100_000
 RECORDS_PER_TIMER: Final = 256
-"""Records of one key that are handled at a time; then its timer is set again."""
+"""The most records of one key handled at a time; then its timer is set again."""
 _WATERMARK: Final = "match_watermark"
 _LIMITS: Final = "match_limits"
 _LIMITS_SCHEMA: Final = times_schema("within", "gap")
-"""What the pattern said of time, ms; -1 for nothing."""
+"""The times that the pattern sets, ms; -1 for none."""
 _TIMED_OUT: Final[SideOutput[Any]] = SideOutput()
 _TIMED_OUT.name = TIMED_OUT
 
@@ -53,7 +54,7 @@ class MatchOperator(ProcessOperator):
         step: the records it takes; its `declared` are `MatchStates`.
         rules: the pattern.
         expressions: those of its conditions.
-        select: what becomes of a match; None: it goes on as it is.
+        select: turns a match into a result; None: matches are emitted as they are.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class MatchOperator(ProcessOperator):
             self._keep(piece)
 
     def _watermark_of(self, batch: Batch) -> int | Index:
-        """How far event time is for the key of each record, or for all."""
+        """Return how far event time is for the key of each record, or for all."""
         if not self._progress.differs:
             return self._progress.watermark
         given, keys = self._step.inputs[0], list[Any]()
@@ -124,7 +125,7 @@ class MatchOperator(ProcessOperator):
         return self._progress.of_keys(keys)
 
     def _keep(self, batch: Batch) -> None:
-        """Let records wait for the watermark."""
+        """Buffer records until the watermark."""
         given, backend = self._step.inputs[0], self._backend
         records = given.reader(batch)
         keys = self._keys_of(batch, records, given.key)
@@ -146,7 +147,7 @@ class MatchOperator(ProcessOperator):
     # --- time ----------------------------------------------------------------------------------
 
     def _call_on_timer(self, key: Any, timer: Timer) -> None:
-        """Handle what is due of a key; if that is much, only some of it."""
+        """Handle what is due of a key, or a part if there is much."""
         matcher = self._matcher
         matcher.runs = load_runs(self._runs)
         self._buffer.begin(matcher.runs.held)
@@ -169,7 +170,7 @@ class MatchOperator(ProcessOperator):
             self._due.set(key, "", min(left))
 
     def _handle_next(self, key: Any) -> bool:
-        """Handle the next record, or the next end of a time, of a key; false if none is due."""
+        """Handle the next record, or the next expiry, of a key; return False if none is due."""
         matcher, emitter, watermark = self._matcher, self._emitter, self._context.watermark
         at, time = matcher.next_deadline(), self._waiting.next_time(key)
         if at is not None and (time is None or at <= time):
@@ -197,17 +198,17 @@ class MatchOperator(ProcessOperator):
 
     def _too_much(self, key: Any) -> StateError:
         return StateError(
-            f"too much is under way for one key of a pattern step=`{self._user.step}` key=`{key!r}` "
+            f"too many partial matches for one key of a pattern step=`{self._user.step}` key=`{key!r}` "
             f"partial=`{self._matcher.size}`",
             where=str(self._user.origin),
-            fix='say within("1h"), or until(...) of a stage that repeats, or a strategy after a match; '
+            fix='add within("1h"), or until(...) to a stage that repeats, or an after-match strategy; '
             f"or raise {PARTIAL_OPTION}",
         )
 
     # --- results -------------------------------------------------------------------------------
 
     def _match(self, key: Any, node: NodeId) -> Match[Any]:
-        """What a node stands for; it is released."""
+        """Return the match of a node, which is released."""
         match = Match(key, self._matcher.taken(node), *self._matcher.span(node))
         self._buffer.release(node)
         return match
@@ -226,17 +227,17 @@ class MatchOperator(ProcessOperator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Tables of what waits, of runs, and of what they took; what the pattern says of time."""
+        """Snapshot buffered records, runs, the records they took, and the times that the pattern sets."""
         snapshot = super().snapshot(checkpoint_id)
         own = self.context.key_groups
         snapshot.tables[_LIMITS] = times_cut(own, _LIMITS_SCHEMA, *self._limits)
         return snapshot
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
-        """Take over what waits and what is under way.
+        """Restore buffered records and runs.
 
         Raises:
-            StateError: it is of a pattern of another form.
+            StateError: the pattern had another form.
         """
         self._check_shape(state)
         table = state.tables.get(_LIMITS)
@@ -244,7 +245,7 @@ class MatchOperator(ProcessOperator):
             set(table.column(name).to_pylist()) - {limit}
             for name, limit in zip(_LIMITS_SCHEMA.names[1:], self._limits, strict=True)
         )
-        # What the windows of stages were is not in the snapshot: take it that they have changed.
+        # The snapshot does not have the windows of stages, so they are assumed to have changed.
         other_times = other_times or any(self._rules.windows)
         return self._restored(super().restore(state), other_times)
 
@@ -253,7 +254,7 @@ class MatchOperator(ProcessOperator):
         await self.context.run_in_thread(partial(self._take_over, other_times))
 
     def _take_over(self, other_times: bool) -> None:
-        """Make what is not state itself; timers anew if the pattern's time is not what it was."""
+        """Rebuild what is not state; set timers again if the times of the pattern have changed."""
         self._waiting.restored(self._keys_in(WAITING))
         for key in self._keys_in(RUNS) if other_times else ():
             self._matcher.runs = load_runs(self._runs)
@@ -263,7 +264,7 @@ class MatchOperator(ProcessOperator):
         self._progress.leave()
 
     def _keys_in(self, table: str) -> Iterator[Any]:
-        """The keys that have something in a table, each made the current one."""
+        """Yield the keys that have entries in a table, each made the current one."""
         keys = {token(key): key for key, _ in self._backend.addresses(table)}
         for key in keys.values():
             self._set_key(key)
@@ -274,7 +275,7 @@ class MatchOperator(ProcessOperator):
         new = next(info for info in self.states() if info.name == RUNS)
         if old is not None and old.version != new.version:
             raise StateError(
-                f"what is under way is of a pattern of another form step=`{self._user.step}`",
+                f"the partial matches are of a pattern of another form step=`{self._user.step}`",
                 where=str(self._user.origin),
-                fix="conditions may change, stages may not: give the step another name, to begin anew",
+                fix="conditions may change, stages may not: give the step another name to start afresh",
             )

@@ -1,4 +1,4 @@
-"""The builder of patterns. A pattern never changes: every method gives a new one."""
+"""The builder of patterns. A pattern is immutable: every method returns a new one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .match import Earlier
 T = TypeVar("T")
 
 How: TypeAlias = Literal["begin", "strict", "relaxed", "any"]
-"""How near a record must be to the one taken before it: see `Pattern.next` and its siblings."""
+"""The contiguity of a record with the one taken before it: see `Pattern.next` and its siblings."""
 OneRecord: TypeAlias = Callable[[T], object] | str | pl.Expr
 WithEarlier: TypeAlias = Callable[[T, Earlier[T]], object]
 TIMES_MAX: Final = 10_000
-"""Counted repetitions of one stage: each is a state of the automaton."""
+"""The most counted repetitions of one stage, as each is a state of the automaton."""
 _VERBS: Final = {"strict": "next", "relaxed": "followed_by", "any": "followed_by_any"}
 _NOT_VERBS: Final = {"strict": "not_next", "relaxed": "not_followed_by"}
 
@@ -37,15 +37,15 @@ class Stage:
         how: how near its first record must be to the record taken before.
         origin: the user's line.
         negated: such a record must not come.
-        condition: which records it takes.
-        low, high: how many; `high` None: any number.
-        optional: or none at all.
+        condition: the condition of its records.
+        low, high: the number of records; `high` None: any number.
+        optional: it may also take none.
         greedy: it takes as many as come.
         repeated: it has a quantifier.
-        inner: how near its further records must be; None: not said, relaxed.
-        until: a record that ends the repetition.
+        inner: how near its further records must be; None: not given, relaxed.
+        until: the condition of a record that ends the repetition.
         window_ms: each further record comes less than this after the one before it; None: no limit.
-        body: of a group: the pattern that takes the place of single records.
+        body: for a group: the pattern that takes the place of single records.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Stage:
 
     @property
     def loops(self) -> bool:
-        """It can take more than one record (or body)."""
+        """True if it can take more than one record (or body)."""
         return self.high != 1
 
     def describe(self) -> str:
-        """For `explain`."""
+        """Describe the stage for `explain`."""
         if self.body is not None:
             text = f"({describe(self.body)})"
         else:
@@ -85,12 +85,12 @@ class Stage:
 
 
 def describe(stages: tuple[Stage, ...]) -> str:
-    """`a next b{2,} followed_by c?`."""
+    """Describe stages, such as `a next b{2,} followed_by c?`."""
     return " ".join(stage.describe() for stage in stages)
 
 
 def all_stages(stages: tuple[Stage, ...]) -> list[Stage]:
-    """The stages and those in groups, in order, without the groups themselves."""
+    """Return the stages and those in groups, in order, without the groups themselves."""
     found: list[Stage] = []
     for stage in stages:
         found += [stage] if stage.body is None else all_stages(stage.body)
@@ -99,7 +99,7 @@ def all_stages(stages: tuple[Stage, ...]) -> list[Stage]:
 
 @dataclass(frozen=True, eq=False)
 class Pattern(Generic[T]):
-    """A pattern of records of one key, begun with `hg.cep.begin`. Methods speak of its last stage.
+    """A pattern of records of one key, begun with `hg.cep.begin`. Methods apply to its last stage.
 
     Attributes:
         stages: its steps.
@@ -117,7 +117,7 @@ class Pattern(Generic[T]):
         return f"Pattern({self.describe()})"
 
     def describe(self) -> str:
-        """For `explain`: the pattern in one line."""
+        """Describe the pattern in one line, for `explain`."""
         text = describe(self.stages)
         if self.within_ms is not None:
             text += f" within {format_duration(self.within_ms)}"
@@ -127,7 +127,7 @@ class Pattern(Generic[T]):
 
     @property
     def taking(self) -> list[Stage]:
-        """The stages that take records, those in groups included, in order."""
+        """Return the stages that take records, those in groups included, in order."""
         return [stage for stage in all_stages(self.stages) if not stage.negated]
 
     # --- which records -------------------------------------------------------------------------
@@ -137,12 +137,12 @@ class Pattern(Generic[T]):
     @overload
     def where(self, condition: WithEarlier[T]) -> Pattern[T]: ...
     def where(self, condition: OneRecord[T] | WithEarlier[T]) -> Pattern[T]:
-        """The stage takes records that meet a condition, and all given before. Without any: all records.
+        """Take only records that meet a condition, and all given before. Without any, all records fit.
 
         Args:
-            condition: a function of the record, or of the record and what the match has taken before it
-                (`hg.cep.Earlier`), which says yes or no by what they hold alone; or an expression such as
-                `"amount > 100"`, which is evaluated for whole batches.
+            condition: a function of the record, or of the record and what the match has taken
+                before it (`hg.cep.Earlier`), which must depend on nothing else; or an expression
+                such as `"amount > 100"`, which is evaluated on whole batches.
         """
         return self._with_condition(condition, by_or=False)
 
@@ -151,7 +151,7 @@ class Pattern(Generic[T]):
     @overload
     def or_where(self, condition: WithEarlier[T]) -> Pattern[T]: ...
     def or_where(self, condition: OneRecord[T] | WithEarlier[T]) -> Pattern[T]:
-        """The stage takes records that meet this condition or what was given before it."""
+        """Take also records that meet this condition instead of those given before it."""
         origin = capture_origin()
         if not self._last.condition.terms:
             _refuse("or_where needs a where before it", origin, "write where(...).or_where(...)")
@@ -162,7 +162,7 @@ class Pattern(Generic[T]):
     @overload
     def until(self, condition: WithEarlier[T]) -> Pattern[T]: ...
     def until(self, condition: OneRecord[T] | WithEarlier[T]) -> Pattern[T]:
-        """The stage takes no more records from one on that meets this condition."""
+        """End the stage before the first record that meets this condition."""
         origin = capture_origin()
         last = self._atom("until", origin)
         if last.high is not None:
@@ -178,15 +178,16 @@ class Pattern(Generic[T]):
     # --- what follows --------------------------------------------------------------------------
 
     def next(self, stage: str | Pattern[T]) -> Pattern[T]:
-        """Strict: directly behind, with no other record of the key between.
+        """Strict contiguity: directly after, with no other record of the key in between.
 
         Args:
-            stage: the name of a new stage, or a pattern as a group, to which quantifiers then apply.
+            stage: the name of a new stage, or a pattern as a group, to which quantifiers then
+                apply.
         """
         return self._then(stage, "strict", capture_origin())
 
     def followed_by(self, stage: str | Pattern[T]) -> Pattern[T]:
-        """Relaxed: the next record that meets its condition; others between do not matter."""
+        """Relaxed contiguity: the next record that meets its condition; others in between do not matter."""
         return self._then(stage, "relaxed", capture_origin())
 
     def followed_by_any(self, stage: str | Pattern[T]) -> Pattern[T]:
@@ -194,13 +195,13 @@ class Pattern(Generic[T]):
         return self._then(stage, "any", capture_origin())
 
     def not_next(self, stage: str) -> Pattern[T]:
-        """The record directly behind must not meet the condition of this stage."""
+        """The directly following record must not meet the condition of this stage."""
         return self._then_not(stage, "strict", capture_origin())
 
     def not_followed_by(self, stage: str) -> Pattern[T]:
         """No record up to that of the following stage may meet the condition of this stage.
 
-        As the last stage: none until the time of `within` is over, when the match is complete.
+        As the last stage: none until the time of `within` ends, when the match completes.
         """
         return self._then_not(stage, "relaxed", capture_origin())
 
@@ -209,15 +210,16 @@ class Pattern(Generic[T]):
     def times(
         self, low: int, high: int | None = None, *, window: Duration | None = None
     ) -> Pattern[T]:
-        """The stage takes exactly `low` records, or from `low` to `high`.
+        """Take exactly `low` records, or from `low` to `high`.
 
-        `window`, such as `"10s"`: each of them but the first comes less than this after the one before it.
+        With `window`, such as `"10s"`, each of them but the first comes less than this after the
+        one before it.
         """
         origin = capture_origin()
         high = low if high is None else high
         for number in (low, high):
             if isinstance(number, bool) or not isinstance(number, int):
-                fix = 'a bound of time is times(3, window="10s")'
+                fix = 'a time limit is times(3, window="10s")'
                 _refuse(f"times takes whole numbers value=`{number!r}`", origin, fix)
         if not (0 <= low <= high and high > 0):
             _refuse(f"times(low, high) needs 0 <= low <= high low=`{low}` high=`{high}`", origin)
@@ -228,11 +230,11 @@ class Pattern(Generic[T]):
         return self._repeated(low, high, window, origin)
 
     def one_or_more(self, *, window: Duration | None = None) -> Pattern[T]:
-        """The stage takes any number of records, at least one; `window` as for `times`."""
+        """Take any number of records, at least one; `window` as for `times`."""
         return self._repeated(1, None, window, capture_origin())
 
     def times_or_more(self, low: int, *, window: Duration | None = None) -> Pattern[T]:
-        """The stage takes any number of records, at least `low`; `window` as for `times`."""
+        """Take any number of records, at least `low`; `window` as for `times`."""
         origin = capture_origin()
         if isinstance(low, bool) or not isinstance(low, int) or not 1 <= low <= TIMES_MAX:
             _refuse(
@@ -241,7 +243,7 @@ class Pattern(Generic[T]):
         return self._repeated(low, None, window, origin)
 
     def optional(self) -> Pattern[T]:
-        """The stage may also take no record."""
+        """Make the stage optional."""
         origin = capture_origin()
         last = self._positive("optional", origin)
         if last.optional:
@@ -249,7 +251,7 @@ class Pattern(Generic[T]):
         return self._changed(optional=True)
 
     def greedy(self) -> Pattern[T]:
-        """The stage takes as many records as come: while more come, no following stage begins."""
+        """Take as many records as come: while more come, no following stage begins."""
         origin = capture_origin()
         last = self._atom("greedy", origin)
         if not last.loops:
@@ -263,11 +265,11 @@ class Pattern(Generic[T]):
         return self._changed(greedy=True)
 
     def consecutive(self) -> Pattern[T]:
-        """The records of a repeated stage must directly follow each other."""
+        """Require that the records of a repeated stage directly follow each other."""
         return self._with_inner("strict", "consecutive", capture_origin())
 
     def allow_combinations(self) -> Pattern[T]:
-        """A repeated stage may also leave out records that meet its condition: any combination of them."""
+        """Allow a repeated stage to skip records that meet its condition: any combination of them."""
         return self._with_inner("any", "allow_combinations", capture_origin())
 
     # --- in which time -------------------------------------------------------------------------
@@ -275,11 +277,12 @@ class Pattern(Generic[T]):
     def within(
         self, duration: Duration, *, between: Literal["ends", "neighbours"] = "ends"
     ) -> Pattern[T]:
-        """The whole match takes less than this time; the least counts if it is said more than once.
+        """Limit the time of the whole match; the shortest limit counts if there are several.
 
         Args:
-            duration: such as `"10m"`, in event time.
-            between: `ends`: from the first record to the last. `neighbours`: from each record to the next.
+            duration: such as `"10m"`, in event time; a match takes less.
+            between: `ends`: from the first record to the last. `neighbours`: from each record to
+                the next.
         """
         origin = capture_origin()
         milliseconds = _span(duration, "within", origin)
@@ -349,7 +352,7 @@ class Pattern(Generic[T]):
     def _then_not(self, name: str, how: How, origin: Origin) -> Pattern[T]:
         if self._last.optional:
             _refuse(
-                f"`{_NOT_VERBS[how]}` has no clear sense behind the optional stage `{self._last.name}`",
+                f"`{_NOT_VERBS[how]}` has no clear meaning after the optional stage `{self._last.name}`",
                 origin,
                 "write two patterns: one with that stage, one without",
             )
@@ -366,12 +369,12 @@ class Pattern(Generic[T]):
 
 
 def begin(stage: str | Pattern[T], *, after_match: AfterMatch | None = None) -> Pattern[T]:
-    """A pattern of one stage, which takes any record; go on with its methods.
+    """Begin a pattern with one stage, which takes any record; go on with its methods.
 
     Args:
         stage: the name of the first stage, or a pattern as a group.
-        after_match: such as `hg.cep.skip_past_last_event()`: which overlapping matches are dropped; none
-            unless said.
+        after_match: which overlapping matches are dropped, such as `hg.cep.skip_past_last_event()`;
+            by default none.
 
     Raises:
         PlanError: not a name or pattern, or not a strategy.
@@ -390,15 +393,15 @@ def begin(stage: str | Pattern[T], *, after_match: AfterMatch | None = None) -> 
 
 
 def group_of(pattern: Pattern[Any], how: How, origin: Origin) -> Stage:
-    """A pattern as one stage of another.
+    """Return a pattern as one stage of another.
 
     Raises:
         PlanError: it has what only a whole pattern can have, or all of it is optional.
     """
     if pattern.within_ms is not None or pattern.gap_ms is not None:
-        _refuse("within is of the whole pattern, not of a group", origin)
+        _refuse("within applies to the whole pattern, not to a group", origin)
     if pattern.after.kind != "none":
-        _refuse("after_match is of the whole pattern, not of a group", origin)
+        _refuse("after_match applies to the whole pattern, not to a group", origin)
     if all(stage.optional or stage.negated for stage in pattern.stages):
         _refuse("a group needs a stage that is not optional", origin)
     return Stage("", how, origin, body=pattern.stages)
@@ -424,7 +427,7 @@ def _refuse_greedy_until(origin: Origin) -> NoReturn:
     _refuse(
         "a stage is either greedy or has an until",
         origin,
-        "until ends the stage anyway; make what it says a part of where",
+        "until ends the stage anyway; make its condition part of where",
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes the step of `keyed.match(...)`: checks what was given, with the user's line, and adds the node."""
+"""Planning of `keyed.match(...)`: checks the arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Matching(ProcessFunction[Any, Any]):
-    """Stands where other steps with timers have the user's function; a pattern has none."""
+    """A placeholder for the user's function of other steps with timers; a pattern has none."""
 
 
 def add_match(
@@ -46,7 +46,7 @@ def add_match(
     into: SchemaLike | None,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.match(...)`.
+    """Add the step of `keyed.match(...)`.
 
     Raises:
         PlanError: not a pattern, one that cannot be matched, or one that does not fit the stream.
@@ -58,7 +58,8 @@ def add_match(
     bits = {leaf: bit for bit, leaf in enumerate(leaves)}
     rules = Rules(automaton, checked.after, checked.within_ms, checked.gap_ms, bits, name)
     reader = RowReader(stream.schema, stream._row_type, repr)
-    # Conditions and select see records too: never only what one function reads.
+    # Conditions and select see the records too, so all columns are read, not only those that one
+    # function uses.
     reader.columns, reader.record_class = None, stream._row_type
     schema = None if into is None else into_schema(into, origin)
     declared = declared_states(
@@ -116,7 +117,7 @@ def _checked(
         raise PlanError(
             "a match has no columns of its own",
             where=where,
-            fix='say with select= what to make of it: select=lambda m: {"user": m.key}, into=...',
+            fix='give select= a function of the match: select=lambda m: {"user": m.key}, into=...',
         )
     _check_after(pattern, where)
     return pattern

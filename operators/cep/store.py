@@ -1,4 +1,4 @@
-"""The keyed state of a pattern step: records that wait for their time, runs, and the shared buffer."""
+"""The keyed state of a pattern step: buffered records, runs, and the shared buffer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODES: Final = "match_nodes"
 
 @dataclass(frozen=True)
 class MatchStates(Declared):
-    """The states of a pattern step; `shape` is the version of the runs: a number made of the pattern."""
+    """The states of a pattern step; `shape` is the version of the runs, a number made of the pattern."""
 
     shape: int = 1
 
@@ -38,15 +38,15 @@ class MatchStates(Declared):
 
 
 def match_states(declared: Declared, shape: int) -> MatchStates:
-    """The states of a step whose keys are those of `declared`."""
+    """Return the states of a step whose keys are those of `declared`."""
     return MatchStates({}, {}, {}, {}, declared.keys, True, shape)
 
 
 class Waiting:
-    """Records that the watermark has not reached, per key in the order of time, ties as they came.
+    """Records that the watermark has not reached, per key in order of time, ties in order of arrival.
 
-    The state has them by a number that grows as records come. The order is in memory and not part of the
-    state; after a restore it is made again from the records.
+    The state has them by a number that grows with arrival. The order is kept in memory only; after
+    a restore it is rebuilt from the records.
     """
 
     def __init__(self, backend: KeyedBackend) -> None:
@@ -62,12 +62,12 @@ class Waiting:
         heappush(self._orders.setdefault(token(key), []), (time, number))
 
     def next_time(self, key: Any) -> int | None:
-        """The event time of the key's next record, ms; None if there is none."""
+        """Return the event time of the key's next record, ms; None if there is none."""
         order = self._orders.get(token(key))
         return order[0][0] if order else None
 
     def pop(self, key: Any) -> tuple[int, Any, int]:
-        """Remove the next record of the current key: its time, itself, the answers for it."""
+        """Remove the next record of the current key: return its time, the record, and its answers."""
         order = self._orders[token(key)]
         _, number = heappop(order)
         if not order:
@@ -77,7 +77,7 @@ class Waiting:
         return waited
 
     def restored(self, keys: Iterator[Any]) -> None:
-        """Make the order again; the caller sets the current key before it gives the next of `keys`."""
+        """Rebuild the order; the caller sets the current key before it gives the next of `keys`."""
         for key in keys:
             order = [(waited[0], number) for number, waited in self._table.entries()]
             heapify(order)
@@ -86,6 +86,6 @@ class Waiting:
 
 
 def load_runs(table: Any) -> Runs:
-    """The runs of the current key."""
+    """Return the runs of the current key."""
     plain = table.get()
     return Runs() if plain is ABSENT else Runs.of_plain(plain)

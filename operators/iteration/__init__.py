@@ -1,5 +1,5 @@
-"""Iterations: streams that lead back to where they began, exactly once.
+"""Iterations: streams that feed back to where they began, exactly once.
 
-`plan.py` is what users meet. `head.py` is the operator at which a loop begins, `queue.py` what came back
-and waits there, `log.py` what of it a checkpoint keeps, `stored.py` how it is written.
+`plan.py` faces the user. `head.py` is the operator at which a loop begins, `queue.py` the feedback
+that waits there, `log.py` the part of it that a checkpoint keeps, `stored.py` its encoding.
 """

@@ -1,4 +1,4 @@
-"""How many records of a batch fulfil a user's condition: SQL text, a `pl.Expr`, or a function."""
+"""Counts the records of a batch that meet a user's condition: SQL text, a `pl.Expr`, or a function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MatchingRows:
         self._steps = steps
 
     def __call__(self, batch: Batch) -> int:
-        assert isinstance(batch, ColumnBatch)  # the stream has columns, as the plan has checked
+        assert isinstance(batch, ColumnBatch)  # the plan has checked that the stream has columns
         kept = self._steps.apply(batch)
         return 0 if kept is None else len(kept)
 
@@ -40,10 +40,10 @@ class MatchingRecords:
 
 
 def matching(stream: StreamBase[Any], condition: Any, name: str, origin: Origin) -> Matching:
-    """The condition over the records of a stream.
+    """Return the condition over the records of a stream.
 
     Raises:
-        PlanError: it is no condition, or the stream does not have what it reads.
+        PlanError: it is no condition, or it reads what the stream does not have.
     """
     if not isinstance(condition, str | pl.Expr):
         check_plain(condition, "while_any", origin)

@@ -1,10 +1,10 @@
-"""The two ends of a loop: the head sends in what comes from outside and what the tail sent back.
+"""The two ends of a loop: the head sends in the external input and the feedback of the tail.
 
-How they are joined, and when a loop is over, is the subtask's business (`runtime/task/iteration.py`).
+How they are connected, and when a loop ends, is up to the subtask (`runtime/task/iteration.py`).
 
-A loop in rounds has its own event time, the number of the round: what comes from outside is round 0, what
-comes back in round n is round n + 1, and when round n is over at all subtasks, the watermark is n. (Epochs
-as watermarks: Carbone et al., VLDB 2017, section 7.)
+A loop in rounds has its own event time, the number of the round: external input is round 0,
+feedback of round n is round n + 1, and when round n is over at all subtasks, the watermark is n.
+(Epochs as watermarks: Carbone et al., VLDB 2017, section 7.)
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ _TABLE: Final = pa.schema(
 
 
 class IterationHead(Operator):
-    """Sends records into the loop; keeps those that came back and wait, and the logs of checkpoints."""
+    """Sends records into the loop; keeps the feedback that waits, and the logs of checkpoints."""
 
     stores_what_waits = True
-    """Records in front of a barrier are taken beyond the memory, too: a checkpoint waits for no room."""
+    """Records in front of a barrier are accepted beyond the memory limit, too: a checkpoint does
+    not wait for room."""
 
     def __init__(self, settings: LoopSettings) -> None:
         self.settings = settings
         self.queue = FeedbackQueue(settings.name)
         self.round = 0
-        """The round that is under way; 0 for ever in a loop without rounds."""
+        """The current round; always 0 in a loop without rounds."""
         self.restored_end = 0
-        """Batches in front of this position were restored: they go first."""
+        """Batches before this position were restored: they go first."""
         self.closed = False
-        """Nothing more is sent: what still comes back is dropped, and counted."""
+        """Nothing more is sent: further feedback is dropped, and counted."""
         self._starts = [(0, 1)]
-        """Of a loop in rounds, where in the queue rounds begin: (position, round), ascending."""
+        """In a loop in rounds, the positions in the queue where rounds begin: (position, round),
+        ascending."""
         self._arrived = 0
         self._rounds_at: dict[int, int] = {}
-        """The round in which barriers went in that are not back."""
+        """The round in which the barriers still in the loop were sent."""
         self._cuts: dict[int, tuple[int, list[tuple[int, int, Entry]]]] = {}
 
     def open(self, context: OperatorContext) -> None:
@@ -95,12 +97,12 @@ class IterationHead(Operator):
         self.output.emit(batch)
 
     def full(self) -> bool:
-        """More from outside would only go to disk. A loop in rounds needs the outside to end first."""
+        """True if further input would only go to disk. A loop in rounds needs the input to end first."""
         return self.settings.rounds is None and self.queue.over_memory
 
     @property
     def limit(self) -> int:
-        """Position behind the last batch that may be sent in now."""
+        """Return the position after the last batch that may be sent in now."""
         if self.settings.rounds is None:
             return self.queue.end
         return next(
@@ -109,11 +111,11 @@ class IterationHead(Operator):
 
     @property
     def ready(self) -> bool:
-        """True if a batch that came back may be sent in."""
+        """True if a feedback batch may be sent in."""
         return self.queue.next < self.limit
 
     def come_back(self, batch: Batch) -> None:
-        """A batch reached the tail."""
+        """Accept a batch that reached the tail."""
         if self.closed:
             self._drop(len(batch))
             return
@@ -124,7 +126,7 @@ class IterationHead(Operator):
             self._spilled.inc(self.queue.spilled_bytes - before)
 
     def take_arrived(self) -> int:
-        """How many records that matter came back since the last call."""
+        """Return how many relevant records came back since the last call."""
         arrived, self._arrived = self._arrived, 0
         return arrived
 
@@ -135,7 +137,7 @@ class IterationHead(Operator):
         return rounds.matching(batch)
 
     def close_loop(self) -> None:
-        """The loop is over: drop what nobody will send in any more."""
+        """Close the loop: drop what will not be sent in any more."""
         self.closed = True
         self._drop(self.queue.drop(self.queue.end))
 
@@ -146,13 +148,14 @@ class IterationHead(Operator):
     # -- rounds -------------------------------------------------------------------------------------
 
     def round_came_back(self, end: int) -> None:
-        """All of this round is through: what comes back behind `end` belongs to the one after the next."""
+        """Note that this round is complete: feedback from position `end` on belongs to the round
+        after next."""
         self._starts.append((end, self.round + 2))
         while len(self._starts) > 1 and self._starts[1][1] <= self.round:
             self._starts.pop(0)
 
     def next_round(self) -> None:
-        """Let go what came back in this round."""
+        """Release the feedback of this round."""
         self.round += 1
 
     def _round_of(self, position: int) -> int:
@@ -163,12 +166,12 @@ class IterationHead(Operator):
     # -- state --------------------------------------------------------------------------------------
 
     def barrier(self, checkpoint_id: int) -> None:
-        """The barrier goes into the loop."""
+        """Begin a log: the barrier goes into the loop."""
         self.queue.barrier(checkpoint_id)
         self._rounds_at[checkpoint_id] = self.round
 
     def barrier_came_back(self, checkpoint_id: int, end: int) -> bool:
-        """The barrier is back, behind position `end - 1`: make the cut. False: it was aborted."""
+        """Make the cut: the barrier is back, after position `end - 1`. Return False if it was aborted."""
         found = self.queue.returned(checkpoint_id, end)
         if found is None:
             return False
@@ -212,7 +215,7 @@ class IterationHead(Operator):
         return cut
 
     def restore(self, state: RestoredState) -> None:
-        """Take the logs back. Heads may have been cut in neighbouring rounds: all go on with the later.
+        """Restore the logs. Heads may have been cut in adjacent rounds: all continue with the later one.
 
         Some head is in the later round, so the earlier one was over at all of them.
         """
@@ -239,7 +242,7 @@ class IterationHead(Operator):
 
 
 class IterationTail(Operator):
-    """Ends a loop: what it emits goes to the head of its slot."""
+    """Ends a loop: its output goes to the head of its slot."""
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.output.emit(batch)

@@ -1,13 +1,14 @@
 """Which records in a loop belong to a checkpoint: pure decisions about positions of a feedback queue.
 
     barrier goes into the loop ──> open, from the next position to be sent ──> barrier comes back ──> cut
-                                                 └── checkpoint aborted ──> forgotten
+                                    └── checkpoint aborted ──> forgotten
 
-A barrier that goes in splits what the loop has seen from what it has not. Behind it are the records that
-wait in the queue, and those that come back ahead of the barrier: all that was on its way in the loop.
-They are one range of the queue, so a log is two positions, and overlapping checkpoints share the records.
-Barriers are told apart by where they come from: outside opens, the loop closes. After algorithm 2 of
-Carbone et al., State Management in Apache Flink, VLDB 2017, where a flag is toggled instead.
+A barrier that goes in separates what the loop has seen from what it has not. After it come the
+records that wait in the queue, and those that come back ahead of the barrier: everything that was
+in flight in the loop. They are one range of the queue, so a log is two positions, and overlapping
+checkpoints share the records. Barriers are told apart by where they come from: one from outside
+opens a log, one from the loop closes it. After algorithm 2 of Carbone et al., State Management in
+Apache Flink, VLDB 2017, where a flag is toggled instead.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Range(NamedTuple):
 
 @final
 class FeedbackLog:
-    """The logs of one loop head that are open."""
+    """The open logs of one loop head."""
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}
@@ -35,24 +36,25 @@ class FeedbackLog:
 
     @property
     def is_open(self) -> bool:
-        """True while some barrier is in the loop."""
+        """True while a barrier is in the loop."""
         return bool(self._starts)
 
     def on_barrier(self, checkpoint_id: int, position: int) -> None:
-        """The barrier goes into the loop; `position` is the first that is sent behind it."""
+        """Open a log; `position` is the first that is sent after the barrier."""
         check(checkpoint_id > self._last, "barriers out of order", checkpoint_id=checkpoint_id)
         self._last = checkpoint_id
         self._starts[checkpoint_id] = position
 
     def on_return(self, checkpoint_id: int, position: int) -> Range | None:
-        """The barrier came back; `position` is the first behind it. None: nobody waits for it."""
+        """Close a log; `position` is the first after the returned barrier. Return None if it was
+        aborted."""
         start = self._starts.pop(checkpoint_id, None)
         return None if start is None else Range(start, position)
 
     def on_abort(self, checkpoint_id: int) -> None:
-        """The checkpoint will never complete; its barrier may still come back."""
+        """Forget the log of an aborted checkpoint; its barrier may still come back."""
         self._starts.pop(checkpoint_id, None)
 
     def floor(self, position: int) -> int:
-        """The oldest position that is still needed, if `position` is the next to be sent."""
+        """Return the oldest position still needed, if `position` is the next to be sent."""
         return min(self._starts.values(), default=position)

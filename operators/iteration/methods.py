@@ -1,4 +1,4 @@
-"""The methods of a stream that make loops."""
+"""The stream methods that make loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE = "records under way in the loop are stored under this name"
 
 
 class Loops(StreamBase[T], Generic[T]):
-    """What a stream can do beside going on."""
+    """Steps that feed records back."""
 
     @named("iteration", _STATE)
     def iterate(
@@ -31,14 +31,14 @@ class Loops(StreamBase[T], Generic[T]):
         wait: Duration = "0s",
         parallelism: int | None = None,
     ) -> Stream[U]:
-        """A loop: `body(stream) -> (feedback, output)`; what is in `feedback` comes back into `stream`.
+        """Add a loop: `body(stream) -> (feedback, output)`; records of `feedback` go back into `stream`.
 
-        It ends when the inputs have ended and nothing is under way in it any more.
+        It ends when the inputs have ended and no records are in flight in it any more.
 
         Args:
             body: called once, now, to build the steps of the loop.
             name: the address of the state.
-            wait: at the end, nothing must have been under way for so long, instead of at all.
+            wait: the loop ends only after it was empty for this long.
             parallelism: of both ends of the loop.
         """
         from .plan import add_iterate
@@ -56,17 +56,17 @@ class Loops(StreamBase[T], Generic[T]):
         while_any: ExpressionLike | Callable[[T], Any] | None = None,
         parallelism: int | None = None,
     ) -> Stream[U]:
-        """A loop in rounds, for input that ends: what comes back in one round is the input of the next.
+        """Add a loop in rounds, for input that ends: the feedback of one round is the input of the next.
 
-        Event time in the loop is the number of the round, from 0; when a round is over in all subtasks,
-        it is the watermark. The loop ends after a round in which nothing came back, or when `while_any`
-        or `max_rounds` say so; then the feedback of the last round is dropped.
+        Event time in the loop is the number of the round, from 0; when a round is over in all
+        subtasks, it is the watermark. The loop ends after a round without feedback, or as
+        `while_any` or `max_rounds` say; then the feedback of the last round is dropped.
 
         Args:
             body: called once, now, to build the steps of the loop.
             name: the address of the state.
-            max_rounds: the body is run on so many rounds at most.
-            while_any: there is another round only if this holds for some record that came back.
+            max_rounds: the most rounds.
+            while_any: there is another round only if this holds for some record of the feedback.
             parallelism: of both ends of the loop.
         """
         from .plan import add_rounds

@@ -1,4 +1,4 @@
-"""Makes loops: calls the user's body on the stream inside, checks what it returns, adds both ends."""
+"""Planning of loops: calls the user's body on the inner stream, checks the result, adds both ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_iterate(
     parallelism: int | None,
     origin: Origin,
 ) -> Stream[Any]:
-    """The loop of `stream.iterate(...)`; returns the body's output."""
+    """Add the loop of `stream.iterate(...)`; return the body's output."""
     wait_ms = parse_duration(wait, "wait of iterate", str(origin))
     settings = LoopSettings(name, _schema_in_loop(stream), wait_ms)
     detail = f"waits {format_duration(wait_ms)} at the end" if wait_ms else ""
@@ -52,7 +52,7 @@ def add_rounds(
     parallelism: int | None,
     origin: Origin,
 ) -> Stream[Any]:
-    """The loop of `stream.iterate_rounds(...)`; returns the body's output."""
+    """Add the loop of `stream.iterate_rounds(...)`; return the body's output."""
     if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
         raise PlanError(
             f"max_rounds must be a whole number of at least 1 value=`{max_rounds}`",
@@ -87,7 +87,8 @@ def _add(
             schema=settings.schema,
             row_type=stream._row_type,
             parallelism=parallelism,
-            # Barriers leave it at once and come back later: no other operator may be cut with it.
+            # Barriers leave it at once and come back later, so no other operator may be cut with
+            # it.
             chaining=Chaining.NEVER,
             stateful=True,
             detail=detail,
@@ -122,7 +123,7 @@ def _add(
 
 
 def _schema_in_loop(stream: StreamBase[Any]) -> pa.Schema | None:
-    """What comes back may be null where the input is not."""
+    """Return the schema in the loop: feedback may be null where the input is not."""
     return None if stream.schema is None else optional(stream.schema)
 
 
@@ -138,7 +139,7 @@ def _returned(
             f"the body of `{inside.name}` must return two streams, the feedback and the output, and "
             f"returned `{type(result).__name__}`",
             where=str(origin),
-            fix="return feedback, output; a keyed stream is none before a step is added to it",
+            fix="return feedback, output; add a step to a keyed stream first",
         )
     if feedback._job is not inside._job or output._job is not inside._job:
         raise PlanError(
@@ -170,7 +171,7 @@ def _check_feedback(feedback: StreamBase[Any], inside: Stream[Any], origin: Orig
 
 
 def _check_not_nested(head: Node, last: Node, origin: Origin) -> None:
-    """The way from the head to the feedback must exist, and lead through no other loop."""
+    """Check that the feedback comes from the head, and passes through no other loop."""
     inside = [node for node in ancestors(last) if head in ancestors(node)]
     if head not in inside:
         raise PlanError(
@@ -183,13 +184,13 @@ def _check_not_nested(head: Node, last: Node, origin: Origin) -> None:
             raise PlanError(
                 f"`{node.name}` is a loop inside the loop `{head.name}`",
                 where=str(origin),
-                fix="put the two behind each other, or make one loop with a field that says where a "
+                fix="put one after the other, or make one loop with a field that says where a "
                 "record is",
             )
 
 
 def ancestors(node: Node) -> list[Node]:
-    """A node and all that it reads, directly or not."""
+    """Return a node and all that it reads, directly or not."""
     found: dict[int, Node] = {}
     front = [node]
     while front:
@@ -201,13 +202,13 @@ def ancestors(node: Node) -> list[Node]:
 
 
 def _check_bounded(feedback: StreamBase[Any], origin: Origin) -> None:
-    """All that the loop reads must end, from outside or by a step within: a round waits for it."""
+    """Check that all input of the loop ends, from outside or by a step within: a round waits for it."""
     endless = [node.name for node in _sources(ancestors(feedback._node)) if not _ends(node)]
     if endless:
         raise PlanError(
             f"the first round ends when the input ends, and source `{endless[0]}` has no end",
             where=str(origin),
-            fix="use iterate, where every record goes its own way",
+            fix="use iterate, which has no rounds",
         )
 
 

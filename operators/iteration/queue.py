@@ -1,7 +1,7 @@
-"""What came back in a loop and waits to be sent in again: in memory up to a bound, on disk beyond it.
+"""The feedback of a loop that waits to be sent in: in memory up to a limit, on disk beyond it.
 
-It takes whatever comes, at once: a loop whose end waited for its beginning would wait for ever. Batches
-have positions, counted from 0. Those that open logs need stay when they have been sent.
+It accepts everything at once: a loop whose end waited for its beginning would deadlock. Batches
+have positions, counted from 0. Those that open logs need stay after they were sent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MEMORY_BYTES = 64 * 2**20
 
 @final
 class Shared:
-    """Python objects that a log holds and the loop gets, whose steps may change them in place.
+    """Python objects that both a log and the loop have, whose steps may change them in place.
 
-    So they are pickled once, before the loop gets them or by the thread that writes the log, whoever is
-    first. One that cannot be pickled fails the checkpoint, not the loop.
+    So they are pickled once, before the loop gets them or by the thread that writes the log,
+    whichever comes first. An object that cannot be pickled fails the checkpoint, not the loop.
     """
 
     def __init__(self, batch: ObjectBatch, step: str) -> None:
@@ -34,12 +34,12 @@ class Shared:
         self._lock = Lock()
 
     def batch(self) -> Batch:
-        """The batch, for the loop."""
+        """Return the batch, for the loop."""
         self._pickle()
         return self._batch
 
     def encoded(self) -> bytes:
-        """The batch as it came back; from any thread."""
+        """Return the batch as it came back, encoded; from any thread."""
         data = self._pickle()
         if isinstance(data, StateError):
             raise data
@@ -57,20 +57,20 @@ class Shared:
 
 @final
 class Entry(NamedTuple):
-    """One batch in the queue: the batch itself, or where it lies."""
+    """One batch in the queue: the batch itself, or its place on disk."""
 
     content: Batch | Spilled | Shared
     memory_bytes: int
     rows: int
 
     def batch(self) -> Batch:
-        """The batch; read from disk if it lies there."""
+        """Return the batch, read from disk if needed."""
         if isinstance(self.content, Spilled):
             return decode(self.content.read())
         return self.content.batch() if isinstance(self.content, Shared) else self.content
 
     def encoded(self, step: str) -> bytes:
-        """The batch as bytes; from any thread."""
+        """Return the batch as bytes; from any thread."""
         if isinstance(self.content, Spilled):
             return self.content.read()
         if isinstance(self.content, Shared):
@@ -83,12 +83,12 @@ def _no_directory() -> Path:
 
 
 class FeedbackQueue:
-    """The queue of one subtask of a loop's head, and the logs of checkpoints over it.
+    """The feedback queue of one subtask of a loop's head, and the logs of checkpoints over it.
 
     Args:
         step: name of the head, for errors.
-        memory_bytes_max: batches beyond it go to disk. Small ones are counted by an estimate.
-        spill: where they go.
+        memory_bytes_max: batches beyond it go to disk. The size of Python objects is estimated.
+        spill: the files for them.
     """
 
     def __init__(
@@ -100,26 +100,26 @@ class FeedbackQueue:
         self._entries: dict[int, Entry] = {}
         self._log = FeedbackLog()
         self.next = 0
-        """Position of the batch that `take` returns next."""
+        """The position of the batch that `take` returns next."""
         self.end = 0
-        """Position behind the last batch."""
+        """The position after the last batch."""
         self.rows = 0
-        """Records that wait to be taken."""
+        """The number of records that wait to be taken."""
         self.memory_bytes = 0
         self.spilled_bytes = 0
-        """Written to disk so far."""
+        """The bytes written to disk so far."""
         self._waiting_on_disk = 0
 
     @property
     def over_memory(self) -> bool:
-        """True while batches wait that found no room in memory."""
+        """True while some waiting batches are on disk."""
         return self._waiting_on_disk > 0
 
     def put(self, batch: Batch) -> None:
         """Append a batch; never blocks.
 
         Raises:
-            StorageError: it must go to disk, and the disk does not take it.
+            StorageError: it must go to disk, and the disk refuses it.
             StateError: it must go to disk, and has records that cannot be pickled.
         """
         size = memory_bytes_of(batch)
@@ -145,7 +145,7 @@ class FeedbackQueue:
         return batch
 
     def drop(self, end: int) -> int:
-        """Pass over the batches in front of position `end`; returns how many records they held."""
+        """Skip the batches before position `end`; return their number of records."""
         rows = 0
         while self.next < end:
             entry = self._entries[self.next]
@@ -162,11 +162,12 @@ class FeedbackQueue:
     # -- checkpoints --------------------------------------------------------------------------------
 
     def barrier(self, checkpoint_id: int) -> None:
-        """A barrier goes into the loop: keep what is taken from now on."""
+        """Begin a log: a barrier goes into the loop."""
         self._log.on_barrier(checkpoint_id, self.next)
 
     def returned(self, checkpoint_id: int, end: int) -> tuple[Range, list[Entry]] | None:
-        """The barrier came back behind position `end - 1`: what was in the loop. None: nobody waits."""
+        """End a log: return the records in the loop, or None if the checkpoint was aborted. The
+        barrier came back after position `end - 1`."""
         found = self._log.on_return(checkpoint_id, end)
         if found is None:
             return None
@@ -177,18 +178,18 @@ class FeedbackQueue:
         return found, entries
 
     def _share(self, position: int) -> None:
-        """A log holds this batch, and the loop is still to get it."""
+        """Mark the batch as shared by a log and the loop."""
         entry = self._entries[position]
         if isinstance(entry.content, ObjectBatch):
             self._entries[position] = entry._replace(content=Shared(entry.content, self._step))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will never complete."""
+        """Forget the log of an aborted checkpoint."""
         self._log.on_abort(checkpoint_id)
         self._forget()
 
     def _forget(self) -> None:
-        """Let go of the front of the queue, as far as no log needs it."""
+        """Drop the front of the queue, as far as no log needs it."""
         floor = self._log.floor(self.next)
         first = self.end - len(self._entries)
         for position in range(first, floor):
@@ -205,11 +206,11 @@ class FeedbackQueue:
 
 
 def memory_bytes_of(batch: Batch) -> int:
-    """Bytes that a batch holds in memory; of Python objects an estimate by the one in the middle."""
+    """Return the bytes of a batch in memory; for Python objects an estimate by the middle one."""
     if not isinstance(batch, ObjectBatch):
         return batch.nbytes
     try:
         record = len(pickle.dumps(batch.records[len(batch) // 2], 5))
-    except Exception:  # whoever must write it says what is wrong with it
+    except Exception:  # the error is reported when the batch is written
         record = 64
     return len(batch) * max(64, record)

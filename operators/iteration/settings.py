@@ -1,4 +1,4 @@
-"""What a user said of a loop."""
+"""The settings of a loop."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 from ..elements import Batch
 
 Matching = Callable[[Batch], int]
-"""How many records of a batch fulfil a condition."""
+"""A function that counts the records of a batch that meet a condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Of a loop in rounds: when it ends.
+    """The end of a loop in rounds.
 
     Attributes:
-        most: the body is run on so many rounds at most.
-        matching: another round is only worth it while some of its records fulfil this; None: all do.
+        most: the most rounds.
+        matching: another round runs only while some of its records meet this; None: all do.
     """
 
     most: int
@@ -28,13 +28,13 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """A loop.
+    """The settings of a loop.
 
     Attributes:
         name: of its head: the address of its state.
         schema: columns of the records in it; None: Python objects.
-        wait_ms: it ends when nothing has been under way in it for so long after its inputs ended.
-        rounds: it goes in rounds; None: every record goes its own way.
+        wait_ms: after its inputs have ended, it ends once it was empty for this long.
+        rounds: None for a loop without rounds.
     """
 
     name: str

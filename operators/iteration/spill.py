@@ -1,4 +1,4 @@
-"""Files for what a loop holds beyond its memory: written front to back, gone with their last reader."""
+"""Spill files of a loop: written sequentially, deleted with their last reader."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 from ...errors import InternalError, StorageError
 
 FILE_BYTES: Final = 16 * 2**20
-"""A file gets no more once it is this large, so that disk space comes back while a loop goes on."""
+"""A file is closed to writes at this size, so that disk space is freed while a loop runs."""
 
 
 class SpillFile:
-    """A file without a name: its space is free when nobody holds this object any more."""
+    """A file without a name: its space is freed once this object is no longer referenced."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -28,7 +28,7 @@ class SpillFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def append(self, data: bytes) -> Spilled:
-        """Write at the end."""
+        """Append data."""
         view, offset = memoryview(data), self.size_bytes
         try:
             while view:
@@ -43,15 +43,15 @@ class SpillFile:
         return Spilled(self, offset, len(data))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes that were written; from any thread."""
+        """Return bytes that were written; from any thread."""
         data = os.pread(self._descriptor, length, offset)
         if len(data) != length:
-            raise InternalError(f"a spilled batch is cut short offset=`{offset}` length=`{length}`")
+            raise InternalError(f"a spilled batch is truncated offset=`{offset}` length=`{length}`")
         return data
 
 
 class Spilled:
-    """Where a batch lies."""
+    """The place of a batch on disk."""
 
     __slots__ = ("_file", "_length", "_offset")
 
@@ -59,22 +59,22 @@ class Spilled:
         self._file, self._offset, self._length = file, offset, length
 
     def read(self) -> bytes:
-        """The bytes of the batch."""
+        """Return the bytes of the batch."""
         return self._file.read(self._offset, self._length)
 
 
 class Spill:
-    """Where a queue writes; the files live as long as what is in them is wanted."""
+    """The files of a queue; they live as long as their contents are needed."""
 
     def __init__(self, directory: Callable[[], Path]) -> None:
         self._directory = directory
         self._file: SpillFile | None = None
 
     def write(self, data: bytes) -> Spilled:
-        """Put bytes aside.
+        """Write bytes.
 
         Raises:
-            StorageError: the disk does not take them.
+            StorageError: the disk refuses them.
         """
         if self._file is None or self._file.size_bytes >= FILE_BYTES:
             self._file = SpillFile(self._directory())

@@ -17,7 +17,7 @@ _OBJECTS, _COLUMNS, _TIMED = b"o", b"c", b"t"
 
 
 def encode(batch: Batch, step: str) -> bytes:
-    """A batch with its event times: an Arrow stream, or a pickle.
+    """Encode a batch with its event times: an Arrow stream, or a pickle.
 
     Raises:
         StateError: a record cannot be pickled.
@@ -57,21 +57,22 @@ def decode(data: bytes) -> Batch:
 
 
 def restored(data: bytes, schema: pa.Schema | None, step: str) -> Batch:
-    """A batch of a checkpoint with the columns the loop has now; objects are only unpickled for a loop
-    of objects.
+    """Decode a batch of a checkpoint and fit it to the loop's columns of today.
+
+    Objects are only unpickled for a loop of objects.
 
     Raises:
-        StateError: it has others, or is of another kind.
+        StateError: it has other columns, or is of another kind.
     """
     _check_kind(data[:1] == _OBJECTS, schema, step)
     return fitting(decode(data), schema, step)
 
 
 def fitting(batch: Batch, schema: pa.Schema | None, step: str) -> Batch:
-    """A restored batch with the columns the loop has now.
+    """Fit a restored batch to the columns that the loop has now.
 
     Raises:
-        StateError: it has others, or is of another kind.
+        StateError: it has other columns, or is of another kind.
     """
     _check_kind(isinstance(batch, ObjectBatch), schema, step)
     if isinstance(batch, ObjectBatch) or schema is None:
@@ -95,6 +96,6 @@ def _check_kind(objects: bool, schema: pa.Schema | None, step: str) -> None:
 def _misfit(step: str, problem: str) -> StateError:
     return StateError(
         f"records that were in a loop do not fit it any more step=`{step}`: {problem}",
-        fix="restore with the loop as it was, let it end with `headgate stop --drain`, and begin the new "
-        "one with the savepoint",
+        fix="restore with the loop as it was, let it end with `headgate stop --drain`, and start the new "
+        "one from the savepoint",
     )

@@ -1,12 +1,13 @@
 """Temporal join: each row with the version of its key that is valid at the row's event time.
 
-A version is valid from its own event time until that of the next one of its key, or for as long as the user
-says, if that is shorter. As in Flink's event-time
-temporal join, left rows wait for the watermark, since until then a version for them may come. Behind the
-watermark only the newest version of each key is kept, while it is valid: for ever, if nothing was said.
+A version is valid from its own event time until that of the next version of its key, or for a time
+that the user limits. As in Flink's event-time temporal join, left rows wait for the watermark,
+since a version for them may arrive until then. Of the versions before the watermark only the newest
+of each key is kept, for as long as it is valid: for ever without a limit.
 
-A version behind the watermark counts from now on if it is the newest one there, and is late otherwise: the
-rows it was valid for have gone out. Of versions with equal times the one that came last counts.
+A version that arrives behind the watermark takes effect if it is the newest one there. Otherwise it
+is late: the rows it was valid for have been emitted. Of versions with equal times the last to
+arrive wins.
 """
 
 from __future__ import annotations
@@ -44,27 +45,28 @@ from .tables import (
 
 _UNMARKED = (False, False)
 SWEEPS: Final = 8
-"""Times that versions are looked through while one is valid."""
+"""A sweep for expired versions happens this many times within the validity of a version."""
 
 
 class AsOfJoin(JoinOperator):
-    """Input 0 are the rows, input 1 the versions."""
+    """Temporal join; input 0 has the rows, input 1 the versions."""
 
     kind = "as-of join"
-    """Of the state."""
+    """The kind of the state."""
 
     def __init__(self, step: JoinStep, valid_for_ms: int | None = None) -> None:
-        """`valid_for_ms`: how long a version is valid at most; None: until the next one of its key."""
+        """Create the operator. `valid_for_ms` limits the validity of a version; None: until the
+        next one."""
         super().__init__(step)
         self._valid_for_ms = valid_for_ms
         self._gone_before = WATERMARK_MIN
-        """Versions before this time are valid no more, neither for rows that wait nor for those to come."""
+        """Versions before this time have expired, both for rows that wait and for rows to come."""
         self._swept_before = WATERMARK_MIN
         self._waits, self._versions = self._sides = [
             Side(step.columns.sides[side], marks=False) for side in (LEFT, RIGHT)
         ]
         self._current = SlotArray(np.int64, -1)
-        """By key: the newest version that the watermark has passed, or -1."""
+        """The newest version that the watermark has passed, by key; -1 for none."""
         self._ahead: Ahead | None = None
 
     def open(self, context: OperatorContext) -> None:
@@ -76,11 +78,11 @@ class AsOfJoin(JoinOperator):
 
     @property
     def _behind(self) -> int:
-        """The first time that the watermark has not reached."""
+        """Return the first time that the watermark has not reached."""
         return clamped(self._watermark + 1)
 
     def _behind_for(self, ahead: Ahead, groups: Index) -> Index:
-        """The same for key groups of which some are further."""
+        """Return the same for key groups, some of which are ahead."""
         return np.minimum(ahead.now(groups, self._watermark), WATERMARK_MAX - 1) + 1
 
     # --- records -------------------------------------------------------------------------------
@@ -113,14 +115,14 @@ class AsOfJoin(JoinOperator):
         self._settle()
 
     def _now(self, side: int, batch: Batch) -> int | Index:
-        """How far event time is for all rows, or for each."""
+        """Return how far event time is, for all rows or for each."""
         if self._ahead is None:
             return self._watermark
         groups = self._key_groups(side, columns_of(batch, self._step.name))
         return self._ahead.now(groups, self._watermark)
 
     def _late_versions(self, rows: pa.RecordBatch, times: Index, slots: Index) -> Index:
-        """Which versions change nothing any more."""
+        """Return which versions are late: they change nothing any more."""
         ahead = self._ahead
         gone_before: int | Index = self._gone_before
         if ahead is None:
@@ -130,7 +132,7 @@ class AsOfJoin(JoinOperator):
             groups = self._key_groups(RIGHT, rows)
             behind = self._behind_for(ahead, groups)
             late = np.flatnonzero(times < behind)
-            # The newest that time had passed where it was further.
+            # The newest version that event time had passed, where a key group was ahead.
             current = self._versions.chains.latest(slots[late], behind[late] - 1, self._keys.size)
             gone_before = ahead.gone_for(groups[late], self._gone_before)
         if not late.size:
@@ -139,7 +141,7 @@ class AsOfJoin(JoinOperator):
         return late[~counts | (times[late] < gone_before)]
 
     def _counts_yet(self, slots: Index, times: Index, current: Index) -> Mask:
-        """Which of some versions behind the watermark are the newest of their key when they come.
+        """Return which of some versions behind the watermark are the newest of their key on arrival.
 
         `current` is the newest of the key so far, -1 for none.
         """
@@ -153,19 +155,19 @@ class AsOfJoin(JoinOperator):
         return newest
 
     def _settle(self) -> None:
-        """Let go of all versions behind the watermark but the newest of each key."""
+        """Drop all versions behind the watermark but the newest of each key."""
         versions = self._versions
         due = versions.order.due(self._behind)
         if not due.size:
             return
         slots = versions.chains.slots[due]
         before = self._current.data[np.unique(slots)]
-        self._current.data[slots] = due  # by time, so that the last of a key stays
+        self._current.data[slots] = due  # in order of time, so the last one of a key wins
         replaced = due[self._current.data[slots] != due]
         versions.release(np.append(replaced, before[before >= 0]))
 
     def _sweep(self) -> None:
-        """Let go of versions that are valid no more; not at each watermark, as all keys are looked at."""
+        """Drop expired versions. Not done at each watermark, as it looks at all keys."""
         if self._valid_for_ms is None:
             return
         before = clamped(self._behind - self._valid_for_ms + 1)
@@ -183,7 +185,7 @@ class AsOfJoin(JoinOperator):
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
-        """Emit the rows that have waited until now, in order of time; then pass the watermark on."""
+        """Emit the rows up to the watermark in order of time, then forward it."""
         if timestamp > self._watermark:
             self._watermark = timestamp
             due = self._waits.order.due(self._behind)
@@ -203,7 +205,7 @@ class AsOfJoin(JoinOperator):
         slots, times = waits.chains.slots[rows].astype(np.int64), waits.chains.times[rows]
         valid = versions.chains.latest(slots, times, self._keys.size)
         if self._valid_for_ms is not None:
-            # Also of versions that were let go: the rest of their key is older still.
+            # This also covers dropped versions: the other versions of their key are older still.
             valid[versions.chains.times_at(valid) <= times - self._valid_for_ms] = -1
         if not self._step.outer[LEFT]:
             found = np.flatnonzero(valid >= 0)
@@ -212,7 +214,7 @@ class AsOfJoin(JoinOperator):
             self._send(LEFT, waits.store.take(rows), versions.store.take(valid), times)
 
     def _find_current(self) -> None:
-        """Rows or slots have other numbers now."""
+        """Find the current versions again after rows or slots were renumbered."""
         self._current = SlotArray(np.int64, -1)
         self._current.reserve(self._keys.size)
         chains = self._versions.chains
@@ -223,7 +225,7 @@ class AsOfJoin(JoinOperator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `left`: rows that wait. `right`: versions. `time`: how far event time is."""
+        """Snapshot table `left` (rows that wait), `right` (versions) and `time` (event time)."""
         own, ahead = self.context.key_groups, self._ahead
         watermark: int | Index = self._watermark
         gone_before: tuple[int | Index, int | Index] = (self._behind, self._gone_before)
@@ -243,7 +245,7 @@ class AsOfJoin(JoinOperator):
         return join_infos(self._columns, _UNMARKED, self.kind)
 
     def restore(self, state: RestoredState) -> None:
-        """Take over rows and versions; how far time is, is the least of all own key groups."""
+        """Restore rows and versions; event time is the least of all own key groups."""
         restored = RestoredTimes(state, self.context.max_parallelism)
         self._ahead = restored.ahead(RIGHT)
         self._watermark = restored.watermark
@@ -254,7 +256,7 @@ class AsOfJoin(JoinOperator):
             if found is None:
                 continue
             found = found.picked(restored.kept(side, found.groups, found.times))
-            # As they came: of equal times the version that came last counts.
+            # In order of arrival: of equal times the version that came last wins.
             found = found.picked(np.argsort(found.ids, kind="stable"))
             slots = self._keys.slots(self._columns.key_columns(side, found.rows))
             own.load(found.rows, found.times, slots, self._keys.size, found.ids, None)

@@ -1,4 +1,4 @@
-"""Signed durations: where the other row of an interval join may lie."""
+"""The bounds of an interval join: signed durations relative to the left row."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _FIX = 'such as within=("-10m", "0s"): the other row is up to ten minutes older'
 
 
 def parse_interval(within: object, origin: Origin) -> Interval:
-    """The bounds given with `within=`.
+    """Parse the bounds given with `within=`.
 
     Raises:
         PlanError: not a pair, or the first is above the second.
-        UsageError: a bound that is no duration.
+        UsageError: a bound is no duration.
     """
     if not isinstance(within, tuple | list) or len(within) != 2:
         raise PlanError(
@@ -32,7 +32,7 @@ def parse_interval(within: object, origin: Origin) -> Interval:
 
 
 def show_interval(interval: Interval) -> str:
-    """Such as `-10m to 0s`."""
+    """Format an interval, such as `-10m to 0s`."""
     return f"{format_duration(interval.lower_ms)} to {format_duration(interval.upper_ms)}"
 
 

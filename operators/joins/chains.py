@@ -1,8 +1,8 @@
-"""The rows of one side by key: per key a chain from its newest row to its oldest.
+"""The rows of one side by key: each key has a chain from its newest row to its oldest.
 
-A batch walks all its chains at once, a row of each per round. The chains of few keys can be very long;
-those would make many rounds of few rows. The rows of such keys are gathered instead, sorted by key and
-time, and found by binary search: that costs a look at all rows, once per batch.
+A batch walks all its chains at once, one row of each chain per round. A few keys may have very long
+chains, which would make many rounds of few rows. The rows of such keys are instead gathered, sorted
+by key and time, and found by binary search. This looks at all rows once per batch.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ class Chains:
         self._times = SlotArray(np.int64)
         self._slots = SlotArray(np.int32)
         self._older = SlotArray(np.int32)
-        self._newest = SlotArray(np.int32, -1)  # by slot, as the next
+        self._newest = SlotArray(np.int32, -1)  # by slot
         self._counts = SlotArray(np.int64)
 
     @property
     def times(self) -> Index:
-        """Of all rows (a view)."""
+        """The times of all rows (a view)."""
         return self._times.data[: self.size]
 
     def times_at(self, rows: Index) -> Index:
-        """The times of some rows; the least there is for row -1."""
+        """Return the times of some rows; the smallest int64 for row -1."""
         if not self.size:
             return np.full(len(rows), _NO_TIME)
         return np.where(rows >= 0, self._times.data.take(rows, mode="clip"), _NO_TIME)
 
     @property
     def slots(self) -> Index:
-        """Of all rows (a view)."""
+        """The slots of all rows (a view)."""
         return self._slots.data[: self.size]
 
     @property
     def nbytes(self) -> int:
-        """Memory in use."""
+        """The memory in use, bytes."""
         arrays = (self._times, self._slots, self._older, self._newest, self._counts)
         return sum(array.nbytes for array in arrays)
 
@@ -95,9 +95,9 @@ class Chains:
     # --- who meets -----------------------------------------------------------------------------
 
     def between(self, slots: Index, low: Index, high: Index, keys: int) -> Iterator[Pairs]:
-        """Pairs of probing rows and the rows here with their slot and a time in [low, high].
+        """Yield pairs of probing rows and the rows here with their slot and a time in [low, high].
 
-        All probing rows are covered, in order, whether or not they meet any.
+        The portions cover all probing rows, in order, whether or not they have a match.
         """
         self._reserve_keys(keys)
         counts = self._counts.data[slots]
@@ -121,7 +121,7 @@ class Chains:
             yield unpacked(pairs, first, last)
 
     def _walked(self, probe: Index, slots: Index, low: Index, high: Index) -> list[Index]:
-        """Packed pairs, found by walking the chains of some probing rows."""
+        """Return packed pairs, found by walking the chains of some probing rows."""
         rows = self._newest.data[slots[probe]]
         low, high = low[probe], high[probe]
         found: list[Index] = []
@@ -137,9 +137,9 @@ class Chains:
             left = rows >= 0
 
     def latest(self, slots: Index, times: Index, keys: int) -> Index:
-        """For each probing row the row here of its slot with the greatest time that is not above its own.
+        """Return, for each probing row, the latest row of its slot that is not after its time.
 
-        Of equal times the newer row counts; -1 where there is none.
+        Of equal times the newer row wins; -1 where there is none.
         """
         self._reserve_keys(keys)
         best = np.full(len(slots), -1, np.int64)
@@ -155,7 +155,7 @@ class Chains:
             if not rows.size:
                 return best
             found, known = self._times.data.take(rows), best[probe]
-            # Chains go from newer to older: of equal times the first that is met stays.
+            # Chains go from newer to older: of equal times the first one found stays.
             better = (found <= times[probe]) & (
                 (known < 0) | (found > self._times.data.take(known, mode="clip"))
             )
@@ -164,12 +164,12 @@ class Chains:
 
 
 class _Gathered:
-    """The rows of the keys with long chains, by key and time."""
+    """The rows of the keys with long chains, sorted by key and time."""
 
     def __init__(self, chains: Chains, slots: Index, keys: int) -> None:
         wanted = np.zeros(keys, np.bool_)
         wanted[slots] = True
-        self._number = np.cumsum(wanted) - 1  # of each wanted slot
+        self._number = np.cumsum(wanted) - 1  # the number of each wanted slot
         rows = np.flatnonzero(wanted[chains.slots])
         rows = rows[np.argsort(chains.times[rows], kind="stable")]  # mostly sorted already
         numbers = self._number[chains.slots[rows]]
@@ -186,12 +186,12 @@ class _Gathered:
         return first, first_place(self._times, first, ends, high, behind=True)
 
     def counts(self, slots: Index, low: Index, high: Index) -> Index:
-        """How many rows each probing row meets."""
+        """Return the number of matches of each probing row."""
         first, last = self._ranges(slots, low, high)
         return last - first
 
     def between(self, probe: Index, slots: Index, low: Index, high: Index) -> Index:
-        """Packed pairs of the rows `probe`."""
+        """Return packed pairs of the rows `probe`."""
         first, last = self._ranges(slots, low, high)
         which, places = expanded(first, last)
         return packed(probe[which], self._rows[places])

@@ -1,4 +1,4 @@
-"""Co-group: a function gets all rows of a key in a window, of both streams."""
+"""Co-group: a function gets all rows of a key in a window, from both streams."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from ..windows import PaneWindow
 
 CoGroupFunction = Callable[[Any, list[Any], list[Any]], Iterable[Any] | None]
-"""Of a key and its rows on the left and on the right."""
+"""A function of a key and its rows on the left and on the right."""
 
 
 @dataclass(frozen=True)
 class CoGroupStep:
-    """What a co-group consists of. Picklable.
+    """The parts of a co-group step. Picklable.
 
     Attributes:
-        join: its columns.
-        function: what is called.
+        join: the columns of the join.
+        function: the user's function.
         user: the step, its line and the columns of its results.
         row_types: the classes that the rows of both sides become.
     """
@@ -48,8 +48,8 @@ class CoGroupStep:
 class CoGroup(WindowedPair):
     """Calls a function for each key of a window.
 
-    A row that comes for a window that has fired, within the allowed lateness, makes the function be called
-    again for its key, with all rows, once per batch.
+    A row that arrives within the allowed lateness, after its window has fired, makes the function
+    run again for its key, with all rows, once per batch.
     """
 
     kind = "co-group"
@@ -76,13 +76,13 @@ class CoGroup(WindowedPair):
         only: list[pa.Array] | None,
         time: int,
     ) -> None:
-        """Call the function for all keys of a window, or for some: `only` are their key columns."""
+        """Call the function for all keys of a window, or only for those with the key columns `only`."""
         left, right, index = self._numbers(*both)
         runs = [Runs(own, index.size) for own in (left, right)]
         wanted = np.arange(index.size) if only is None else np.unique(self._look_up(index, only))
         counts = np.sum([run.ends[wanted] - run.starts[wanted] for run in runs], axis=0)
         self._emitter.time = time
-        # Some keys at a time: as Python objects rows are many times as large.
+        # A few keys at a time: rows as Python objects are many times as large.
         for low, high in portions(counts, PER_RECORD_ROWS):
             self._call_some(both, runs, wanted[low:high])
         self._emitter.flush()
@@ -106,7 +106,7 @@ class CoGroup(WindowedPair):
     def _keys_of(
         self, both: tuple[pa.RecordBatch, pa.RecordBatch], runs: list[Runs], keys: Index
     ) -> list[Any]:
-        """The keys with these numbers: of their first row on the left, or else on the right."""
+        """Return the keys with these numbers, from their first row on the left, or else on the right."""
         on_left = runs[LEFT].ends[keys] > runs[LEFT].starts[keys]
         found: list[Any] = [None] * len(keys)
         for side, which in ((LEFT, np.flatnonzero(on_left)), (RIGHT, np.flatnonzero(~on_left))):

@@ -1,4 +1,4 @@
-"""The columns of a join: what is buffered of each side, and what the result is made of."""
+"""The columns of a join: those buffered of each side, and those of the result."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..graph import Origin
 LEFT, RIGHT = 0, 1
 ROW_COLUMN, TIME_COLUMN, MATCHED_COLUMN = "_row", "_time", "_matched"
 RESERVED = (KEY_GROUP_COLUMN, DELETED_COLUMN, ROW_COLUMN, TIME_COLUMN, MATCHED_COLUMN)
-"""What the tables of a snapshot call their own columns."""
+"""The names that the tables of a snapshot use for their own columns."""
 
 
 @dataclass(frozen=True)
 class JoinColumns:
-    """How the columns of both sides make the result. Picklable.
+    """The mapping from the columns of both sides to the result. Picklable.
 
     Attributes:
         sides: the columns of each side as they are buffered: without dictionaries and views.
         keys: the key columns of each side, in the same order.
-        result: all columns of the left side, then those of the right one, without those keys that have
+        result: all columns of the left side, then those of the right one, without keys that have
             the same name on both sides.
-        picks: where each column of the result comes from: its place in the left and the right side, or
-            None; both for a key that is there once.
+        picks: the place of each result column in the left and in the right side, or None; both for
+            a key that appears once.
     """
 
     sides: tuple[pa.Schema, pa.Schema]
@@ -43,7 +43,7 @@ class JoinColumns:
         keys_of: int,
         rows: int,
     ) -> pa.RecordBatch:
-        """Rows of the result from the columns of both sides; None stands for nulls.
+        """Compose rows of the result from the columns of both sides; None stands for nulls.
 
         Shared keys come from the side `keys_of`, which must be complete.
         """
@@ -59,7 +59,7 @@ class JoinColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.result)
 
     def key_columns(self, side: int, data: pa.RecordBatch) -> list[pa.Array]:
-        """The key of each row of a batch."""
+        """Return the key columns of a batch."""
         return [data.column(name) for name in self.keys[side]]
 
 
@@ -71,18 +71,18 @@ def join_columns(
     names: tuple[str, str],
     origin: Origin,
 ) -> JoinColumns:
-    """The columns of a join of streams with these columns.
+    """Return the columns of a join of streams with these schemas.
 
     Args:
         schemas: of the left and the right stream.
         keys: their key columns.
-        nullable: of which sides the result may lack a row.
-        suffix: what columns of the right side get whose names are taken.
+        nullable: the sides of which the result may lack a row.
+        suffix: appended to columns of the right side whose names are taken.
         names: of the streams, for errors.
         origin: the user's line.
 
     Raises:
-        PlanError: other keys, names that clash, or names that snapshots need.
+        PlanError: the keys differ, names clash, or snapshots reserve a name.
     """
     left, right = (plain_schema(schema) for schema in schemas)
     _check_keys((left, right), keys, names, origin)
@@ -113,12 +113,12 @@ def join_columns(
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as they are buffered."""
+    """Return the schema under which columns are buffered."""
     return pa.schema([field.with_type(stored_key_type(field.type)) for field in schema])
 
 
 def plain_rows(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a batch under `schema`, which is its `plain_schema`."""
+    """Convert the rows of a batch to `schema`, which is its `plain_schema`."""
     if data.schema.names == schema.names and data.schema.types == schema.types:
         return pa.RecordBatch.from_arrays(data.columns, schema=schema)
     columns = [data.column(field.name) for field in schema]
@@ -137,10 +137,12 @@ def free_name(
     names: tuple[str, str],
     origin: Origin,
 ) -> str:
-    """The name of a column of the second side, `own` being all of that, where `taken` are there already.
+    """Return the name of a column of the second side in the result.
+
+    `own` holds all names of that side, and `taken` those that the result already has.
 
     Raises:
-        PlanError: it clashes.
+        PlanError: the name clashes.
     """
     if name not in taken:
         return name
@@ -148,13 +150,13 @@ def free_name(
         raise PlanError(
             f"`{names[LEFT]}` and `{names[RIGHT]}` both have a column `{name}`",
             where=str(origin),
-            fix=f'add suffix="_right", which makes `{name}_right` of the second, or rename it with select',
+            fix=f'add suffix="_right", which makes the second `{name}_right`, or rename it with select',
         )
     renamed = name + suffix
     if renamed in taken or renamed in own:
         raise PlanError(
             f"with suffix `{suffix}` column `{name}` of `{names[RIGHT]}` becomes `{renamed}`, which "
-            "is there already",
+            "already exists",
             where=str(origin),
             fix="choose another suffix",
         )
@@ -167,13 +169,13 @@ def _check_keys(
     names: tuple[str, str],
     origin: Origin,
 ) -> None:
-    """Raise PlanError unless equal keys have equal types, and so meet."""
+    """Raise PlanError unless the keys of both sides have equal types and so can match."""
     fields = [[schema.field(key) for key in own] for schema, own in zip(schemas, keys, strict=True)]
     if [field.type for field in fields[LEFT]] != [field.type for field in fields[RIGHT]]:
         shown = [", ".join(f"{field.name}: {field.type}" for field in own) for own in fields]
         raise PlanError(
             f"`{names[LEFT]}` has the key ({shown[LEFT]}), `{names[RIGHT]}` has ({shown[RIGHT]}): "
-            "equal keys would not meet",
+            "equal keys would not match",
             where=str(origin),
-            fix="key both by as many columns of the same types; CAST in select makes them alike",
+            fix="key both by columns of the same number and types; CAST in select makes them alike",
         )

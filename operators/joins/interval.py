@@ -1,13 +1,13 @@
-"""Interval join: each row with the rows of the other stream that are near to it in event time (API-09).
+"""Interval join: each row with the rows of the other stream that are near it in event time.
 
-A left row at time t and a right row of the same key meet if the right one's time lies in
-[t + lower, t + upper], as in Flink; the result has the later of both times. Each row first looks for
-partners among those that wait, then waits itself until the watermark has passed the last time a partner
-can have. A row whose time is before the watermark is late (`<`, as in Flink: one exactly at the watermark
-is not).
+A left row at time t and a right row of the same key match if the time of the right one is in [t +
+lower, t + upper], as in Flink; the result has the later of both times. A row first looks for
+partners among the rows that wait. Then it waits itself until the watermark has passed the last time
+that a partner can have. A row whose time is before the watermark is late (`<`, as in Flink: a row
+exactly at the watermark is not).
 
-Rows of outer joins that met none go out when they stop waiting. Their time is older than the watermark by
-then, so the watermarks of outer joins follow the input's at the distance of the interval.
+Outer joins emit rows without a match when they stop waiting. Their time is before the watermark by
+then, so the watermarks of outer joins trail those of the input by the length of the interval.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ from .tables import (
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How far the right row's time may lie from the left one's, ms; both bounds count."""
+    """The distance of the right row's time from the left one's, ms; both bounds are inclusive."""
 
     lower_ms: int
     upper_ms: int
 
     def reach(self, side: int) -> tuple[int, int]:
-        """Where the other row may lie, seen from a row of `side`."""
+        """Return the bounds of the other row's time, relative to a row of `side`."""
         if side == LEFT:
             return self.lower_ms, self.upper_ms
         return -self.upper_ms, -self.lower_ms
 
     def gone_before(self, side: int, watermark: int) -> int:
-        """Rows of `side` before this time can meet no row that is not late."""
+        """Return the time before which rows of `side` can only match rows that are late."""
         if watermark == WATERMARK_MAX:
             return WATERMARK_MAX
         return clamped(watermark - self.reach(side)[1])
 
     def delay(self, outer: Sequence[bool]) -> int:
-        """How far behind the watermark the rows are that wait to go out alone, ms."""
+        """Return how far unmatched rows of outer joins are behind the watermark when emitted, ms."""
         reaches = [self.reach(side)[1] + 1 for side in (LEFT, RIGHT) if outer[side]]
         return max([0, *reaches])
 
 
 class IntervalJoin(JoinOperator):
-    """Input 0 is the left side, input 1 the right one."""
+    """Interval join; input 0 is the left side, input 1 the right one."""
 
     def __init__(self, step: JoinStep, interval: Interval) -> None:
         super().__init__(step)
@@ -77,7 +77,7 @@ class IntervalJoin(JoinOperator):
         self._delay_ms = interval.delay(step.outer)
         self._gone_before = [WATERMARK_MIN, WATERMARK_MIN]
         self._ahead: list[Ahead] = []
-        """By side; empty if all key groups are equally far."""
+        """Key groups that are ahead, by side; empty if all are equally far."""
         self._sides = [
             Side(step.columns.sides[side], marks=step.outer[side]) for side in (LEFT, RIGHT)
         ]
@@ -118,7 +118,7 @@ class IntervalJoin(JoinOperator):
     def _meet(
         self, side: int, rows: pa.RecordBatch, times: Index, slots: Index, waits: Mask
     ) -> Mask:
-        """Emit the pairs of new rows with those that wait; returns which of the new rows met any."""
+        """Emit the pairs of new rows with rows that wait; return which new rows matched any."""
         waiting, outer = self._sides[other(side)], self._step.outer
         before, behind = self._interval.reach(side)
         met = np.zeros(len(times), np.bool_)
@@ -147,7 +147,7 @@ class IntervalJoin(JoinOperator):
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
-        """Let go of what can meet no more, outer rows to the result; then pass the watermark on."""
+        """Drop rows that can match no more, emitting those of outer sides; then forward the watermark."""
         if timestamp > self._watermark:
             self._watermark = timestamp
             for side in (LEFT, RIGHT):
@@ -180,7 +180,7 @@ class IntervalJoin(JoinOperator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
+        """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
         own = self.context.key_groups
         watermark: int | Index = self._watermark
         gone_before: list[int | Index] = [*self._gone_before]
@@ -203,7 +203,7 @@ class IntervalJoin(JoinOperator):
         return join_infos(self._columns, self._step.outer, "interval join")
 
     def restore(self, state: RestoredState) -> None:
-        """Take over the rows that wait; how far time is, is the least of all own key groups."""
+        """Restore the rows that wait; event time is the least of all own key groups."""
         restored = RestoredTimes(state, self.context.max_parallelism)
         aheads = [restored.ahead(side) for side in (LEFT, RIGHT)]
         self._ahead = [ahead for ahead in aheads if ahead is not None]
@@ -220,19 +220,20 @@ class IntervalJoin(JoinOperator):
             found = found.picked(restored.kept(side, found.groups, found.times))
             if not found.rows.num_rows:
                 continue
-            # Deltas put rows that were marked since behind the others; partners go out in order of arrival.
+            # Deltas put rows that were marked since after the others; partners are emitted in order
+            # of arrival.
             found = found.picked(np.argsort(found.ids, kind="stable"))
             slots = self._keys.slots(self._columns.key_columns(side, found.rows))
             own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
 
 
 def _with_lonely(pairs: Pairs, waits: Mask, met: Mask) -> Pairs:
-    """The pairs, and with partner -1 the rows among them that met none and will not wait."""
+    """Return the pairs, and with partner -1 those rows that matched none and will not wait."""
     stretch = slice(pairs.first, pairs.last)
     lonely = np.flatnonzero(~waits[stretch] & ~met[stretch]) + pairs.first
     if not lonely.size:
         return pairs
-    # As partner 0 of pairs one higher, so that -1 sorts, too; each is the only one of its row.
+    # Partner numbers are one higher here, so that -1 sorts too; each such row has one entry.
     numbers = packed(
         np.append(pairs.probe, lonely), np.append(pairs.rows + 1, np.zeros_like(lonely))
     )

@@ -24,7 +24,7 @@ _STATE = "its state is stored under this name"
 
 
 class KeyedJoins(Generic[T]):
-    """What a keyed stream can be joined with."""
+    """The joins of a keyed stream."""
 
     _stream: Stream[T]
     _keyed_by: HashColumns | HashFunction
@@ -39,17 +39,17 @@ class KeyedJoins(Generic[T]):
         suffix: str | None = None,
         name: str,
     ) -> Stream[Any]:
-        """Pairs of records of equal keys that are near to each other in event time.
+        """Join records of equal keys that are near each other in event time.
 
-        The result has the columns of both, keys of equal names once, and the later of both event times.
-        Records that come behind the watermark are in `.late`, those of `other` in `.side("late_other")`.
+        The result has the columns of both, keys of equal names once, and the later of both event
+        times. Late records are in `.late`, those of `other` in `.side("late_other")`.
 
         Args:
             other: the other keyed stream, of the same job.
-            within: from where to where the other record's time may lie, seen from this one's; both count.
+            within: the bounds of the other record's time relative to this one's, both inclusive.
                 `("-10m", "0s")`: it is up to ten minutes older.
-            how: `inner`; `left`, `right` or `full`: also records that met none, with nulls for the other,
-                once event time says that none will come.
+            how: `inner`; `left`, `right` or `full` also emit records without a match, with nulls
+                for the other side, once event time shows that none will come.
             suffix: appended to columns of `other` whose names are taken.
             name: the address of the state.
         """
@@ -67,17 +67,17 @@ class KeyedJoins(Generic[T]):
         suffix: str | None = None,
         name: str,
     ) -> Stream[Any]:
-        """Each record with the version of its key that is valid at the record's event time.
+        """Join each record with the version of its key that is valid at the record's event time.
 
-        A version is valid from its event time until that of the next one. Records wait for the watermark;
-        of each key the newest version behind it is kept while it is valid. Records that come behind the
-        watermark are in `.late`, versions that can change nothing any more in `.side("late_other")`.
+        A version is valid from its event time until that of the next one. Records wait for the
+        watermark; of the versions before it, the newest of each key is kept while it is valid. Late
+        records are in `.late`, versions that came too late to take effect in `.side("late_other")`.
 
         Args:
             versions: the keyed stream of versions, of the same job.
-            how: `inner`, or `left`: also records without a version, with nulls for it.
-            valid_for: how long a version is valid at most, in event time; then it is forgotten. Without it
-                the newest version of each key is kept for ever.
+            how: `inner`; `left` also emits records without a version, with nulls for it.
+            valid_for: the longest time a version is valid, in event time; then it is dropped.
+                Without it the newest version of each key is kept for ever.
             suffix: appended to columns of the versions whose names are taken.
             name: the address of the state.
         """
@@ -90,7 +90,7 @@ class KeyedJoins(Generic[T]):
 
 
 class WindowedJoins:
-    """What a windowed keyed stream can be joined with."""
+    """The joins of a windowed keyed stream."""
 
     _stream: Stream[Any]
     _partitioning: Partitioning
@@ -105,15 +105,16 @@ class WindowedJoins:
         suffix: str | None = None,
         name: str,
     ) -> Stream[Any]:
-        """Pairs of records of equal keys in the same window, emitted when the window ends.
+        """Join records of equal keys in the same window; emit the pairs when the window ends.
 
-        The result has the columns of both, keys of equal names once, and the event time of the window's
-        last millisecond. Records that come too late are in `.late`, those of `other` in
-        `.side("late_other")`. Within the allowed lateness a record adds its pairs to the result.
+        The result has the columns of both, keys of equal names once, and the event time of the
+        window's last millisecond. Late records are in `.late`, those of `other` in
+        `.side("late_other")`. A record within the allowed lateness adds its pairs to the result.
 
         Args:
             other: the other keyed stream, of the same job.
-            how: `inner`; `left`, `right` or `full`: also records that met none, with nulls for the other.
+            how: `inner`; `left`, `right` or `full` also emit records without a match, with nulls
+                for the other side.
             suffix: appended to columns of `other` whose names are taken.
             name: the address of the state.
         """
@@ -153,7 +154,7 @@ class WindowedJoins:
 
 
 def other_input(other: object, what: str, origin: Origin) -> Keyed:
-    """The second stream of a join.
+    """Return the second stream of a join.
 
     Raises:
         PlanError: it is not keyed.

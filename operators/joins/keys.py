@@ -1,4 +1,4 @@
-"""The keys of both sides of a join, as slots that the sides share."""
+"""The keys of a join, as slots that both sides share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...state.values import Index
 from .side import Side
 
 FORGET_MIN: Final = 65_536
-"""Fewer keys without rows do not matter."""
+"""Fewer keys without rows than this are not worth a clean-up."""
 
 
 class SharedKeys:
-    """Slots by key. Keys of which no rows wait are forgotten together, once they are the larger part.
+    """Slots by key. Keys without waiting rows are forgotten together, once they are the majority.
 
     Args:
-        hasher: of the keys.
-        sides: whose rows have these slots.
+        hasher: hashes the keys.
+        sides: the sides whose rows have these slots.
     """
 
     def __init__(self, hasher: KeyHasher, sides: Sequence[Side]) -> None:
@@ -30,21 +30,21 @@ class SharedKeys:
 
     @property
     def size(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         return self._index.size
 
     @property
     def nbytes(self) -> int:
-        """Memory in use."""
+        """The memory in use, bytes."""
         return self._index.nbytes + self._index.key_bytes
 
     def slots(self, columns: list[pa.Array]) -> Index:
-        """The slot of each row's key; new keys get new slots."""
+        """Return the slot of each row's key; new keys get new slots."""
         found, _ = self._index.lookup_new(BatchKeys(self._hasher, columns), None)
         return found.astype(np.int64)
 
     def tidy(self) -> bool:
-        """Move rows together, and forget keys, where that is worth it; True if rows or slots changed."""
+        """Compact rows and forget keys where that is worth it; return True if rows or slots changed."""
         if self.size > max(FORGET_MIN, 2 * sum(side.live for side in self._sides)):
             self._forget()
             return True

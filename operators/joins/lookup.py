@@ -1,4 +1,4 @@
-"""Lookup join: each record with what a table, or a coroutine function, has for its key."""
+"""Lookup join: each record with the entry for its key in a table, or from a coroutine function."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ T = TypeVar("T")
 CACHE_ROWS: Final = 10_000
 CACHE_FOR: Final = "1m"
 LookupFunction: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""From a key to a record with the columns of `into`, or None."""
+"""A function from a key to a record with the columns of `into`, or None."""
 
 
 class Cache:
-    """What was found, by key: the keys used last, each for a while. Times are those of the event loop."""
+    """An LRU cache of answers by key, each for a limited time. Times are those of the event loop."""
 
     def __init__(self, rows: int, keep_s: float) -> None:
         self._rows, self._keep_s = rows, keep_s
@@ -48,7 +48,7 @@ class Cache:
         return len(self._found)
 
     def get(self, key: Any) -> tuple[Any] | None:
-        """The value in a tuple, or None if there is none, or an old one."""
+        """Return the value in a tuple, or None if there is none or it has expired."""
         known = self._found.get(key)
         if known is None:
             return None
@@ -60,7 +60,7 @@ class Cache:
         return (value,)
 
     def put(self, key: Any, value: Any) -> None:
-        """Keep a value; the key that was not used for longest goes, if there are too many."""
+        """Store a value; if there are too many, the least recently used key is dropped."""
         self._found[key] = (asyncio.get_running_loop().time(), value)
         self._found.move_to_end(key)
         if len(self._found) > self._rows:
@@ -68,7 +68,7 @@ class Cache:
 
 
 class LookUp:
-    """The coroutine function of the step: a record's values, and behind them those that were found.
+    """The coroutine function of the step: it returns a record's values followed by those found.
 
     A copy for another process begins with an empty cache.
     """
@@ -104,7 +104,7 @@ class LookUp:
 
 
 def _value(record: Any, name: str) -> Any:
-    """A column of a record: of a mapping, of a generated row, or of an object of the user's."""
+    """Return a column of a record: a mapping, a generated row, or an object of the user's."""
     if isinstance(record, Mapping):
         return record[name]
     try:
@@ -114,7 +114,7 @@ def _value(record: Any, name: str) -> Any:
 
 
 class Lookups(StreamBase[T], Generic[T]):
-    """Joins with what lies outside the job."""
+    """Joins with data outside the job."""
 
     @overload
     def lookup(
@@ -162,20 +162,21 @@ class Lookups(StreamBase[T], Generic[T]):
         on_timeout: OnTimeout | None = None,
         on_error: OnErrorLike | None = None,
     ) -> Stream[Any]:
-        """Each record with what a coroutine function, or a static table, has for its key.
+        """Join each record with what a coroutine function, or a static table, has for its key.
 
         Args:
-            key: the column that `function` gets the value of; several: it gets a tuple.
+            key: the column whose value `function` gets; with several it gets a tuple.
             function: from a key to a record (a mapping or an object) with the columns of `into`, or
-                None, which gives nulls; or what `hg.static_table` made.
-            how: of a table: `left`, nulls where it has no row, or `inner`, only records it has a row for.
-            suffix: appended to columns that are found whose names are taken.
-            name: of a function, the address of the state.
-            into: of a function, the columns that are found, which may be null in the result.
-            cache_rows: of a function, answers kept per process and step, None among them; 0: none. By
-                default 10,000.
-            cache_for: of a function, how long an answer counts; by default 1m.
-            max_in_flight: of a function, as for `map_async`; so are the arguments behind it.
+                None, which gives nulls; or a table made by `hg.static_table`.
+            how: for tables: `left` gives nulls where the table has no row, `inner` drops such
+                records.
+            suffix: appended to found columns whose names are taken.
+            name: for functions, the address of the state.
+            into: for functions, the columns that are found; they may be null in the result.
+            cache_rows: for functions, the answers kept per process and step, None among them; 0:
+                none. The default is 10,000.
+            cache_for: for functions, how long an answer is valid; the default is 1m.
+            max_in_flight: for functions, as for `map_async`; so are the arguments after it.
         """
         origin = capture_origin()
         given = {
@@ -193,14 +194,14 @@ class Lookups(StreamBase[T], Generic[T]):
         if isinstance(function, StaticTable):
             if calls:
                 raise PlanError(
-                    f"a lookup in a table makes no calls: {', '.join(calls)} mean nothing",
+                    f"a lookup in a table makes no calls: {', '.join(calls)} do not apply",
                     where=str(origin),
                     fix="leave them out; the table says which columns it brings",
                 )
             return add_table_lookup(self, key, function, how, suffix, name, origin)
         if how != "left":
             raise PlanError(
-                f"how=`{how}` is for tables: records that a function finds nothing for have nulls",
+                f"how=`{how}` is for tables: where a function finds nothing the record gets nulls",
                 where=str(origin),
                 fix='leave it out, and add .filter("column IS NOT NULL")',
             )
@@ -212,7 +213,7 @@ class Lookups(StreamBase[T], Generic[T]):
             )
         return self._ask(key, function, suffix=suffix, name=name, origin=origin, **calls)
 
-    @named("async step", "the records it has calls under way for are stored under this name")
+    @named("async step", "records with calls in flight are stored under this name")
     def _ask(
         self,
         key: str | tuple[str, ...],
@@ -251,10 +252,10 @@ def _joined(
     cache_for: Duration,
     origin: Origin,
 ) -> tuple[LookUp, pa.Schema]:
-    """The function of the step, and the columns it makes.
+    """Return the function of the step and the columns it makes.
 
     Raises:
-        PlanError: a column that is not there, names that clash, or a wrong number of rows.
+        PlanError: a column does not exist, names clash, or the number of rows is wrong.
     """
     schema = plain_schema(stream._columns("lookup", origin))
     keys = (key,) if isinstance(key, str) else tuple(key)

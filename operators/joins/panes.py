@@ -1,8 +1,8 @@
 """The rows of one side that wait for their windows, by pane.
 
-Windows are runs of panes (`operators/panes/grid.py`), so a row waits once, in how many windows it may be.
-Rows of a pane are only ever added, until the pane is dropped; so a cut is a list of pieces, and a delta is
-those that came since.
+Windows are runs of panes (`operators/panes/grid.py`), so a row is stored once, however many windows
+it is in. Rows are only added to a pane until the pane is dropped; so a cut is a list of pieces, and
+a delta is the pieces added since.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ...state.values import Index
 from .row_store import PIECE_BYTES_MAX
 
 PIECE_ROWS_MAX: Final = 4_096
-"""Pieces are joined up to this size: a stream of small batches would hold a batch for every few rows."""
+"""Pieces are joined up to this size; otherwise small batches would leave a batch per few rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of a pane that came together: with their times, numbers, and the epoch they came in."""
+    """Rows of a pane that arrived together, with their times, numbers and epoch."""
 
     rows: pa.RecordBatch
     times: Index
@@ -33,9 +33,10 @@ class Piece:
     epoch: int
 
     def joined(self, later: Piece) -> Piece | None:
-        """This piece and a later one in one; None if they had better stay apart.
+        """Return this piece and a later one as one, or None if they stay apart.
 
-        Those of different epochs must: deltas tell them apart. Of like size: rows are copied a few times.
+        Pieces of different epochs stay apart, because deltas tell them apart. Only pieces of
+        similar size are joined, so that a row is copied a few times at most.
         """
         own, others = self.rows.num_rows, later.rows.num_rows
         if self.epoch != later.epoch or own > 2 * others or own + others > PIECE_ROWS_MAX:
@@ -51,7 +52,7 @@ class Piece:
 
 
 class PaneRows:
-    """Rows by pane."""
+    """The rows of one side, by pane."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -62,7 +63,7 @@ class PaneRows:
 
     @property
     def panes(self) -> list[int]:
-        """Those with rows, ascending."""
+        """Return the panes with rows, ascending."""
         return sorted(self._panes)
 
     def add(self, pane: int, rows: pa.RecordBatch, times: Index) -> None:
@@ -72,7 +73,7 @@ class PaneRows:
         self._add(pane, Piece(rows, times, ids, self.epoch.current))
 
     def load(self, pane: int, rows: pa.RecordBatch, times: Index, ids: Index) -> None:
-        """Take over restored rows; `epoch.restored()` was called before."""
+        """Restore rows; `epoch.restored()` was called before."""
         self._next_id = max(self._next_id, int(ids.max()) + 1)
         self._add(pane, Piece(rows, times, ids, RESTORED_EPOCH))
 
@@ -85,7 +86,7 @@ class PaneRows:
         pieces.append(piece)
 
     def rows(self, first: int, last: int) -> pa.RecordBatch:
-        """The rows of the panes `first` to `last`, by pane, then in the order they came."""
+        """Return the rows of panes `first` to `last`, by pane, then in order of arrival."""
         if last - first < len(self._panes):
             wanted = [pane for pane in range(first, last + 1) if pane in self._panes]
         else:
@@ -100,26 +101,26 @@ class PaneRows:
         return pa.concat_batches(pieces)
 
     def drop(self, before: int) -> None:
-        """Forget the panes before `before`."""
+        """Drop the panes before `before`."""
         for pane in [pane for pane in self._panes if pane < before]:
             self.size -= sum(len(piece.times) for piece in self._panes.pop(pane))
 
     def cut(self) -> PaneCut:
-        """All rows as they are now."""
+        """Return a cut of all rows."""
         pieces = [piece for pane in self.panes for piece in self._panes[pane]]
         return PaneCut(self.epoch.cut(), pieces, self.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class PaneCut:
-    """The rows of a side at a cut; for any thread."""
+    """The rows of a side at a cut; usable in any thread."""
 
     epoch: int
     _pieces: list[Piece]
     _schema: pa.Schema
 
     def rows(self, since: int | None) -> tuple[pa.Table, Index, Index]:
-        """Rows that came after cut `since` (None: all), their numbers and times."""
+        """Return the rows added after cut `since` (None: all), with their numbers and times."""
         pieces = [piece for piece in self._pieces if since is None or piece.epoch > since]
         none = np.zeros(0, np.int64)
         return (
@@ -130,7 +131,7 @@ class PaneCut:
 
 
 def by_pane(panes: Index) -> Iterator[tuple[int, Index | slice]]:
-    """The rows of each pane, ascending; slices if the panes ascend. At least one row is there."""
+    """Yield the rows of each pane, ascending, as slices if the panes ascend. Needs at least one row."""
     order = None
     if not (panes[1:] >= panes[:-1]).all():
         order = np.argsort(panes, kind="stable")

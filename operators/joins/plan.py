@@ -1,4 +1,4 @@
-"""Makes steps of joins: checks what was given, with the user's line, and adds the node."""
+"""Planning of joins: checks the arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_interval_join(
     suffix: str | None,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.join(other, within=...)`."""
+    """Add the step of `keyed.join(other, within=...)`."""
     interval = parse_interval(within, origin)
     columns = checked_columns(left, right, how, HOWS, suffix, origin)
     step = JoinStep(name, columns, outer_sides(how))
@@ -61,7 +61,7 @@ def add_as_of_join(
     suffix: str | None,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.join_as_of(versions)`."""
+    """Add the step of `keyed.join_as_of(versions)`."""
     columns = checked_columns(left, versions, how, AS_OF_HOWS, suffix, origin)
     valid_for_ms, detail = None, str(how)
     if valid_for is not None:
@@ -82,7 +82,7 @@ def add_window_join(
     suffix: str | None,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.window(...).join(other)`."""
+    """Add the step of `keyed.window(...).join(other)`."""
     check_window(window, "a window join", origin)
     columns = checked_columns(left, right, how, HOWS, suffix, origin)
     factory = partial(WindowJoin, JoinStep(name, columns, outer_sides(how)), window)
@@ -99,10 +99,10 @@ def add_co_group(
     name: str,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.window(...).co_group(other, function)`."""
+    """Add the step of `keyed.window(...).co_group(other, function)`."""
     check_window(window, "co_group", origin)
     check_plain(function, "co_group", origin)
-    # Both sides stay apart, so names may clash: the suffix only makes the unused result possible.
+    # Both sides stay apart, so names may clash; the suffix only makes the unused result possible.
     columns = checked_columns(left, right, "inner", HOWS, _ANY_SUFFIX, origin)
     schema = None if into is None else into_schema(into, origin)
     whole = RowReader(None, None, function)
@@ -120,7 +120,7 @@ def add_co_group(
 
 
 def check_window(window: Any, what: str, origin: Origin) -> None:
-    """Raise PlanError unless a window of event time that joins can work with."""
+    """Raise PlanError unless the window is one of event time that joins support."""
     early = getattr(window, "early", None)
     if not hasattr(window, "grid") or early or window.processing:
         raise PlanError(
@@ -138,7 +138,7 @@ def checked_columns(
     suffix: str | None,
     origin: Origin,
 ) -> JoinColumns:
-    """The columns of a join of two keyed streams.
+    """Return the columns of a join of two keyed streams.
 
     Raises:
         PlanError: they cannot be joined.

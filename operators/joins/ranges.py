@@ -1,4 +1,4 @@
-"""Runs of rows by key, and the ranges in them that rows of the other side meet."""
+"""Rows grouped by key, and the ranges of them that rows of the other side match."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 from ...state.values import Index
 
 PAIRS_MAX = 1 << 20
-"""Pairs are made about so many at a time (16 MiB)."""
+"""The number of pairs made at a time (16 MiB)."""
 _ROW_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Rows that meet, by the probing row, then by the other one.
+    """Matching rows, sorted by the probing row, then by the other one.
 
-    `first` and `last` bound the probing rows these are all pairs of: first <= probe < last.
+    The pairs are all those of the probing rows first <= probe < last.
     """
 
     probe: Index
@@ -29,24 +29,24 @@ class Pairs:
 
 
 def packed(probe: Index, rows: Index) -> Index:
-    """Pairs as single numbers, which sort by `probe`, then by `rows` (below 2**32)."""
+    """Pack each pair into one number; these sort by `probe`, then by `rows` (below 2**32)."""
     return (probe << _ROW_BITS) | rows
 
 
 def unpacked(pairs: Index, first: int, last: int) -> Pairs:
-    """What `packed` made."""
+    """Unpack pairs made by `packed`."""
     return Pairs(pairs >> _ROW_BITS, pairs & ((1 << _ROW_BITS) - 1), first, last)
 
 
 def sorted_order(slots: npt.NDArray[np.integer]) -> Index:
-    """The rows by slot, in their order within a slot. Sorting packed numbers is the fastest way."""
+    """Return the rows by slot, in their order within a slot. Sorting packed numbers is fastest."""
     numbers = packed(slots.astype(np.int64), np.arange(len(slots)))
     numbers.sort()
     return numbers & ((1 << _ROW_BITS) - 1)
 
 
 def portions(counts: Index, most: int) -> Iterator[tuple[int, int]]:
-    """Cut rows with so many pairs each into stretches of up to `most` pairs, but at least a row each."""
+    """Cut rows with these counts of pairs into stretches of up to `most` pairs, at least one row each."""
     ends = np.cumsum(counts)
     first, before = 0, 0
     while first < len(counts):
@@ -57,7 +57,7 @@ def portions(counts: Index, most: int) -> Iterator[tuple[int, int]]:
 
 
 def expanded(low: Index, high: Index) -> tuple[Index, Index]:
-    """All places of the ranges [low, high): which range each belongs to, and the place."""
+    """Return all places of the ranges [low, high): the range of each, and the place."""
     counts = high - low
     which = np.repeat(np.arange(len(low)), counts)
     places = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - low, counts)
@@ -65,9 +65,9 @@ def expanded(low: Index, high: Index) -> tuple[Index, Index]:
 
 
 def first_place(values: Index, low: Index, high: Index, bounds: Index, *, behind: bool) -> Index:
-    """For each range [low, high) of `values`, which ascend in it, the first place at `bounds` or above.
+    """Return, for each range [low, high) of ascending `values`, the first place at `bounds` or above.
 
-    With `behind`, the first above. A binary search in all ranges at once.
+    With `behind`, the first place above. All ranges are searched at once, by bisection.
     """
     low, high = low.copy(), high.copy()
     left = np.flatnonzero(low < high)
@@ -82,11 +82,11 @@ def first_place(values: Index, low: Index, high: Index, bounds: Index, *, behind
 
 
 class Runs:
-    """Rows sorted by slot: where each slot's run is.
+    """Rows sorted by slot, with the place of each slot's run.
 
     Args:
-        slots: of each row.
-        size: how many slots there are.
+        slots: the slot of each row.
+        size: the number of slots.
     """
 
     def __init__(self, slots: npt.NDArray[np.integer], size: int) -> None:
@@ -96,7 +96,7 @@ class Runs:
         self.starts: Index = self.ends - counts
 
     def pairs(self, slots: Index) -> Iterator[Pairs]:
-        """All pairs of probing rows with these slots (-1: none) and the rows here, in portions."""
+        """Yield all pairs of probing rows with these slots (-1: none) and the rows here, in portions."""
         known = slots >= 0
         low = np.where(known, self.starts[slots], 0)
         high = np.where(known, self.ends[slots], 0)

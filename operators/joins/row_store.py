@@ -12,9 +12,9 @@ from ...errors import StateError
 from ...state.values import Index
 
 PIECE_BYTES_MAX: Final = 1 << 23
-"""Pieces are joined up to this size: reading at random wants few of them, and a copy of 8 MiB is short."""
+"""Pieces are joined up to this size: random reads want few pieces, and copying 8 MiB is quick."""
 ROWS_MAX: Final = 2**31 - 1
-"""Rows of one side in one subtask; their numbers are int32 in the index."""
+"""The most rows of one side in one subtask; their numbers are int32 in the index."""
 
 
 class RowStore:
@@ -28,19 +28,19 @@ class RowStore:
 
     @property
     def pieces(self) -> list[pa.RecordBatch]:
-        """All rows as they are now; the pieces themselves never change."""
+        """Return all rows as they are now; the pieces themselves never change."""
         return list(self._pieces)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the rows."""
+        """The memory of the rows, bytes."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Add rows, which are of the store's schema.
+        """Add rows with the store's schema.
 
         Raises:
-            StateError: they are too many.
+            StateError: there are too many rows.
         """
         if self.size + rows.num_rows > ROWS_MAX:
             raise StateError(
@@ -50,7 +50,8 @@ class RowStore:
         pieces = self._pieces
         pieces.append(rows)
         self.size += rows.num_rows
-        # Of like size, so each row is copied a few times (as in `state/key_index.py`).
+        # Pieces are of similar size, so each row is copied a few times (as in
+        # `state/key_index.py`).
         while len(pieces) > 1:
             before, last = pieces[-2], pieces[-1]
             if before.num_rows > 2 * last.num_rows or before.nbytes + last.nbytes > PIECE_BYTES_MAX:
@@ -63,13 +64,14 @@ class RowStore:
         self._starts = np.cumsum(counts) - counts
 
     def take(self, rows: Index) -> list[pa.Array]:
-        """The columns of some rows, in any order; nulls for row -1."""
+        """Return the columns of some rows, in any order; nulls for row -1."""
         if not self._pieces:
             return [pa.nulls(len(rows), field.type) for field in self.schema]
         if len(self._pieces) == 1:
             return list(self._pieces[0].take(_indices(rows)).columns)
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
-        # By piece: a radix sort, as their numbers fit 16 bits; row -1 first, which has piece -1.
+        # Sort by piece: a radix sort, as piece numbers fit 16 bits. Row -1 comes first, as piece
+        # -1.
         order = np.argsort((numbers + 1).astype(np.uint16), kind="stable")
         cuts = np.searchsorted(numbers[order], np.arange(len(self._pieces) + 1))
         parts = []
@@ -84,7 +86,7 @@ class RowStore:
         return list(joined.take(_indices(back)).columns)
 
     def kept(self, rows: Index) -> RowStore:
-        """A store of these rows, which ascend. Pieces of which all stay are shared, not copied."""
+        """Return a store of these rows, which ascend. Pieces whose rows all stay are shared."""
         store = RowStore(self.schema)
         cuts = np.searchsorted(rows, np.append(self._starts, self.size))
         for at, piece in enumerate(self._pieces):
@@ -104,7 +106,7 @@ def _indices(rows: Index) -> pa.Array:
 
 
 def rows_of_pieces(pieces: Sequence[pa.RecordBatch], schema: pa.Schema, which: Index) -> pa.Table:
-    """Some rows, which ascend, of `RowStore.pieces`; for any thread."""
+    """Return some rows of `RowStore.pieces`, which ascend; for any thread."""
     taken, start = [], 0
     for piece in pieces:
         low, high = np.searchsorted(which, [start, start + piece.num_rows])

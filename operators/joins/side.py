@@ -1,8 +1,9 @@
 """One side of a join: the rows that wait, by key and by time, and consistent cuts of them.
 
-Rows are only ever appended, marked as matched, or let go. Those that are gone stay in place until they are
-more than the others; then the rest moves together. A cut is the list of pieces and the size at the barrier:
-neither changes any more. Only the marks do, and `state/epochs.py` keeps those as they were.
+Rows are only ever appended, marked as matched, or released. Released rows stay in place until they
+outnumber the others; then the rest is compacted. A cut is the list of pieces and the size at the
+barrier, neither of which changes any more. Only the marks change, and `state/epochs.py` keeps them
+as they were.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from .row_store import RowStore
 from .time_order import TimeOrder
 
 DEAD_MIN: Final = 32_768
-"""Fewer rows that are gone do not matter."""
+"""Fewer released rows than this are not worth a compaction."""
 Alive = Callable[[Index, Index], npt.NDArray[np.bool_]]
-"""Of rows, given by number and time: which count at a cut."""
+"""A function that says which rows, given by number and time, count at a cut."""
 
 
 class Side:
-    """Rows that wait.
+    """The rows of one side that wait.
 
     Args:
-        schema: of the rows.
-        marks: rows can be marked as matched.
+        schema: the schema of the rows.
+        marks: whether rows can be marked as matched.
     """
 
     def __init__(self, schema: pa.Schema, *, marks: bool) -> None:
@@ -48,7 +49,7 @@ class Side:
         self.chains = Chains()
         self.order = TimeOrder()
         self.gone = 0
-        """Rows still in place that do not count any more."""
+        """The number of released rows that are still in place."""
         self._dead = SlotArray(np.bool_)
         self._ids = SlotArray(np.int64)
         self._matched = SlotArray(np.bool_)
@@ -57,17 +58,17 @@ class Side:
 
     @property
     def size(self) -> int:
-        """Rows in place, those that are gone included."""
+        """The number of rows in place, including released ones."""
         return self.store.size
 
     @property
     def live(self) -> int:
-        """Rows that wait."""
+        """The number of rows that wait."""
         return self.size - self.gone
 
     @property
     def nbytes(self) -> int:
-        """Memory in use."""
+        """The memory in use, bytes."""
         marks = self._matched.nbytes if self._marks else 0
         flags = self._dead.nbytes + marks + self._changes.nbytes
         return self.store.nbytes + self.chains.nbytes + self._ids.nbytes + flags
@@ -118,31 +119,31 @@ class Side:
             self._matched.data[fresh] = True
 
     def unmarked(self, rows: Index) -> Index:
-        """Those of some rows that are not marked."""
+        """Return those of some rows that are not marked."""
         return rows[~self._matched.data[rows]]
 
-    # --- letting go ----------------------------------------------------------------------------
+    # --- release ----------------------------------------------------------------------------------
 
     def release(self, rows: Index) -> None:
-        """These rows, each of which counted so far, do not count any more."""
+        """Release rows, each of which was waiting until now."""
         self._dead.data[rows] = True
         self.gone += len(rows)
 
     def alive(self) -> Index:
-        """The rows that wait, ascending."""
+        """Return the rows that wait, ascending."""
         return np.flatnonzero(~self._dead.data[: self.size])
 
     def dead(self) -> npt.NDArray[np.bool_]:
-        """Which rows do not count any more, a copy."""
+        """Return which rows are released, as a copy."""
         return self._dead.data[: self.size].copy()
 
     @property
     def wasteful(self) -> bool:
-        """True if more rows are gone than wait."""
+        """Return True if more rows are released than wait."""
         return self.gone > max(DEAD_MIN, self.live)
 
     def keep(self, alive: Index, slots: Index, keys: int) -> None:
-        """Forget all rows but `alive()`; from now on they have these slots, of `keys`."""
+        """Drop all rows but `alive()`, which get these slots of `keys`."""
         store, chains, order = self.store, self.chains, self.order
         ids, matched = self._ids.data[alive], self._matched.data[alive]
         epochs = self._changes.epochs_of(alive)
@@ -159,7 +160,7 @@ class Side:
     # --- snapshots -----------------------------------------------------------------------------
 
     def cut(self, alive: Alive) -> SideCut:
-        """A consistent cut; `alive` says, in any thread, which of its rows count."""
+        """Return a consistent cut; `alive` tells, in any thread, which of its rows count."""
         epoch = self.epoch.cut()
         return SideCut(
             epoch,
@@ -179,7 +180,7 @@ class Side:
         ids: Index,
         matched: npt.NDArray[np.bool_] | None,
     ) -> None:
-        """Take over restored rows; `epoch.restored()` was called before."""
+        """Restore rows; `epoch.restored()` was called before."""
         if rows.num_rows:
             self._next_id = int(ids.max()) + 1
             self._append(rows, times, slots, keys, ids, RESTORED_EPOCH, matched)
@@ -187,7 +188,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SideCut:
-    """The rows of a side at a cut. `rows` or `close`, once, in any thread.
+    """The rows of a side at a cut. Call `rows` or `close` once, in any thread.
 
     Attributes:
         epoch: the number of the cut.
@@ -202,9 +203,9 @@ class SideCut:
     _alive: Alive
 
     def rows(self, since: int | None) -> tuple[Index, Index, Index, list[Any]]:
-        """Rows that came or were marked after cut `since`; None: all. Closes the cut.
+        """Return the rows added or marked after cut `since`, or all for None, and close the cut.
 
-        Returns their numbers, ids, times and marks (one array, if there are marks).
+        The result holds their numbers, ids, times and marks (one array, if there are marks).
         """
         try:
             which = self._changes.slots(since)
@@ -216,10 +217,10 @@ class SideCut:
         return numbers, self._ids[numbers], self._times[numbers], marks
 
     def close(self) -> None:
-        """Nothing will be read any more."""
+        """Close the cut without reading it."""
         self._changes.close()
 
 
 def not_before(time: int) -> Alive:
-    """Rows count that are not older than this."""
+    """Return a function by which rows not older than `time` count."""
     return lambda _, times: times >= time

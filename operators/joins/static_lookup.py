@@ -30,7 +30,7 @@ LookupHow: TypeAlias = Literal["inner", "left"]
 
 
 class TableIndex:
-    """Rows of a table by their keys, which are told apart by 128 bits of hash.
+    """Rows of a table by their keys, which are identified by 128-bit hashes.
 
     Raises:
         UsageError: two rows have the same key, and `duplicates` is `fail`.
@@ -45,17 +45,17 @@ class TableIndex:
         order = slice(None, None, -1) if duplicates == "first" else slice(None)
         self._rows = np.empty(self._slots.size + 1, np.int64)
         self._rows[slots[order]] = rows[order]
-        self._rows[-1] = -1  # where slot -1, no such key, leads to
+        self._rows[-1] = -1  # slot -1 (no such key) leads here
         if duplicates == "fail" and self._slots.size < len(rows):
             first = int(np.flatnonzero(self._rows[slots] != rows)[0])
             raise UsageError(
                 "a static table has two rows of the same key "
                 f"key=`{', '.join(str(key[first].as_py()) for key in keys)}`",
-                fix='correct the file, or say with duplicates="first" or "last" which row counts',
+                fix='correct the file, or choose the row with duplicates="first" or "last"',
             )
 
     def rows_of(self, keys: Sequence[pa.Array]) -> Rows:
-        """The row of each key, -1 where there is none."""
+        """Return the row of each key, -1 where there is none."""
         columns = [stored_keys(key) for key in keys]
         found: Rows = self._rows[self._slots.find(*self._hasher.identify(columns))]
         return found
@@ -63,12 +63,12 @@ class TableIndex:
 
 @dataclass(frozen=True)
 class TableLookupStep:
-    """What the operator needs. Picklable.
+    """The parts of the lookup step. Picklable.
 
     Attributes:
         keys: the stream's columns that are looked up, in the order of the table's keys.
         own: the stream's columns.
-        result: these, and behind them those of the table.
+        result: these, followed by those of the table.
     """
 
     table: StaticTable
@@ -80,7 +80,7 @@ class TableLookupStep:
 
 
 class TableLookup(Operator):
-    """Holds the table from its start to its end; no state."""
+    """Looks up each batch in a table held from start to end; there is no state."""
 
     def __init__(self, step: TableLookupStep) -> None:
         self._step = step
@@ -90,11 +90,11 @@ class TableLookup(Operator):
         return self._load()
 
     async def _load(self) -> None:
-        # The subtask, and with it the job, begins when all of the table is there.
+        # The subtask, and with it the job, starts once the whole table is read.
         self._index, self._columns = await self.context.run_in_thread(self._read)
 
     def _read(self) -> tuple[TableIndex, list[pa.Array]]:
-        """In a thread. Of the key columns only those are kept that are brought to records."""
+        """Read the table, in a thread. Key columns are kept only if they are part of the result."""
         table = self._step.table
         try:
             rows = table.read(self.context.options)
@@ -133,10 +133,10 @@ def add_table_lookup(
     name: str,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `lookup` with a table.
+    """Add the step of `lookup` with a table.
 
     Raises:
-        PlanError: a column that is not there, keys of other types, or names that clash.
+        PlanError: a column does not exist, key types differ, or names clash.
     """
     own = plain_schema(stream._columns("lookup", origin))
     keys = (key,) if isinstance(key, str) else tuple(key)
@@ -165,7 +165,7 @@ def add_table_lookup(
 def _check_keys(
     own: pa.Schema, keys: tuple[str, ...], table: StaticTable, stream: str, origin: Origin
 ) -> None:
-    """Raise PlanError unless equal keys have equal types, and so meet."""
+    """Raise PlanError unless the keys have equal types and so can match."""
     for column in keys:
         if column not in own.names:
             raise unknown_column(column, own, "lookup", str(origin))
@@ -174,8 +174,8 @@ def _check_keys(
         ours, theirs = (", ".join(f"{field.name}: {field.type}" for field in of) for of in fields)
         raise PlanError(
             f"`{stream}` is looked up by ({ours}), and the key of the table is ({theirs}): equal keys "
-            "would not meet",
+            "would not match",
             where=str(origin),
-            fix="name as many columns of the same types; schema= of the table's source says what its "
-            "columns are read as, CAST in select makes the stream's alike",
+            fix="name columns equal in number and types; schema= of the table's source sets the types of "
+            "its columns, CAST in select makes the stream's alike",
         )

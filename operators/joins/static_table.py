@@ -18,30 +18,30 @@ from .columns import plain_rows, plain_schema
 
 TABLE_BYTES: Final = "64mb"
 TABLE_BYTES_MAX: Final = "1gb"
-"""Far from the 2 GiB of text that one Arrow array can hold."""
+"""This is far from the 2 GiB of text that one Arrow array can hold."""
 Duplicates: TypeAlias = Literal["fail", "first", "last"]
 
 
 @runtime_checkable
 class TableFiles(Protocol):
-    """What can be read as a whole: file sources. Picklable."""
+    """A file source that can be read as a whole. Picklable."""
 
     @property
     def schema(self) -> pa.Schema | None: ...
 
     def check_as_table(self) -> None:
-        """Raise UsageError if it cannot be read as a table after all."""
+        """Raise UsageError if the source cannot be read as a table."""
         ...
 
     def whole(self, options: Mapping[str, str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All records, in order, with these columns in the schema's order; blocks.
+        """Yield all records, in order, with these columns in the schema's order; blocks.
 
         Args:
-            options: those of the job.
+            options: the options of the job.
             columns: at least one.
 
         Raises:
-            UsageError: nothing is there, or a column is missing.
+            UsageError: there is no file, or a column is missing.
             BadRecordError: a record cannot be read, or does not fit the schema.
             StorageError: the storage refused, or a file changed meanwhile.
         """
@@ -52,14 +52,14 @@ class TableFiles(Protocol):
 
 @dataclass(frozen=True)
 class StaticTable:
-    """What `static_table` makes; for `lookup`. Picklable.
+    """The result of `static_table`, for `lookup`. Picklable.
 
     Attributes:
-        schema: the key columns, and behind them those of `columns` that are no keys.
+        schema: the key columns, followed by those of `columns` that are no keys.
         keys: the columns that records are looked up by.
-        columns: those that are brought to the records.
-        max_bytes: bytes that its columns may take in memory.
-        duplicates: which row counts of those with equal keys.
+        columns: the columns added to the records.
+        max_bytes: the most bytes its columns may take in memory.
+        duplicates: which of the rows with equal keys counts.
     """
 
     source: TableFiles
@@ -70,10 +70,10 @@ class StaticTable:
     duplicates: Duplicates
 
     def read(self, options: Mapping[str, str]) -> pa.RecordBatch:
-        """All rows; blocks.
+        """Read all rows; blocks.
 
         Raises:
-            UsageError: it is larger than `max_bytes`, or as `TableFiles.whole`, as for the others.
+            UsageError: the table is larger than `max_bytes`, or an error of `TableFiles.whole`.
         """
         batches, nbytes = [], 0
         for found in self.source.whole(options, self.schema.names):
@@ -90,7 +90,7 @@ class StaticTable:
         return pa.concat_batches(batches or [pa.RecordBatch.from_pylist([], schema=self.schema)])
 
     def describe(self) -> str:
-        """A short text for `explain`."""
+        """Return a short text for `explain`."""
         return self.source.describe()
 
 
@@ -102,19 +102,20 @@ def static_table(
     max_bytes: str = TABLE_BYTES,
     duplicates: Duplicates = "fail",
 ) -> StaticTable:
-    """A small table in files, for `stream.lookup(key, table, ...)`.
+    """Declare a small table in files, for `stream.lookup(key, table, ...)`.
 
     Every subtask reads it as a whole when it starts, and again after each restart.
 
     Args:
-        source: a file source (`csv_source`, `json_source`, `parquet_source`) that fails at bad records.
+        source: a file source (`csv_source`, `json_source`, `parquet_source`) that fails at bad
+            records.
         key: the columns that records are looked up by; null is a key like any other.
-        columns: those that are brought to the records; None: all but the key.
+        columns: the columns added to the records; None: all but the key.
         max_bytes: the most bytes that these columns may take in memory, in each subtask.
-        duplicates: of rows of equal keys, the `first` or the `last` counts, or the job fails.
+        duplicates: of rows with equal keys, the `first` or the `last` counts, or the job fails.
 
     Raises:
-        PlanError: no such columns, columns that cannot be keys, or no file source.
+        PlanError: a column does not exist or cannot be a key, or the source is no file source.
     """
     origin = capture_origin()
     schema = _schema_of(source, origin)

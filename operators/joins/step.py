@@ -1,4 +1,4 @@
-"""What the operators of all joins share: batches in, results out, late rows, and how far event time is."""
+"""The common part of all join operators: input, output, late rows and event time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
-"""Which rows are in the result though they meet none: those of no, one or both sides."""
+"""The sides whose unmatched rows are in the result: none, one or both."""
 HOWS: Final = ("inner", "left", "right", "full")
 AS_OF_HOWS: Final = ("inner", "left")
 LATE_OTHER: Final = "late_other"
@@ -34,12 +34,12 @@ SIDES: Final = ("left", "right")
 
 @dataclass(frozen=True)
 class JoinStep:
-    """What a join consists of. Picklable.
+    """The parts of a join step. Picklable.
 
     Attributes:
-        name: of the step.
-        columns: of both sides and the result.
-        outer: per side, whether rows that meet none are in the result.
+        name: the name of the step.
+        columns: the columns of both sides and the result.
+        outer: per side, whether unmatched rows are in the result.
     """
 
     name: str
@@ -48,12 +48,12 @@ class JoinStep:
 
 
 def outer_sides(how: How) -> tuple[bool, bool]:
-    """Of which sides `how` keeps rows that meet none."""
+    """Return for which sides `how` keeps unmatched rows."""
     return how in ("left", "full"), how in ("right", "full")
 
 
 class JoinOperator(Operator):
-    """Two inputs of columns with event times."""
+    """An operator with two inputs of columns with event times."""
 
     def __init__(self, step: JoinStep) -> None:
         self._step = step
@@ -68,23 +68,23 @@ class JoinOperator(Operator):
             context.metrics.gauge(WAITING_GAUGE, read, labels={"side": name})
 
     def _hasher(self) -> KeyHasher:
-        """Of the keys; those of both sides have the same types."""
+        """Return the hasher of the keys, which have the same types on both sides."""
         schema, keys = self._columns.sides[LEFT], self._columns.keys[LEFT]
         types = [schema.field(key).type for key in keys]
         return KeyHasher(types, identity_seed(self.context.job_name))
 
     def _waiting(self, side: int) -> int:
-        """How many rows of a side wait."""
+        """Return how many rows of a side wait."""
         raise NotImplementedError
 
     def _key_groups(self, side: int, data: pa.RecordBatch) -> Index:
-        """The key group of each row."""
+        """Return the key group of each row."""
         return key_groups(self._columns.key_columns(side, data), self.context.max_parallelism)
 
     def _timely(
         self, batch: Batch, side: int, late_before: int | Index, now: int | Index
     ) -> tuple[pa.RecordBatch, Index]:
-        """Rows (as they are buffered) and times, without those before `late_before`, which go out here.
+        """Return rows (as they are buffered) and times; rows before `late_before` are emitted as late.
 
         Event time is at `now`, for all rows or for each.
         """
@@ -104,7 +104,7 @@ class JoinOperator(Operator):
         return plain_rows(data, self._columns.sides[side]), times
 
     def _send_late(self, side: int, batch: Batch, rows: Index, now: int | Index) -> None:
-        """Send out the late ones among the rows of a batch; event time is at `now`, for all or for each."""
+        """Emit the late rows of a batch; event time is at `now`, for all rows or for each."""
         late = batch.take(rows)
         times, grid = late.timestamps, self._grid_of_windows
         assert times is not None
@@ -116,7 +116,7 @@ class JoinOperator(Operator):
 
     @property
     def _grid_of_windows(self) -> Grid | None:
-        """The windows of a join in windows."""
+        """Return the windows of a join in windows."""
         return None
 
     def _send(
@@ -132,5 +132,5 @@ class JoinOperator(Operator):
 
 
 def other(side: int) -> int:
-    """The opposite side."""
+    """Return the opposite side."""
     return RIGHT if side == LEFT else LEFT

@@ -1,9 +1,9 @@
-"""The tables of joins in snapshots: the rows of each side, and how far event time had let rows go.
+"""The tables of joins in snapshots: the rows of each side, and the times up to which they were released.
 
-A row is identified by its key group and a number that its subtask gives it. Deltas carry no marks of rows
-that are gone, because event time tells them: table `time` says, per key group, before which time the rows
-of each side were gone at the cut, and rows of the base, or of an older delta, that are older are left out
-of a restore.
+A row is identified by its key group and a number that its subtask gives it. Deltas carry no marks
+of released rows, because event time tells which these are: table `time` has, per key group, the
+time before which the rows of each side were released at the cut. A restore leaves out older rows of
+the base or of earlier deltas.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TIME_SCHEMA: Final = times_schema(WATERMARK_COLUMN, *_GONE)
 
 
 def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
-    """The table of one side."""
+    """Return the schema of the table of one side."""
     fields = [
         pa.field(KEY_GROUP_COLUMN, pa.int32(), False),
         pa.field(ROW_COLUMN, pa.int64(), False),
@@ -53,7 +53,8 @@ def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
 def join_infos(
     columns: JoinColumns, marks: Sequence[bool], kind: str, window: str = ""
 ) -> list[StateInfo]:
-    """The declarations of all tables; `window` is what rows wait for, if that must not change."""
+    """Return the declarations of all tables; `window` is set if rows wait for a window that must
+    not change."""
     infos = []
     for side in (LEFT, RIGHT):
         meaning = {f"the key of the {SIDES[side]} stream": ", ".join(columns.keys[side])}
@@ -70,7 +71,7 @@ def join_infos(
 def rows_cut(
     cut: SideCut, columns: JoinColumns, side: int, max_parallelism: int, *, marks: bool
 ) -> TableCut:
-    """The table of one side."""
+    """Return the table of one side."""
     schema = columns.sides[side]
 
     def make(since: int | None) -> pa.Table:
@@ -89,7 +90,7 @@ def by_key_group(
     keys: Sequence[str],
     max_parallelism: int,
 ) -> pa.Table:
-    """Rows with their key group and further columns in front, sorted by key group."""
+    """Return rows with their key group and further columns in front, sorted by key group."""
     hashes = [hash_columns([batch.column(key) for key in keys]) for batch in rows.to_batches()]
     groups = key_groups_of(
         np.concatenate(hashes) if hashes else np.zeros(0, np.uint64), max_parallelism
@@ -109,7 +110,7 @@ def by_key_group(
 def time_cut(
     own: KeyGroupRange, watermark: int | Index, gone_before: Sequence[int | Index]
 ) -> TableCut:
-    """Table `time`: the same for all own key groups, or a value for each."""
+    """Return table `time`: one value for all own key groups, or a value for each."""
     return times_cut(own, _TIME_SCHEMA, watermark, *gone_before)
 
 
@@ -120,8 +121,8 @@ class RestoredTimes:
     """Table `time` of a restored snapshot.
 
     Attributes:
-        watermark: the least of all own key groups.
-        gone_before: per side, the same.
+        watermark: the least watermark of all own key groups.
+        gone_before: per side, the least time of all own key groups before which rows were released.
     """
 
     def __init__(self, state: RestoredState, max_parallelism: int) -> None:
@@ -135,11 +136,12 @@ class RestoredTimes:
             self.gone_before = [int(pc.min(self._table.column(name)).as_py()) for name in _GONE]
 
     def kept(self, side: int, groups: Index, times: Index) -> Index:
-        """The rows that were not gone where, and when, the cut was taken."""
+        """Return which rows were not released when and where the cut was taken."""
         return np.flatnonzero(times >= self._by_group(_GONE[side])[groups])
 
     def ahead(self, side: int) -> Ahead | None:
-        """The key groups that are ahead of `watermark`, and before which time rows of a side are gone."""
+        """Return the key groups ahead of `watermark`, with the times before which rows of a side
+        are released."""
         watermarks = self._by_group(WATERMARK_COLUMN)
         return Ahead.restored(watermarks, self.watermark, self._by_group(_GONE[side]))
 
@@ -151,7 +153,7 @@ class RestoredRows:
     """The rows of one side of a restored snapshot.
 
     Attributes:
-        rows: under the schema of today.
+        rows: under today's schema.
         groups: the key group of each.
         ids: their numbers.
         times: their event times, ms.
@@ -161,7 +163,7 @@ class RestoredRows:
     def __init__(self, table: pa.Table, schema: pa.Schema, step: str, *, marks: bool) -> None:
         if marks and MATCHED_COLUMN not in table.column_names:
             raise StateError(
-                "the snapshot does not say which rows have met others: it is of a join with another `how`",
+                "the snapshot does not say which rows have matched: its join had another `how`",
                 where=step,
                 fix="keep `how` as it was, or start the join under a new name",
             )
@@ -174,7 +176,7 @@ class RestoredRows:
         self.rows = pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def picked(self, which: Index) -> RestoredRows:
-        """Some of the rows."""
+        """Return some of the rows."""
         found = object.__new__(RestoredRows)
         found.rows = self.rows.take(pa.array(which))
         found.groups, found.ids, found.times = (
@@ -187,10 +189,10 @@ class RestoredRows:
 def restored_rows(
     state: RestoredState, side: int, schema: pa.Schema, step: str, *, marks: bool
 ) -> RestoredRows | None:
-    """The rows of one side; None if there are none.
+    """Return the rows of one side; None if there are none.
 
     Raises:
-        StateError: they do not fit the join of today.
+        StateError: they do not fit today's join.
     """
     table = state.tables.get(SIDES[side])
     if table is None or not table.num_rows:
@@ -203,7 +205,7 @@ def _numbers(table: pa.Table, column: str) -> Any:
 
 
 def _fitted(table: pa.Table, field: pa.Field, step: str) -> pa.Array:
-    """One column of a restored table, as it is buffered today."""
+    """Return one column of a restored table as it is buffered today."""
     if field.name not in table.column_names:
         if field.nullable:
             return pa.nulls(table.num_rows, field.type)
@@ -216,12 +218,12 @@ def _fitted(table: pa.Table, field: pa.Field, step: str) -> pa.Array:
             return column.cast(field.type)
         problem = f"was {column.type} and is now {field.type}"
     raise StateError(
-        f"waiting rows cannot be taken over: column `{field.name}` {problem}",
+        f"waiting rows cannot be restored: column `{field.name}` {problem}",
         where=step,
         fix="keep the columns of the input as they were, or start the join under a new name",
     )
 
 
 def clamped(time: int) -> int:
-    """A time as int64, ms."""
+    """Return a time as int64, ms."""
     return max(WATERMARK_MIN, min(WATERMARK_MAX, time))

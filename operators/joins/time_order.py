@@ -1,9 +1,9 @@
-"""Rows in the order of their times, for operators that let them go as event time passes.
+"""Rows in order of time, for operators that release them as event time passes.
 
-Most rows come in about the order in which they go. New ones wait unsorted; they are sorted, and merged
-into the sorted rest, once they are an eighth of it. So a watermark costs two binary searches and a look
-at the new rows, and a row is sorted a few times at most. The idea is that of columnar timers: a sorted
-main part and an unsorted tail.
+Most rows arrive in about the order in which they are released. New rows wait unsorted; they are
+sorted and merged into the main part once they are an eighth of it. So a watermark costs two binary
+searches and a look at the new rows, and a row is sorted a few times at most. Columnar timers work
+in the same way: a sorted main part and an unsorted tail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TimeOrder:
     def __init__(self) -> None:
         self._times: Index = np.zeros(0, np.int64)
         self._rows: Index = np.zeros(0, np.int64)
-        self._next = 0  # of the sorted ones, the first that is still there
+        self._next = 0  # the first sorted row that is still there
         self._tail: list[tuple[Index, Index]] = []
         self._tail_rows = 0
         self._tail_first = _LAST
@@ -42,7 +42,7 @@ class TimeOrder:
         self._tail_first = min(self._tail_first, int(times.min()))
 
     def due(self, before: int) -> Index:
-        """Remove the rows of a time before `before`; returns them by time, then by number."""
+        """Remove the rows before `before`; return them by time, then by number."""
         if self._tail_first < before and self._tail_rows > max(
             TAIL_MIN, (len(self._times) - self._next) // TAIL_SHARE
         ):
@@ -54,7 +54,8 @@ class TimeOrder:
             return rows
         late_times, late_rows = self._from_tail(before)
         times, rows = np.concatenate([times, late_times]), np.concatenate([rows, late_rows])
-        # Rows of the tail came later than those of the main part: stable means by number, too.
+        # Rows of the tail arrived later than those of the main part, so a stable sort is by number,
+        # too.
         return rows[np.argsort(times, kind="stable")]
 
     def _from_tail(self, before: int) -> tuple[Index, Index]:
@@ -78,7 +79,7 @@ class TimeOrder:
         self._tail, self._tail_rows, self._tail_first = [], 0, _LAST
 
     def renumber(self, numbers: Index) -> None:
-        """Give row i the number `numbers[i]`."""
+        """Renumber the rows: row i becomes `numbers[i]`."""
         self._times, self._rows = self._times[self._next :], numbers[self._rows[self._next :]]
         self._next = 0
         self._tail = [(times, numbers[rows]) for times, rows in self._tail]

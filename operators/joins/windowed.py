@@ -1,8 +1,8 @@
-"""Two streams in common windows: rows wait by window, and meet those of their key when it fires (API-09).
+"""Two streams in common windows: rows wait by window, and are matched by key when it fires.
 
-A window fires when the watermark reaches its end - 1, which is the event time of its results. With allowed
-lateness a window that has fired takes rows until it is gone; what they add to the result goes out at once,
-and nothing goes out twice: Flink would fire the whole window again.
+A window fires when the watermark reaches its end - 1, which is the event time of its results. With
+allowed lateness, a window that has fired takes rows until it expires. Their additions to the result
+are emitted at once, and nothing is emitted twice: Flink would fire the whole window again.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _UNMARKED = (False, False)
 
 
 class WindowedPair(JoinOperator):
-    """Input 0 is the left side, input 1 the right one; subclasses say what a window's rows become."""
+    """A join in windows; input 0 is the left side, input 1 the right one. Subclasses make the result."""
 
     kind = ""
-    """Of the state."""
+    """The kind of the state."""
 
     def __init__(self, step: JoinStep, window: PaneWindow) -> None:
         super().__init__(step)
@@ -70,14 +70,14 @@ class WindowedPair(JoinOperator):
     def _waiting(self, side: int) -> int:
         return self._rows[side].size
 
-    # --- what becomes of rows ------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------
 
     def _fire(self, left: pa.RecordBatch, right: pa.RecordBatch, time: int) -> None:
-        """A window is complete; results have the event time `time`."""
+        """Emit the results of a complete window, with event time `time`."""
         raise NotImplementedError
 
     def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
-        """Rows have come for a window that has fired; they are in it already."""
+        """Handle new rows of a window that has fired; they have been added to it."""
         raise NotImplementedError
 
     def _rows_of(self, side: int, window: int) -> pa.RecordBatch:
@@ -86,7 +86,7 @@ class WindowedPair(JoinOperator):
     def _numbers(
         self, left: pa.RecordBatch, right: pa.RecordBatch
     ) -> tuple[Index, Index, KeyIndex]:
-        """The keys of both sides as numbers, and the index that gave them."""
+        """Return the keys of both sides as numbers, and the index that assigned them."""
         index = KeyIndex(self._of_keys)
         return (
             self._look_up(index, self._columns.key_columns(LEFT, left)),
@@ -120,7 +120,7 @@ class WindowedPair(JoinOperator):
                 self._look_for_late(side, part, pane)
 
     def _look_for_late(self, side: int, part: pa.RecordBatch, pane: int) -> None:
-        """New rows of a pane: add them to the windows of it that have fired, and are not gone."""
+        """Add new rows of a pane to its windows that have fired and not expired."""
         fired, ahead = self._fired, self._ahead
         groups = np.zeros(0, np.int64)
         if ahead is not None:
@@ -146,7 +146,7 @@ class WindowedPair(JoinOperator):
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
-        """Fire what is due, earliest window first; drop what is gone; pass the watermark on."""
+        """Fire due windows, earliest first; drop expired ones; forward the watermark."""
         if timestamp > self._watermark:
             before = self._fired
             self._set_watermark(timestamp)
@@ -162,7 +162,7 @@ class WindowedPair(JoinOperator):
         self.output.emit_watermark(timestamp)
 
     def _not_fired(self, side: int, window: int, time: int) -> pa.RecordBatch:
-        """The rows of a window that is due, but of key groups for which it had fired before a restore."""
+        """Return the rows of a due window, without key groups for which it had fired before a restore."""
         rows = self._rows_of(side, window)
         if self._ahead is None or not rows.num_rows:
             return rows
@@ -173,13 +173,13 @@ class WindowedPair(JoinOperator):
         ended = timestamp + 1 - self._lateness_ms
         self._fired, self._gone = self._grid.ended(timestamp + 1), self._grid.ended(ended)
         kept = self._grid.kept_from(ended)
-        # What is gone does not come back, and no window that has lost panes: a restored state may have had
-        # less allowed lateness.
+        # Expired windows do not come back, nor windows that have lost panes: the restored state may
+        # have had less allowed lateness.
         self._first_kept = kept if self._first_kept is None else max(kept, self._first_kept)
         self._gone = max(self._gone, self._grid.windows_of(self._first_kept - 1)[1])
 
     def _due(self, before: int | None) -> list[int]:
-        """Windows with rows that have not fired up to window `before`, and now do."""
+        """Return windows with rows that have not fired up to window `before`, and now do."""
         assert self._fired is not None
         due: set[int] = set()
         if before == self._fired:
@@ -196,7 +196,7 @@ class WindowedPair(JoinOperator):
         return self._grid
 
     def _bound(self) -> int:
-        """The time before which rows are late."""
+        """Return the time before which rows are late."""
         if self._first_kept is None:
             return WATERMARK_MIN
         return clamped(self._grid.pane_bounds(self._first_kept)[0])
@@ -204,7 +204,7 @@ class WindowedPair(JoinOperator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Tables `left` and `right`: the rows that wait. Table `time`: how far event time is."""
+        """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
         own, groups = self.context.key_groups, self.context.max_parallelism
         watermark: int | Index = self._watermark
         gone_before: int | Index = self._bound()
@@ -220,7 +220,7 @@ class WindowedPair(JoinOperator):
         return join_infos(self._columns, _UNMARKED, self.kind, self._bounds)
 
     def restore(self, state: RestoredState) -> None:
-        """Take over the rows that wait; how far time is, is the least of all own key groups."""
+        """Restore the rows that wait; event time is the least of all own key groups."""
         restored = RestoredTimes(state, self.context.max_parallelism)
         self._ahead = restored.ahead(LEFT)
         if restored.watermark > WATERMARK_MIN:
@@ -235,7 +235,8 @@ class WindowedPair(JoinOperator):
             if found is None:
                 continue
             found = found.picked(restored.kept(side, found.groups, found.times))
-            # In the order of their numbers, as they came; subtasks of before number them each for itself.
+            # In order of their numbers, as they arrived; each subtask of the snapshot had numbers
+            # of its own.
             found = found.picked(np.argsort(found.ids, kind="stable"))
             if not found.rows.num_rows:
                 continue
@@ -246,7 +247,7 @@ class WindowedPair(JoinOperator):
 
 
 class WindowJoin(WindowedPair):
-    """Pairs of rows of equal keys in a window."""
+    """Emits pairs of rows of equal keys in a window."""
 
     kind = "window join"
 
@@ -262,7 +263,7 @@ class WindowJoin(WindowedPair):
         self._pairs(side, new, self._rows_of(other(side), window), time)
 
     def _pairs(self, side: int, own: pa.RecordBatch, others: pa.RecordBatch, time: int) -> Index:
-        """Emit the pairs of rows of `side`; returns which of the others met any."""
+        """Emit the pairs of rows of `side`; return which of the others matched any."""
         outer = self._step.outer[side]
         met = np.zeros(others.num_rows, np.bool_)
         if not own.num_rows or not (outer or others.num_rows):
@@ -286,7 +287,7 @@ class WindowJoin(WindowedPair):
 
 
 def _with_lonely(probe: Index, rows: Index, first: int, last: int) -> tuple[Index, Index]:
-    """The pairs, and each row from `first` to `last` that is in none, with row -1."""
+    """Return the pairs, and each row from `first` to `last` that is in none, with row -1."""
     lonely = np.setdiff1d(np.arange(first, last), probe, assume_unique=False)
     if not lonely.size:
         return probe, rows

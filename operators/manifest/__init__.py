@@ -1,5 +1,6 @@
-"""The StreamJob manifest: a job as YAML, checked as a whole, built through the same fluent API.
+"""The StreamJob manifest: a job as YAML, validated as a whole, built through the fluent API.
 
-`document` is a parsed file with its lines, `loader` makes one; `fields` reads typed values from it and
-knows their JSON schema; `model` says which fields a StreamJob has; `build` turns it into a graph.
+`loader` parses a file into a `document`, which keeps line numbers. `fields` reads typed values from
+it and knows their JSON schema; `model` has the fields of a StreamJob; `build` turns it into a
+graph.
 """

@@ -1,8 +1,8 @@
-"""From a checked manifest to a job, through the same fluent API as Python, so with the same checks.
+"""Builds a job from a checked manifest through the fluent API, with the same checks as Python code.
 
-Nobody stops at the first mistake: a step that fails is noted with its line, and what can still be known
-about its result is used to check the steps behind it. A stream nothing is known about (None) makes
-those steps be checked by themselves only, and reports nothing twice.
+The build does not stop at the first mistake. A step that fails is reported with its line, and
+whatever is known about its result is used to check the steps after it. If nothing is known about a
+stream (None), the steps that read it are checked on their own, and nothing is reported twice.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -19,7 +20,8 @@ from ...errors import HeadgateError
 from ..async_io.map_async import TIMED_OUT
 from ..dead_letters import FAILED
 from ..graph import Origin
-from ..origin import origin_is
+from ..job_definition import JobDefinition
+from ..origin import capture_origin, origin_is
 from ..schema import to_schema
 from ..sink import Guarantee, Sink
 from ..source import REJECTED, Source
@@ -29,28 +31,30 @@ from ..written_job import WrittenJob, definition_of
 from .document import Problems, Value
 from .event_times import with_event_time
 from .fields import INVALID, Table
+from .groups import check_worker_groups
 from .kubernetes_model import check_rules
 from .loader import load
 from .model import manifest_section
 from .pair_steps import other_inputs
 from .references import resolve_class
 from .registry import SinkConnector, SourceConnector, SourceSpec, Toolbox
-from .settings import apply_settings, has_checkpoints, job_arguments, may_be_batch
+from .settings import apply_settings, declare_groups, has_checkpoints, job_arguments, may_be_batch
 from .step import Step
 from .steps import partitioned, plan_step
 
 Flow: TypeAlias = Stream[Any] | None
-"""A stream; None: the step that makes it is wrong, and that has been said."""
+"""A stream; None if the step that makes it is wrong, which has been reported."""
 
 R = TypeVar("R")
+GROUP: Final = "slotSharingGroup"
 _log = logging.getLogger(__name__)
 
 
 def build_job(text: str, file: str, variables: Mapping[str, str], toolbox: Toolbox) -> WrittenJob:
-    """The job that the manifest `text` describes; `file` is its name in messages.
+    """Build the job of the manifest `text`; `file` is its name in messages.
 
     Raises:
-        ManifestErrors: with every mistake, each with its line. Nothing was started or opened.
+        ManifestErrors: all mistakes, each with its line. Nothing was started or opened.
     """
     problems = Problems(file)
     root = load(text, problems, variables)
@@ -62,7 +66,7 @@ def build_job(text: str, file: str, variables: Mapping[str, str], toolbox: Toolb
 
 
 class Builder:
-    """Builds one job. `attempt` is how every step that may be wrong is made."""
+    """Builds one job. Every step that may be wrong is made by `attempt`."""
 
     def __init__(self, root: Value, text: str, problems: Problems, toolbox: Toolbox) -> None:
         self.problems = problems
@@ -78,19 +82,20 @@ class Builder:
         self._checkpoints = has_checkpoints(self._spec, toolbox)
         self._flows: dict[str, Flow] = {}
         self._roots: dict[str, Flow] = {}
-        """Streams before their event time: these have the side outputs."""
+        """Streams before their event time, which have the side outputs."""
         self._read: set[str] = set()
         self._misread: set[str] = set()
-        """Of these a side output is named that they do not have: perhaps the one nobody seems to read."""
+        """Sources and operators of which a missing side output is read: it may be meant for an
+        unread one."""
 
     def _section(self, table: Table, name: str) -> Table:
         section = table.get(name)
         return section if isinstance(section, Table) else Table(table.line_of(name))
 
     def attempt(self, line: int, action: Callable[[], R]) -> R | None:
-        """The result of `action`; if it refuses, that is a problem at `line`, and None.
+        """Return the result of `action`; if it raises, report a problem at `line` and return None.
 
-        Nodes made by it originate from `line`.
+        Nodes that it makes originate from `line`.
         """
         text = self._lines[line - 1].strip() if line <= len(self._lines) else ""
         try:
@@ -103,6 +108,7 @@ class Builder:
     def build(self) -> WrittenJob | None:
         self._check_names()
         check_rules(self._section(self._spec, "kubernetes"), self.problems)
+        check_worker_groups(self._spec, self.problems)
         metadata = self._section(self._root, "metadata")
         arguments = job_arguments(self._spec, self._toolbox, self.problems)
         name = metadata.get("name", "unnamed")
@@ -112,6 +118,8 @@ class Builder:
         labels = self._section(metadata, "labels")
         job.labels.update({name: str(value) for name, value in labels.values.items()})
         apply_settings(job, self._spec, self)
+        declare_groups(job, self._spec, self)
+        self._check_groups(job)
         self._checkpoints = self._checkpoints or may_be_batch(job)
         for source in self._sources.lines:
             self._flows[source] = self._source(job, source)
@@ -123,7 +131,7 @@ class Builder:
         return job
 
     def _check_names(self) -> None:
-        """Names are addresses of state: one name, one source, operator or sink."""
+        """Check that names, which are addresses of state, are unique among sources, operators and sinks."""
         seen: dict[str, int] = {}
         for table in (self._sources, self._operators, self._sinks):
             for name, line in table.lines.items():
@@ -135,8 +143,26 @@ class Builder:
                     )
                 seen.setdefault(name, line)
 
+    def _check_groups(self, job: WrittenJob) -> None:
+        """Each step names a slot sharing group that is declared; others are noted, and left out."""
+        definition = definition_of(job)
+        for table in (self._sources, self._operators, self._sinks):
+            for step in table.values.values():
+                group, line = step.get(GROUP), step.line_of(GROUP)
+                if group is None:
+                    continue
+                known = self.attempt(line, partial(_known_group, definition, group))
+                if known is None:
+                    del step.values[GROUP]
+                elif step.tried("iterate"):
+                    self.problems.add(
+                        line,
+                        "a loop is in the slot sharing group of its input",
+                        f'name another one in its body: stream.slot_sharing_group("{group}")',
+                    )
+
     def _check_unread(self) -> None:
-        """Rejected records nobody reads would be lost in silence; results nobody reads are odd."""
+        """Report unread rejected records, which would be lost silently, and warn of unread results."""
         for name, source in self._sources.values.items():
             unread = f"{name}.{REJECTED}" not in self._read and name not in self._misread
             if source.get("onBadRecord") == "side_output" and unread:
@@ -161,11 +187,12 @@ class Builder:
         self.problems.add(
             table.line_of(field),
             f"nobody reads `{stream}`",
-            f"write it to a sink (from: {stream}), or do not say side_output",
+            f"write it to a sink (from: {stream}), or do not use side_output",
         )
 
     def _check_times_apart(self, name: str, table: Table) -> None:
-        """What `eventTime` puts aside is read, and nothing else of the step has the same name."""
+        """Check that the records set aside by `eventTime` are read, and that no output shares their
+        name."""
         if not _asks_for_side(_on_error_of_time(table)):
             return
         event_time = table.get("eventTime")
@@ -179,7 +206,7 @@ class Builder:
             self._note_unread(event_time, "onError", f"{name}.{FAILED}")
 
     def _check_whole(self, job: WrittenJob) -> None:
-        """What only the whole job shows; pointless while parts of it are missing."""
+        """Check what needs the complete job; pointless while parts of it are missing."""
         if self.problems.found:
             return
         for problem in definition_of(job).problems():
@@ -200,10 +227,10 @@ class Builder:
         if made is None:
             return None
         root = self.attempt(table.line, lambda: job.read(made, name=name))
-        return self._timed(name, self._parallel(root, table), table)
+        return self._timed(name, self._grouped(self._parallel(root, table), table), table)
 
     def files_of(self, table: Table, name: str) -> Source | None:
-        """The source of the table of the operator `name`; None if it is wrong, which has been said."""
+        """Return the source of the table of operator `name`; None if it is wrong and reported."""
         files = {
             known: connector
             for known, connector in self._toolbox.sources.items()
@@ -214,7 +241,7 @@ class Builder:
     def _made(
         self, table: Table, name: str, what: str, connectors: Mapping[str, SourceConnector]
     ) -> Source | None:
-        """What the one connector in `table` makes; `what` it is called in messages."""
+        """Return the result of the one connector in `table`; messages call it `what`."""
         chosen = self._one_connector(table, name, what, connectors)
         if chosen is None:
             return None
@@ -228,7 +255,7 @@ class Builder:
         return self.attempt(table.line_of(chosen), lambda: connector.make(fields.values, spec))
 
     def _timed(self, name: str, root: Flow, table: Table) -> Flow:
-        """The stream with its event time, in as many subtasks as the step that makes it."""
+        """Return the stream with its event time, at the parallelism of the step that makes it."""
         self._roots[name] = root
         timed = self._event_time(name, root, table)
         return timed if timed is root else self._parallel(timed, table)
@@ -236,7 +263,7 @@ class Builder:
     def _check_source(
         self, table: Table, name: str, what: str, chosen: str, connector: SourceConnector
     ) -> bool:
-        """Does the connector take what stands beside it?"""
+        """Return whether the connector supports the fields beside it."""
         if table.tried("onBadRecord") and not connector.bad_records:
             self.problems.add(
                 table.line_of("onBadRecord"),
@@ -258,7 +285,7 @@ class Builder:
         return True
 
     def schema_of(self, table: Table, name: str = "schema") -> pa.Schema | type[Any] | None:
-        """A schema written as columns, as the name of a source with the same, or as a class."""
+        """Return a schema given as columns, as a source that has the same one, or as a class."""
         described, line = table.get(name), table.line_of(name)
         if isinstance(described, Table):
             if described.bad:
@@ -291,7 +318,7 @@ class Builder:
         inputs: dict[str, list[tuple[str, int]]] = {}
         for name, table in self._operators.values.items():
             if name in self._sources.lines:
-                plan_step(name, table, self)  # its name is wrong; the rest of it may be as well
+                plan_step(name, table, self)  # its name is wrong; the rest may be right
             else:
                 inputs[name] = self._inputs(table)
         for name in self._ordered(inputs):
@@ -310,17 +337,16 @@ class Builder:
         if len(spread) < len(flows):
             return None
         made = step(spread)
-        if not table.tried(
-            "iterate"
-        ):  # there it is that of the loop, not of the step that leaves it
-            made = self._parallel(made, table)
+        # The parallelism and group of `iterate` are those of the loop, not of the step after it.
+        if not table.tried("iterate"):
+            made = self._grouped(self._parallel(made, table), table)
         if made is not None and (chaining := table.get("chaining")):
             chained = made.start_new_chain if chaining == "head" else made.disable_chaining
             made = self.attempt(table.line_of("chaining"), chained)
         return self._timed(name, made, table)
 
     def _inputs(self, table: Table) -> list[tuple[str, int]]:
-        """The streams an operator names, each with the line that names it."""
+        """Return the streams that an operator reads, each with the line that names it."""
         union = table.get("union", ())
         inputs = list(zip(union, getattr(union, "lines", ()), strict=True))
         if table.get("from"):
@@ -328,8 +354,9 @@ class Builder:
         return inputs + other_inputs(table)
 
     def _ordered(self, inputs: Mapping[str, list[tuple[str, int]]]) -> list[str]:
-        """Operators, each behind those it reads. Those of a cycle are reported and left out."""
-        # Lists, not sets: whose turn it is must not depend on the hash seed.
+        """Return the operators so that each follows those it reads. Those of a cycle are reported
+        and left out."""
+        # Lists, not sets: the order must not depend on the hash seed.
         graph = {
             name: [read for at, _ in reads if (read := at.partition(".")[0]) in inputs]
             for name, reads in inputs.items()
@@ -355,7 +382,7 @@ class Builder:
                 }
 
     def _flow(self, at: str, line: int) -> Flow:
-        """The stream that `from` names: of a source or operator, or its side output."""
+        """Return the stream that `from` names: of a source or operator, or its side output."""
         name, _, side = at.partition(".")
         self._read.add(name)
         if name not in self._flows:
@@ -375,7 +402,7 @@ class Builder:
         return found
 
     def _comes_out(self, name: str, side: str, line: int) -> bool:
-        """False, and a problem, if a source is told not to put its rejected records out."""
+        """Return True if a source emits rejected records; otherwise report a problem and return False."""
         source = self._sources.get(name)
         if source is None or side != REJECTED:
             return True
@@ -389,7 +416,7 @@ class Builder:
         return bool(policy == "side_output")
 
     def _is_of_event_time(self, name: str, side: str) -> bool:
-        """True for the side output of `eventTime` that has the records without a time."""
+        """Return True for the side output of `eventTime` with the records without a time."""
         table = self._sources.get(name) or self._operators.get(name)
         return side == FAILED and table is not None and _asks_for_side(_on_error_of_time(table))
 
@@ -398,6 +425,13 @@ class Builder:
         if flow is None or parallelism is None:
             return flow
         set_ = self.attempt(table.line_of("parallelism"), lambda: flow.parallel(parallelism))
+        return set_ or flow
+
+    def _grouped(self, flow: Flow, table: Table) -> Flow:
+        group = table.get(GROUP)
+        if flow is None or group is None:
+            return flow
+        set_ = self.attempt(table.line_of(GROUP), lambda: flow.slot_sharing_group(group))
         return set_ or flow
 
     # sinks
@@ -414,10 +448,12 @@ class Builder:
         spread = partitioned(flow, table, self)
         chosen = table.present(list(self._toolbox.sinks))[0]
         if spread is not None:
-            parallelism = table.get("parallelism")
+            parallelism, group = table.get("parallelism"), table.get(GROUP)
             self.attempt(
                 table.line_of(chosen),
-                lambda: spread.write(sink, name=name, parallelism=parallelism),
+                lambda: spread.write(
+                    sink, name=name, parallelism=parallelism, slot_sharing_group=group
+                ),
             )
 
     def _make_sink(self, table: Table, name: str) -> Sink | None:
@@ -442,7 +478,7 @@ class Builder:
     def _guarantee(
         self, table: Table, name: str, chosen: str, connector: SinkConnector
     ) -> str | None:
-        """The guarantee that is asked for; if it is wrong, one that is possible."""
+        """Return the guarantee asked for; if it is wrong, one that is possible."""
         words = [kind.value for kind in Guarantee if kind in connector.guarantees]
         wanted: str | None = table.get("guarantee")
         if wanted in words:
@@ -466,7 +502,7 @@ class Builder:
     def _one_connector(
         self, table: Table, name: str, what: str, connectors: Mapping[str, Any]
     ) -> str | None:
-        """The connector a source or sink names; exactly one is right."""
+        """Return the connector that a source or sink names; exactly one is right."""
         named = table.present(list(connectors))
         if len(named) == 1:
             return named[0]
@@ -485,11 +521,15 @@ class Builder:
         return None
 
 
+def _known_group(definition: JobDefinition, group: str) -> str:
+    return definition.check_group(group, capture_origin())
+
+
 def _on_error_of_time(table: Table) -> Any:
     event_time = table.get("eventTime")
     return event_time.get("onError") if isinstance(event_time, Table) else None
 
 
 def _asks_for_side(said: Any) -> bool:
-    """True if `onError` or `onTimeout` sends records to a side output."""
+    """Return True if `onError` or `onTimeout` sends records to a side output."""
     return "side_output" in (said, said.get("then") if isinstance(said, Table) else None)

@@ -1,4 +1,4 @@
-"""Steps that call functions record by record, or batch by batch, and what becomes of their failures."""
+"""Steps that call functions by record or by batch, and their error handling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMEOUT_WORDS: Final = ("fail", "side_output")
 
 
 def plan_python(name: str, table: Table, builder: Builder) -> Step | None:
-    """`python`: a function of batches."""
+    """Plan `python`, a function of batches."""
     line = table.line_of("python")
     if table.tried("into") and table.tried("adds"):
         builder.problems.add(
@@ -50,7 +50,7 @@ def plan_python(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def _added(stream: Stream[Any], adds: Table) -> pa.Schema:
-    """The columns of `stream` and the new ones; one that exists already changes its type."""
+    """Return the columns of `stream` and the new ones; one that exists changes its type."""
     if stream.schema is None:
         raise PlanError("adds needs an input with columns", fix="give `into` instead")
     schema = stream.schema
@@ -61,7 +61,7 @@ def _added(stream: Stream[Any], adds: Table) -> pa.Schema:
 
 
 def plan_per_record(verb: str) -> Planner:
-    """`map` and `flatMap`."""
+    """Return the planner of `map` or `flatMap`."""
 
     def plan(name: str, table: Table, builder: Builder) -> Step | None:
         line, function = table.line_of(verb), function_of(table, verb, builder)
@@ -80,7 +80,7 @@ def plan_per_record(verb: str) -> Planner:
 
 
 def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
-    """`mapAsync`, with keys or without."""
+    """Plan `mapAsync`, with keys or without."""
     line, function = table.line_of("mapAsync"), function_of(table, "mapAsync", builder)
     into = builder.schema_of(table, "into")
     by_key = bool(table.present(["keyBy", "keyWith"]))
@@ -88,7 +88,7 @@ def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
     if by_key and table.tried("ordered"):
         builder.problems.add(
             table.line_of("ordered"),
-            f"ordered means nothing with a key operator=`{name}`",
+            f"ordered has no effect with a key operator=`{name}`",
             "remove it: the records of each key are in order",
         )
         fits = False
@@ -108,7 +108,7 @@ def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def call_options(table: Table, builder: Builder) -> dict[str, Any] | None:
-    """What `mapAsync` and `lookup` say of their calls, as arguments; None if some of it is wrong."""
+    """Return the call options of `mapAsync` and `lookup` as arguments; None if some are wrong."""
     retry, late = _retry(table, builder), _on_timeout(table, builder)
     if not sound(table, retry=retry, onTimeout=late):
         return None
@@ -118,7 +118,7 @@ def call_options(table: Table, builder: Builder) -> dict[str, Any] | None:
 
 
 def on_error(table: Table) -> dict[str, Any]:
-    """The argument `on_error`, if `onError` is there."""
+    """Return the argument `on_error` if `onError` is given."""
     said = table.get("onError")
     if isinstance(said, Table):
         return {"on_error": OnError(said.get("then", "fail"), said.get("retries", 0))}

@@ -1,4 +1,4 @@
-"""A parsed manifest: values that know their line, and the list of everything wrong with them."""
+"""A parsed manifest: values that know their line, and the list of problems found in them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Scalar:
     Attributes:
         text: as written, after substitution of `${ENV}`.
         value: the text as YAML understands it.
-        substituted: a variable was put in; then `value` may be of another type than meant.
-        broken: a problem was reported for it already.
+        substituted: a variable was substituted; `value` may then have an unintended type.
+        broken: a problem was already reported for it.
     """
 
     line: int
@@ -57,7 +57,7 @@ Value: TypeAlias = Scalar | Mapping | Sequence
 
 
 def size_of(value: Value) -> int:
-    """How many values it is with its aliases written out; each is looked at once."""
+    """Return the number of values with aliases expanded; each value is visited once."""
     known: dict[int, int] = {}
 
     def size(part: Value) -> int:
@@ -76,7 +76,7 @@ def size_of(value: Value) -> int:
 
 
 def kind_of(value: Value) -> str:
-    """What a value is, in the words of an error message."""
+    """Describe a value for an error message."""
     match value:
         case Mapping() if not value.entries:
             return "an empty mapping"
@@ -98,25 +98,25 @@ def kind_of(value: Value) -> str:
 
 @dataclass(slots=True)
 class Problems:
-    """Collects mistakes; nobody stops at the first."""
+    """Collects problems, so that all of them can be reported at once."""
 
     file: str
     field: str = "the manifest"
-    """The name of the field that is being read, for messages."""
+    """The name of the field being read, for messages."""
     found: list[tuple[int, HeadgateError]] = dataclasses.field(default_factory=list)
 
     def where(self, line: int) -> str:
-        """The place `line` is, as printed."""
+        """Return the printed form of `line`, as a place."""
         return f"{self.file}:{line}"
 
     def add(self, line: int, message: str, fix: str = "") -> None:
-        """Note a mistake at `line`; the same one twice counts once."""
+        """Report a problem at `line`; reporting the same one again has no effect."""
         problem = UsageError(message, where=self.where(line), fix=fix)
         if not any(at == line and str(other) == str(problem) for at, other in self.found):
             self.found.append((line, problem))
 
     def raise_if_any(self) -> None:
-        """Raise ManifestErrors with all of them, in the order of the file."""
+        """Raise ManifestErrors with all problems, in the order of the file."""
         if self.found:
             raise ManifestErrors([problem for _, problem in sorted(self.found, key=_line)])
 
@@ -126,7 +126,7 @@ def _line(found: tuple[int, HeadgateError]) -> int:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is most likely a slip of."""
+    """Return the known word that `word` was most likely meant to be."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return by_lower[close[0]] if close else None

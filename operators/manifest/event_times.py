@@ -1,4 +1,4 @@
-"""`eventTime` of a source or an operator."""
+"""The field `eventTime` of a source or an operator."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .step import Builder, arguments_of, function_of, given, instance, readable,
 def with_event_time(
     stream: Stream[Any], table: Table, step: str, builder: Builder
 ) -> Stream[Any] | None:
-    """The stream with its event time, as the table of `eventTime` says; None if nothing is known.
+    """Return the stream with the event time of table `eventTime`; None if nothing is known.
 
-    If what is said is wrong, the problem is noted, and the result has some event time, so that the
-    steps that need one can be checked.
+    If the table is wrong, the problem is reported and the result has some event time, so that steps
+    that need one can be checked.
     """
     before = len(builder.problems.found)
     when = _when(table, step, builder)
@@ -43,7 +43,8 @@ def with_event_time(
     _check_name(table, step, builder)
     _check_alignment(table, step, builder)
     if len(builder.problems.found) > before:
-        arguments = {}  # what is left of it may contradict itself; the column is checked all the same
+        # the remaining fields may contradict each other; the column is checked all the same
+        arguments = {}
     if when is not None:
         line = table.line_of("column") if table.tried("column") else table.line_of("python")
         timed = builder.attempt(line, lambda: stream.event_time(when, **arguments))
@@ -94,7 +95,7 @@ def _strategy(table: Table, step: str, builder: Builder) -> WatermarkStrategy | 
 def _resolved_strategy(said: Any) -> WatermarkStrategy:
     found = resolve(reference_of(said))
     if isinstance(said, Table):
-        made = instance(said)  # if its arguments are wrong, that shows here and not in the job
+        made = instance(said)  # wrong arguments are reported here rather than when the job runs
         is_generator = isinstance(made, WatermarkGenerator)
         found = partial(found, **arguments_of(said)) if is_generator else made
     if isinstance(found, WatermarkStrategy):
@@ -112,7 +113,7 @@ def _check_name(table: Table, step: str, builder: Builder) -> None:
         builder.problems.add(
             table.line_of("closeAfter"),
             f"eventTime with closeAfter has no name step=`{step}`",
-            f"how far time has come is remembered under this name; such as name: {step}-time",
+            f"the progress of event time is stored under this name; such as name: {step}-time",
         )
 
 
@@ -121,7 +122,7 @@ def _check_alignment(table: Table, step: str, builder: Builder) -> None:
         for field in table.present(["maxDrift", "alignEvery"]):
             builder.problems.add(
                 table.line_of(field),
-                f"{field} means nothing without align step=`{step}`",
+                f"{field} has no effect without align step=`{step}`",
                 "add align: the name of a group",
             )
         return
@@ -137,7 +138,7 @@ def _check_alignment(table: Table, step: str, builder: Builder) -> None:
 
 
 def _some_event_time(stream: Stream[Any]) -> Stream[Any] | None:
-    """Any column that could be the one, so that what needs event time can be checked."""
+    """Use any column that could be event time, so that steps that need one can be checked."""
     for column in stream.schema.names if stream.schema is not None else ():
         try:
             return stream.event_time(column)

@@ -1,4 +1,4 @@
-"""Typed fields: each kind reads a value (noting what is wrong with it) and knows its JSON schema."""
+"""Typed fields: each kind reads a value, reporting problems, and knows its JSON schema."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .document import Entry, Problems, Scalar, Value, kind_of, nearest
 from .references import REFERENCE_PATTERN
 
 ANYTHING_MAX: Final = 100_000
-"""Parts of a value of a field that takes any."""
+"""The most parts of a value of a field that accepts anything."""
 
 
 class _Invalid:
-    """What reading a bad value gives: the problem is noted, nobody should complain again."""
+    """The result of reading a bad value: the problem was reported and must not be reported again."""
 
     def __repr__(self) -> str:
         return "INVALID"
@@ -34,29 +34,29 @@ class Kind(Protocol):
     """A kind of value."""
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
-        """The Python value, or INVALID after noting why. `line` is that of the key."""
+        """Return the Python value, or INVALID after reporting why. `line` is that of the key."""
         ...
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of such values."""
+        """Return the JSON schema of such values."""
         ...
 
 
 def refuse(value: Value, line: int, problems: Problems, wanted: str, fix: str = "") -> _Invalid:
-    """Note that `value` is not what the field takes, unless a problem was noted for it already."""
+    """Report that the field does not accept `value`, unless a problem was reported for it already."""
     if not (isinstance(value, Scalar) and value.broken):
         problems.add(line, f"{problems.field} must be {wanted}, not {kind_of(value)}", fix)
     return INVALID
 
 
 def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of values that may also be written as `${NAME}`, which an editor cannot look into."""
+    """Return the schema of values that may also be `${NAME}`, which an editor cannot check."""
     return {"anyOf": [schema, {"type": "string", "pattern": r"\$\{"}]}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text; `pattern` must match all of it, `meaning` says in words what that is."""
+    """A text; all of it must match `pattern`, which `meaning` explains in words."""
 
     pattern: str = ""
     meaning: str = "a text"
@@ -79,7 +79,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words."""
+    """One of several words."""
 
     words: tuple[str, ...]
 
@@ -95,7 +95,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number within bounds."""
+    """An integer within bounds."""
 
     at_least: int = 0
     at_most: int = 2**63 - 1
@@ -146,7 +146,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A text that `parse` accepts, such as a duration; the text itself is the value."""
+    """A text that `parse` accepts, such as a duration; the value is the text itself."""
 
     parse: Callable[[str], object]
     meaning: str
@@ -165,35 +165,35 @@ class Parsed:
 
 
 def duration() -> Parsed:
-    """A duration with its unit."""
+    """Return the kind of durations, which have a unit."""
     return Parsed(parse_duration, "a duration with a unit such as `10s`")
 
 
 def size() -> Parsed:
-    """A size with its unit."""
+    """Return the kind of sizes, which have a unit."""
     return Parsed(parse_size, "a size with a unit such as `64mb`")
 
 
 def column_type() -> Parsed:
-    """A column type, such as `long`."""
+    """Return the kind of column types, such as `long`."""
     return Parsed(parse_type, "a column type")
 
 
 REFERENCE = Text(REFERENCE_PATTERN.pattern, "`module:name`", 'such as "jobs.enrich:add_country"')
-"""Something of the user's code."""
+"""A reference to the user's code."""
 
 
 class Listed(tuple[Any, ...]):
-    """What a list was read to; `lines` are those of its items."""
+    """The value of a list; `lines` are those of its items."""
 
     lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list, not empty; a single value stands for a list of one. Reads to a `Listed`.
+    """A non-empty list; a single value stands for a list of one. Reads to a `Listed`.
 
-    `length`, if it is not 0, is how many entries there must be.
+    `length`, if it is not 0, is the required number of entries.
     """
 
     item: Kind
@@ -219,7 +219,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Names and values, all of one kind. Reads to a `Table`; bad entries are left out."""
+    """Names with values of one kind. Reads to a `Table`; bad entries are left out."""
 
     item: Kind
     key: Text = field(default_factory=Text)
@@ -255,7 +255,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class AnyText:
-    """Any single value, as its text: options and annotations are texts, whatever they look like."""
+    """Any single value, as text: options and annotations are texts whatever they look like."""
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         if not isinstance(value, Scalar) or value.broken or value.value is None:
@@ -268,9 +268,10 @@ class AnyText:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Any value, as plain dicts, lists and scalars: whoever gets it checks it.
+    """Any value as plain dicts, lists and scalars; its user checks it.
 
-    Here aliases are written out, and few bytes can stand for more than fits anywhere.
+    Aliases are expanded here, so a few bytes could stand for more than fits in memory; hence the
+    limit.
     """
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
@@ -297,7 +298,7 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A value of the one kind if it is a mapping, of the other if it is not."""
+    """A value of one kind if it is a mapping, of the other if it is not."""
 
     mapping: Kind
     other: Kind
@@ -312,13 +313,13 @@ class OneOf:
 
 @dataclass(slots=True)
 class Table:
-    """What a mapping was read to.
+    """The value of a mapping.
 
     Attributes:
-        line: of the key the mapping belongs to.
-        values: what could be read.
+        line: of the key that the mapping belongs to.
+        values: the values that could be read.
         lines: of each key, also of the bad ones.
-        bad: fields with a problem of their own: not readable, or missing though required.
+        bad: fields with a problem: unreadable, or required and missing.
         meant: known fields that a misspelled key was probably meant to be.
         strange: there are unknown keys.
     """
@@ -332,24 +333,24 @@ class Table:
 
     @property
     def wrong(self) -> bool:
-        """Something is bad in it, or bad or unknown in a mapping below it."""
+        """True if this mapping, or one below it, has bad or unknown fields."""
         below = (value for value in self.values.values() if isinstance(value, Table))
         return bool(self.bad) or any(table.strange or table.wrong for table in below)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field; `default` if it is absent or bad."""
+        """Return the value of a field; `default` if it is absent or bad."""
         return self.values.get(name, default)
 
     def line_of(self, name: str) -> int:
-        """The line of a field, or of the mapping if it is absent."""
+        """Return the line of a field, or of the mapping if it is absent."""
         return self.lines.get(name, self.line)
 
     def tried(self, name: str) -> bool:
-        """True if the field is there, good or misspelled, or complained about already."""
+        """Return True if the field is given, right or misspelled, or already reported."""
         return name in self.values or name in self.bad or name in self.meant
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """Which of `names` were tried."""
+        """Return which of `names` were tried."""
         return [name for name in names if self.tried(name)]
 
 
@@ -364,14 +365,14 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping with known fields; `what` it is called in messages. Reads to a `Table`."""
+    """A mapping with known fields; messages call it `what`. Reads to a `Table`."""
 
     what: str
     fields: dict[str, Field]
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
         if isinstance(value, Scalar) and value.value is None and not value.broken:
-            value = document.Mapping(line, {})  # `blackhole:` with nothing behind it
+            value = document.Mapping(line, {})  # `blackhole:` without a value
         if not isinstance(value, document.Mapping):
             return refuse(value, line, problems, "a mapping")
         table = Table(line)
@@ -399,7 +400,7 @@ class Section:
             table.values[name] = read
 
     def _read_stranger(self, name: str, entry: Entry, table: Table, problems: Problems) -> None:
-        """Report an unknown field; read it as the one it was meant to be, to find what else is wrong."""
+        """Report an unknown field; read it as the field probably meant, to find further problems."""
         message = f"unknown field in {self.what} field=`{name}`"
         problems.add(entry.line, message, suggest(name, self.fields, "fields"))
         table.strange = True

@@ -1,4 +1,4 @@
-"""Steps with a key or a window: `aggregate`, `reduce`, `process`."""
+"""Steps with a key or a window: `aggregate`, `reduce`, `process`, `match`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .step import (
 from .window_steps import WindowSpec
 
 _NOT_FOR_COLUMNS: Final = {"name", "into"}
-"""Results that `agg` would take for its own arguments."""
+"""Result names that `agg` would take for its own arguments."""
 
 
 _KEYED: Final = "a keyed stream"
@@ -56,7 +56,7 @@ _INPUT_FIXES: Final = {
 
 
 class _Groups:
-    """The stream by key, by window, or both, as an operator says."""
+    """The stream by key, by window, or both, as the operator's fields give it."""
 
     def __init__(self, verb: str, name: str, table: Table, builder: Builder) -> None:
         self._table, self._builder = table, builder
@@ -73,7 +73,7 @@ class _Groups:
             self.good = False
 
     def of(self, stream: Stream[Any]) -> Any:
-        """None if something is wrong with them."""
+        """Return the groups; None if something is wrong with them."""
         if not self.good:
             return None
         groups: Any = keyed(stream, self._table, self._builder) if self._keyed else stream
@@ -81,7 +81,7 @@ class _Groups:
 
 
 def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
-    """`aggregate`: columns, or an AggregateFunction of windows."""
+    """Plan `aggregate`: of columns, or with an AggregateFunction on windows."""
     line, written = table.line_of("aggregate"), table.get("aggregate")
     if written is None:
         return None
@@ -128,7 +128,7 @@ def _plan_columns(
 
 
 def _aggregates(written: Table, builder: Builder) -> dict[str, Any]:
-    """What is aggregated to which column; None for what is wrong."""
+    """Return the aggregate of each result column; None for those that are wrong."""
     made: dict[str, Any] = {}
     for column, text in written.values.items():
         at = written.line_of(column)
@@ -153,13 +153,13 @@ def _check_types(
 
 
 def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
-    """`reduce`: per key; with a window, per window."""
+    """Plan `reduce`: per key, or with a window per window."""
     line = table.line_of("reduce")
     function = function_of(table, "reduce", builder)
     if table.tried("into") and not table.tried("window"):
         builder.problems.add(
             table.line_of("into"),
-            f"into means nothing for reduce without a window operator=`{name}`",
+            f"into has no effect for reduce without a window operator=`{name}`",
             "remove it: its results are like its records",
         )
         return None
@@ -172,7 +172,7 @@ def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
-    """`process`: of a stream, keyed or not, of two, or of windows."""
+    """Plan `process`: of a stream, keyed or not, of two, or of windows."""
     line = table.line_of("process")
     function = _process_function(name, table, builder)
     two = table.tried("connect")
@@ -211,7 +211,7 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
-    """`match`: a pattern of `hg.cep`."""
+    """Plan `match`: a pattern of `hg.cep`."""
     line, section = table.line_of("match"), table.get("match")
     if section is None or not check_keys("match", name, table, line, builder):
         return None
@@ -235,7 +235,7 @@ def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def _with_strategy(pattern: Any, name: str, section: Table, builder: Builder) -> Any:
-    """The pattern with the strategy of `afterMatch`; None if that is wrong."""
+    """Return the pattern with the strategy of `afterMatch`; None if that is wrong."""
     said = section.get("afterMatch")
     if said is None or not isinstance(pattern, Pattern):
         return None if said is None else pattern
@@ -250,7 +250,7 @@ def _with_strategy(pattern: Any, name: str, section: Table, builder: Builder) ->
 
 
 def _process_function(name: str, table: Table, builder: Builder) -> Any:
-    """The function, if it is one of the inputs that the operator has."""
+    """Return the function, if its base class fits the inputs of the operator."""
     function = instance_of(table, "process", builder)
     for kinds, has in _INPUTS.items():
         found = _inputs_of(table, function)
@@ -278,7 +278,7 @@ def _refuse_window_process(what: str, name: str, table: Table, builder: Builder)
     if table.tried("windowProcess"):
         builder.problems.add(
             table.line_of("windowProcess"),
-            f"windowProcess means nothing with {what} operator=`{name}`",
+            f"windowProcess has no effect with {what} operator=`{name}`",
             "it is for reduce, or an AggregateFunction, with a window",
         )
 
@@ -286,7 +286,7 @@ def _refuse_window_process(what: str, name: str, table: Table, builder: Builder)
 def _plan_combined(
     name: str, table: Table, verb: str, function: Any, groups: _Groups, builder: Builder
 ) -> Step:
-    """`reduce` or `aggregate` with a function, and perhaps one for what they have made of a window."""
+    """Plan `reduce` or `aggregate` with a function, and perhaps a function of the results of windows."""
     behind = instance_of(table, "windowProcess", builder)
     fits = sound(table, windowProcess=behind)
     options = {"process": behind} if behind is not None and groups.windowed else {}
@@ -303,7 +303,7 @@ def _plan_function(
     builder: Builder,
     **options: Any,
 ) -> Step:
-    """The step that calls the method `verb` of the groups with a function."""
+    """Plan the step that calls the method `verb` of the groups with a function."""
     into = builder.schema_of(table, "into")
     options |= {} if into is None else {"into": into}
 

@@ -1,7 +1,7 @@
 """The fields of a StreamJob's `kubernetes` section: how an operator runs the job in a cluster.
 
-A run outside Kubernetes checks the form of these fields and does nothing else with them, so that one file
-runs everywhere. `k8s/spec.py` holds their defaults and types, and `k8s/crds.py` makes the custom resource
+A run outside Kubernetes only validates these fields, so that one file runs everywhere.
+`k8s/spec.py` holds their defaults and types, and `k8s/crds.py` makes the custom resource
 definitions from the same tables.
 """
 
@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..cron import check_cron
+from ..resources import GROUP_NAME, GROUP_NAME_MEANING
+from ..zones import check_zone
 from .document import Problems, Scalar, Value
 from .fields import (
     INVALID,
@@ -24,6 +27,7 @@ from .fields import (
     Items,
     ListOf,
     OneOf,
+    Parsed,
     Section,
     Table,
     Text,
@@ -78,17 +82,19 @@ _COORDINATOR = Section(
         "podTemplate": _POD_TEMPLATE,
     },
 )
-_WORKERS = Section(
-    "workers",
-    {
-        "replicas": Field(
-            Integer(1, REPLICAS_MAX), "number of worker pods; default: parallelism over slots"
-        ),
-        "slots": Field(Integer(1, 1024), "subtasks of a step in one worker pod; default 1"),
-        "resources": Field(RESOURCES, "default: requests of 1 CPU and 2Gi memory"),
-        "podTemplate": _POD_TEMPLATE,
-    },
-)
+_WORKER_FIELDS: Final = {
+    "replicas": Field(
+        Integer(1, REPLICAS_MAX), "number of worker pods; default: parallelism over slots"
+    ),
+    "slots": Field(Integer(1, 1024), "subtasks of a step in one worker pod; default 1"),
+    "resources": Field(
+        RESOURCES,
+        "default: what its slots take by `spec.resources`, else requests of 1 CPU and 2Gi memory",
+    ),
+    "podTemplate": _POD_TEMPLATE,
+}
+_WORKERS = Section("workers", _WORKER_FIELDS)
+_WORKER_GROUP = Section("a worker group", _WORKER_FIELDS)
 _ROLLBACK = Section(
     "rollback",
     {
@@ -155,6 +161,14 @@ _SAVEPOINTS = Section(
     "savepoints",
     {
         "every": Field(duration(), "time between two savepoints; default: none are taken"),
+        "schedule": Field(
+            Parsed(check_cron, "a cron expression such as `30 3 * * *`"),
+            "instead: when savepoints are taken, in the language of cron",
+        ),
+        "timeZone": Field(
+            Parsed(check_zone, "a time zone such as `Europe/Berlin`"),
+            "of the schedule, by its IANA name; default UTC",
+        ),
         "retain": Field(Integer(1, 1000), "number of periodic savepoints that are kept; default 3"),
         "maxAge": Field(duration(), "older periodic savepoints are deleted, except the newest one"),
         "directory": Field(
@@ -211,6 +225,19 @@ _AUTOSCALER = Section(
     "autoscaler",
     {"mode": Field(Choice(("Off",)), "Off: there is no autoscaler yet; the field keeps its place")},
 )
+_GCS_STORAGE = Section(
+    "gcsStorage",
+    {
+        "type": Field(
+            Choice(("Memory", "RocksDB")),
+            "Memory (default), or RocksDB on a volume: workers outlive a head that starts again",
+        ),
+        "size": Field(Quantity(), "RocksDB: of the volume; default 1Gi"),
+        "storageClassName": Field(
+            OBJECT_NAME, "RocksDB: of the volume; default: that of the cluster"
+        ),
+    },
+)
 _RAY = Section(
     "ray",
     {
@@ -224,6 +251,7 @@ _RAY = Section(
             "a Secret whose key `auth_token` is Ray's token; default: one is made for the job",
         ),
         "version": Field(Text(), "KubeRay: the version of Ray in the image"),
+        "gcsStorage": Field(_GCS_STORAGE, "Managed: where Ray's head keeps its control store"),
     },
 )
 _SECRET_KEY = Section(
@@ -257,6 +285,10 @@ KUBERNETES = Section(
         ),
         "coordinator": Field(_COORDINATOR, "the pod with the coordinator and the head of Ray"),
         "workers": Field(_WORKERS, "the pods that process records"),
+        "workerGroups": Field(
+            Items(_WORKER_GROUP, Text(GROUP_NAME.pattern, GROUP_NAME_MEANING)),
+            "pods of other slot sharing groups, by the group's name; fields as in `workers`",
+        ),
         "upgrade": Field(_UPGRADE, "how a changed job takes over from the running one"),
         "restore": Field(_RESTORE, "start from this state, once"),
         "deletion": Field(_DELETION, "what happens when the StreamJob is deleted"),
@@ -276,9 +308,10 @@ class Rule:
 
     Attributes:
         section: names of the fields that lead from `kubernetes` to the section.
-        holds: the condition, of the section that was read.
-        cel: the same in the language of custom resource definitions; `self` is the section.
-        message: what is wrong if it does not hold, and what to do about it.
+        holds: the condition as a function of the section.
+        cel: the same in the expression language of CRDs; `self` is the section.
+        message: the problem if it does not hold.
+        fix: the remedy.
     """
 
     section: tuple[str, ...]
@@ -297,6 +330,20 @@ def _external(table: Table) -> bool:
 
 
 RULES: Final = (
+    Rule(
+        ("savepoints",),
+        lambda table: not (table.tried("schedule") and table.tried("every")),
+        "!has(self.schedule) || !has(self.every)",
+        "savepoints takes schedule or every, and not both",
+        "keep one of them",
+    ),
+    Rule(
+        ("savepoints",),
+        lambda table: table.tried("schedule") or not table.tried("timeZone"),
+        "!has(self.timeZone) || has(self.schedule)",
+        "savepoints.timeZone belongs to a schedule",
+        "write a schedule, or remove timeZone",
+    ),
     Rule(
         ("restore",),
         lambda table: _one_of(table, "path", "snapshotRef"),
@@ -325,11 +372,28 @@ RULES: Final = (
         "ray.version belongs to mode KubeRay",
         "set mode: KubeRay, or remove the version",
     ),
+    Rule(
+        ("ray",),
+        lambda table: not table.tried("gcsStorage") or table.get("mode") in (None, "Managed"),
+        "!has(self.gcsStorage) || !has(self.mode) || self.mode == 'Managed'",
+        "ray.gcsStorage belongs to mode Managed",
+        "remove one of them: in other modes somebody else starts the head of Ray",
+    ),
+    Rule(
+        ("ray", "gcsStorage"),
+        lambda table: (
+            table.get("type") == "RocksDB"
+            or not (table.tried("size") or table.tried("storageClassName"))
+        ),
+        "(has(self.type) && self.type == 'RocksDB') || !(has(self.size) || has(self.storageClassName))",
+        "ray.gcsStorage has a volume with type RocksDB only",
+        "set type: RocksDB, or remove size and storageClassName",
+    ),
 )
 
 
 def check_rules(kubernetes: Table, problems: Problems) -> None:
-    """Note which rules the section `kubernetes` breaks."""
+    """Report the rules that the section `kubernetes` breaks."""
     for rule in RULES:
         table: Any = kubernetes
         for name in rule.section:

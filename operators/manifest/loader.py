@@ -1,7 +1,8 @@
-"""From YAML text to a document with lines: no duplicate keys, no tags, `${ENV}` put in.
+"""Parses YAML text into a document with lines; duplicate keys and tags are refused, `${ENV}` is
+substituted.
 
-YAML is read as version 1.2 does where the versions differ: only `true` and `false` are booleans, only
-plain decimal digits are integers. Anchors, aliases and `<<` merges are fine.
+Where the versions of YAML differ, 1.2 applies: only `true` and `false` are booleans, only plain
+decimal digits are integers. Anchors, aliases and `<<` merges are supported.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ _PLAIN_TAGS = frozenset(
 
 
 def load(text: str, problems: Problems, variables: MappingABC[str, str]) -> Value | None:
-    """The document in `text`; None if it is no YAML at all. Mistakes go to `problems`.
+    """Parse `text`; return None if it is no YAML at all. Mistakes go to `problems`.
 
     Args:
-        variables: what `${NAME}` stands for. `${NAME:-default}` needs no variable; `$${` is a plain `${`.
+        variables: the values of `${NAME}`. `${NAME:-default}` needs no variable; `$${` is a plain
+            `${`.
     """
     if len(text.encode()) > MANIFEST_BYTES_MAX:
         problems.add(1, f"manifest is larger than {MANIFEST_BYTES_MAX} bytes")
         return None
     try:
-        # A text that has such characters already is read as it is.
+        # A text that already has these characters is read as it is.
         shown = {} if any(chr(each) in text for each in _SHOWN) else _SHOWN
         hidden = _VARIABLE.sub(_hide, text) if shown else text
         root: yaml.Node | None = yaml.compose(hidden, Loader=yaml.SafeLoader)
@@ -52,7 +54,7 @@ def load(text: str, problems: Problems, variables: MappingABC[str, str]) -> Valu
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         problems.add(line, f"yaml syntax: character not allowed code=`{error.character:#x}`")
-    except (ValueError, OverflowError):  # what PyYAML makes of "\UFFFFFFFF"
+    except (ValueError, OverflowError):  # PyYAML raises these for "\UFFFFFFFF"
         found = _NO_CHARACTER.search(text)
         line = text.count("\n", 0, found.start() if found else 0) + 1
         problems.add(line, "yaml syntax: an escape stands for no character")
@@ -62,7 +64,7 @@ def load(text: str, problems: Problems, variables: MappingABC[str, str]) -> Valu
 
 
 def _hide(variable: re.Match[str]) -> str:
-    """A variable without the characters that mean something in `{...}` and `[...]`, at equal length."""
+    """Replace characters that have a meaning in `{...}` and `[...]`, keeping the length."""
     return variable.group() if variable[1] is None else variable.group().translate(_HIDDEN)
 
 
@@ -81,7 +83,7 @@ def _add_syntax_error(error: yaml.MarkedYAMLError, problems: Problems) -> None:
 
 
 class _Converter:
-    """Turns PyYAML nodes into values; each node once, however many aliases point to it."""
+    """Turns PyYAML nodes into values, each node once, however many aliases point to it."""
 
     def __init__(
         self, problems: Problems, variables: MappingABC[str, str], shown: MappingABC[int, int]
@@ -89,7 +91,7 @@ class _Converter:
         self._problems = problems
         self._variables = variables
         self._shown = shown
-        """What characters that stand for others in variables are."""
+        """Maps the substitutes for characters in variables back."""
         self._done: dict[int, Value] = {}
         self._open: set[int] = set()
 
@@ -128,14 +130,14 @@ class _Converter:
                 self._problems.add(
                     key_line,
                     f"duplicate key key=`{key}`",
-                    f"it stands in line {first} already; rename or remove one",
+                    f"it is in line {first} already; rename or remove one",
                 )
             else:
                 entries[key] = Entry(key_line, self.convert(value_node))
         return Mapping(line, merged | entries)
 
     def _merge(self, node: yaml.Node, line: int, merged: dict[str, Entry]) -> None:
-        """`<<: *other`: take over its entries; what is written out, or merged earlier, wins."""
+        """Handle `<<: *other`: take its entries; those written out, or merged earlier, win."""
         value = self.convert(node)
         parts = value.items if isinstance(value, Sequence) else (value,)
         for part in parts:

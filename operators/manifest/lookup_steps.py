@@ -1,4 +1,4 @@
-"""`lookup`: each record with what a service, or a static table, has for its key."""
+"""`lookup`: each record with the entry for its key in a service or a static table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CACHE: Final = ("cacheRows", "cacheFor")
 
 
 def plan_lookup(name: str, table: Table, builder: Builder) -> Step | None:
-    """`lookup`, with `python` or `table`."""
+    """Plan `lookup`, with `python` or `table`."""
     section = table.get("lookup")
     if section is None:
         return None
@@ -74,7 +74,7 @@ def _table(name: str, described: Table, builder: Builder) -> StaticTable | None:
 def _step(
     name: str, section: Table, line: int, within: Any, options: dict[str, Any], builder: Builder
 ) -> Step:
-    """The step that looks up in `within`, a function or a table."""
+    """Plan the lookup in `within`, a function or a table."""
     keys = section.get("key")
     key = keys[0] if len(keys) == 1 else tuple(keys)
 
@@ -88,5 +88,5 @@ def _step(
 def _refuse(fields: Sequence[str], table: Table, what: str, name: str, builder: Builder) -> None:
     for field in table.present(fields):
         builder.problems.add(
-            table.line_of(field), f"{field} means nothing for {what} operator=`{name}`", "remove it"
+            table.line_of(field), f"{field} has no effect for {what} operator=`{name}`", "remove it"
         )

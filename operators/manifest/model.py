@@ -1,10 +1,11 @@
-"""Which fields a StreamJob has. One table per section; the JSON schema comes from the same tables."""
+"""The fields of a StreamJob, in one table per section, from which the JSON schema is made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from ..resources import GROUP_NAME, GROUP_NAME_MEANING
 from .fields import (
     AnyText,
     Choice,
@@ -16,6 +17,7 @@ from .fields import (
     Section,
     Text,
     duration,
+    size,
 )
 from .kubernetes_model import KUBERNETES
 from .operator_model import (
@@ -24,6 +26,7 @@ from .operator_model import (
     PARALLELISM,
     PARTITIONINGS,
     SCHEMA,
+    SLOT_SHARING_GROUP,
     STREAM,
     operator_section,
 )
@@ -44,9 +47,11 @@ CHECKPOINT = Section(
         "storage": Field(Text(), "a directory or s3://bucket/prefix", required=True),
         "timeout": Field(duration(), "a checkpoint that takes longer is aborted"),
         "minPause": Field(duration(), "least time between two checkpoints"),
-        "maxConcurrent": Field(Integer(1, 1000), "how many may be under way at once"),
-        "tolerableFailures": Field(Integer(0, 2**31 - 1), "how many in a row may fail"),
-        "retain": Field(Integer(1, 10_000), "how many completed checkpoints are kept"),
+        "maxConcurrent": Field(Integer(1, 1000), "most checkpoints in progress at once"),
+        "tolerableFailures": Field(
+            Integer(0, 2**31 - 1), "number of checkpoints in a row that may fail"
+        ),
+        "retain": Field(Integer(1, 10_000), "number of completed checkpoints that are kept"),
     },
 )
 RESTART = Section(
@@ -58,20 +63,31 @@ RESTART = Section(
         ),
         "attempts": Field(
             Integer(0, 2**31 - 1),
-            "restarts before the job fails; of exponential-delay: until pauses begin anew",
+            "restarts before the job fails; exponential-delay: before backoff is reset",
         ),
         "delay": Field(duration(), "fixed-delay, failure-rate: pause before a restart"),
         "maxFailures": Field(Integer(1, 2**31 - 1), "failure-rate: failures within the interval"),
         "interval": Field(duration(), "failure-rate: the time in which failures are counted"),
         "initialBackoff": Field(duration(), "exponential-delay: the first pause"),
         "maxBackoff": Field(duration(), "exponential-delay: the longest pause"),
-        "backoffMultiplier": Field(Number(1), "exponential-delay: from one pause to the next"),
+        "backoffMultiplier": Field(Number(1), "exponential-delay: growth of each pause"),
         "jitterFactor": Field(
-            Number(0), "exponential-delay: random part of a pause, 0 to 1, added or taken off"
+            Number(0), "exponential-delay: jitter, the fraction (0 to 1) added or subtracted"
         ),
         "resetBackoffThreshold": Field(
-            duration(), "exponential-delay: pauses begin anew after so long without a failure"
+            duration(), "exponential-delay: this long without a failure resets the backoff"
         ),
+    },
+)
+GROUP = Text(GROUP_NAME.pattern, GROUP_NAME_MEANING)
+_AMOUNT = Number(0)
+RESOURCES = Section(
+    "resources",
+    {
+        "cpu": Field(_AMOUNT, "CPUs of a slot; fractions are allowed"),
+        "memory": Field(size(), "memory of a slot, such as `8gb` or `8Gi`"),
+        "gpu": Field(_AMOUNT, "GPUs of a slot: a whole number, or a fraction below 1"),
+        "custom": Field(Items(_AMOUNT), "amounts of other resources of Ray's nodes, by name"),
     },
 )
 _METADATA = Section(
@@ -88,24 +104,25 @@ _METADATA = Section(
 
 
 def source_section(connectors: Mapping[str, SourceConnector]) -> Section:
-    """A source: one of the connectors, and what all sources share."""
+    """Return the section of a source: one of the connectors, and the common fields."""
     fields = {name: Field(c.fields, f"read with {name}") for name, c in connectors.items()}
     return Section(
         "source",
         {
             **fields,
             "schema": Field(SCHEMA, "columns and types, a source with the same, or a class"),
-            "eventTime": Field(EVENT_TIME, "which column is event time"),
+            "eventTime": Field(EVENT_TIME, "the column with event time"),
             "onBadRecord": Field(
                 Choice(("fail", "side_output", "drop")), "what to do with unreadable records"
             ),
             "parallelism": Field(PARALLELISM, "number of subtasks"),
+            "slotSharingGroup": SLOT_SHARING_GROUP,
         },
     )
 
 
 def sink_section(connectors: Mapping[str, SinkConnector]) -> Section:
-    """A sink: one of the connectors, its input, and the guarantee."""
+    """Return the section of a sink: one of the connectors, its input, and the guarantee."""
     fields = {name: Field(c.fields, f"write with {name}") for name, c in connectors.items()}
     return Section(
         "sink",
@@ -113,10 +130,14 @@ def sink_section(connectors: Mapping[str, SinkConnector]) -> Section:
             "from": Field(STREAM, "the source or operator it reads", required=True),
             **fields,
             "guarantee": Field(
-                Choice(("exactly_once", "at_least_once", "none")), "what failures may do"
+                Choice(("exactly_once", "at_least_once", "none")),
+                "delivery guarantee under failures",
             ),
-            "partition": Field(Choice(PARTITIONINGS), "how its input is spread over its subtasks"),
+            "partition": Field(
+                Choice(PARTITIONINGS), "how its input is distributed over its subtasks"
+            ),
             "parallelism": Field(PARALLELISM, "number of subtasks"),
+            "slotSharingGroup": SLOT_SHARING_GROUP,
         },
     )
 
@@ -124,7 +145,7 @@ def sink_section(connectors: Mapping[str, SinkConnector]) -> Section:
 def spec_section(
     sources: Mapping[str, SourceConnector], sinks: Mapping[str, SinkConnector]
 ) -> Section:
-    """The `spec` of a StreamJob."""
+    """Return the section `spec` of a StreamJob."""
     source: Kind = source_section(sources)
     sink: Kind = sink_section(sinks)
     return Section(
@@ -132,18 +153,21 @@ def spec_section(
         {
             "parallelism": Field(PARALLELISM, "of operators that do not set their own"),
             "maxParallelism": Field(PARALLELISM, "number of key groups, fixed for good"),
-            "checkpoint": Field(CHECKPOINT, "when and where state is saved"),
+            "checkpoint": Field(CHECKPOINT, "when and where checkpoints are taken"),
             "restart": Field(RESTART, "what to do when the job fails"),
+            "resources": Field(
+                Items(RESOURCES, GROUP), "slot sharing groups, and what a slot of each takes"
+            ),
             "options": Field(Items(AnyText()), "any option, see docs/options.md"),
             "kubernetes": Field(
                 KUBERNETES, "how an operator runs the job; a local run only checks its form"
             ),
             "sources": Field(
-                Items(source, NAME, may_be_empty=False), "where records come from", required=True
+                Items(source, NAME, may_be_empty=False), "the inputs of the job", required=True
             ),
-            "operators": Field(Items(operator_section(sources), NAME), "what is done with them"),
+            "operators": Field(Items(operator_section(sources), NAME), "the processing steps"),
             "sinks": Field(
-                Items(sink, NAME, may_be_empty=False), "where results go", required=True
+                Items(sink, NAME, may_be_empty=False), "the outputs of the job", required=True
             ),
         },
     )
@@ -152,7 +176,7 @@ def spec_section(
 def manifest_section(
     sources: Mapping[str, SourceConnector], sinks: Mapping[str, SinkConnector]
 ) -> Section:
-    """The whole StreamJob."""
+    """Return the section of a whole StreamJob."""
     spec = spec_section(sources, sinks)
     return Section(
         "the manifest",
@@ -168,7 +192,7 @@ def manifest_section(
 def json_schema(
     sources: Mapping[str, SourceConnector], sinks: Mapping[str, SinkConnector]
 ) -> dict[str, Any]:
-    """The JSON schema of a StreamJob, for editors. It knows fields and types, not the graph."""
+    """Return the JSON schema of a StreamJob, for editors. It covers fields and types, not the graph."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": KIND,

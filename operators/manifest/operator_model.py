@@ -1,4 +1,4 @@
-"""Which fields an operator of a StreamJob has, and the sections below it."""
+"""The fields of an operator of a StreamJob, and the sections below it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..cep.after_match import PATTERN as AFTER_MATCH_PATTERN
 from ..durations import parse_duration
+from ..resources import GROUP_NAME, GROUP_NAME_MEANING
 from .fields import (
     REFERENCE,
     AnyText,
@@ -29,6 +30,10 @@ from .registry import SourceConnector
 
 PARALLELISM_MAX = 32768
 PARALLELISM = Integer(1, PARALLELISM_MAX)
+SLOT_SHARING_GROUP = Field(
+    Text(GROUP_NAME.pattern, GROUP_NAME_MEANING),
+    "the group of `resources` whose slots it runs in; default: that of its inputs",
+)
 PARTITIONINGS = ("rebalance", "rescale", "shuffle", "broadcast", "global")
 _AGGREGATE_FUNCTION = Text(
     REFERENCE.pattern, "a mapping such as `{n: count()}`, or `module:AggregateFunction`"
@@ -38,7 +43,7 @@ _REFERENCE_TABLE = Section(
     "a reference",
     {
         "python": Field(REFERENCE, "a class, or a function that makes one", required=True),
-        "arguments": Field(Items(Anything()), "with which it is called, by name"),
+        "arguments": Field(Items(Anything()), "its arguments, by name"),
     },
 )
 _INSTANCE = OneOf(_REFERENCE_TABLE, REFERENCE)
@@ -56,7 +61,7 @@ STREAM = Text(
 _COLUMNS = Items(column_type(), may_be_empty=False)
 SCHEMA = OneOf(_COLUMNS, Text())
 _KEYS = {
-    "keyBy": Field(ListOf(Text()), "columns whose equal values belong together"),
+    "keyBy": Field(ListOf(Text()), "the key columns"),
     "keyWith": Field(REFERENCE, "instead: a function record -> key, `module:function`"),
 }
 
@@ -65,7 +70,7 @@ ON_ERROR = Section(
     "onError",
     {
         "then": Field(_ACTIONS, "fail, drop, or side_output", required=True),
-        "retries": Field(Integer(0, 1000), "so many times the function is called again before"),
+        "retries": Field(Integer(0, 1000), "number of times the function is retried first"),
     },
 )
 EVENT_TIME = Section(
@@ -73,25 +78,25 @@ EVENT_TIME = Section(
     {
         "column": Field(Text(), "a timestamp column, or an int64 one of ms"),
         "python": Field(REFERENCE, "instead: a function record -> time, `module:function`"),
-        "maxOutOfOrder": Field(duration(), "how much later than a younger record one may come"),
+        "maxOutOfOrder": Field(duration(), "how far records may be out of order in event time"),
         "strategy": Field(
             _INSTANCE, "instead: a rule for watermarks, a class `module:WatermarkGenerator`"
         ),
-        "idleAfter": Field(duration(), "a split silent for so long no longer holds time back"),
-        "closeAfter": Field(duration(), "after so long a silence time goes on with the clock"),
+        "idleAfter": Field(duration(), "a split without records for this long is idle"),
+        "closeAfter": Field(duration(), "after this long without records time follows the clock"),
         "perSplit": Field(Boolean(), "false: the splits of a source share their watermarks"),
         "waitForQueued": Field(
             Boolean(),
-            "splits not yet being read hold time back, too; true by default where the source ends",
+            "splits not yet read hold the watermark back, too; true by default where the source ends",
         ),
-        "align": Field(NAME, "sources that name the same group wait for each other"),
+        "align": Field(NAME, "watermark alignment: the name of a group of sources"),
         "maxDrift": Field(duration(), "how far one may be ahead of the slowest of its group"),
-        "alignEvery": Field(duration(), "how often they tell each other how far they are"),
+        "alignEvery": Field(duration(), "how often the group exchanges watermarks"),
         "onError": Field(
             OneOf(ON_ERROR, _ACTIONS),
-            "what becomes of records without a time, or with one out of range",
+            "handling of records without a time, or with one out of range",
         ),
-        "name": Field(NAME, "where `closeAfter` remembers how far time is; also for metrics"),
+        "name": Field(NAME, "address of the state of `closeAfter`; also for metrics"),
     },
 )
 _SIGNED = Parsed(
@@ -101,26 +106,26 @@ _SIGNED = Parsed(
 WINDOW = Section(
     "window",
     {
-        "tumbling": Field(duration(), "windows of this length, one behind the other"),
-        "sliding": Field(duration(), "windows of this length that begin `every` so often"),
+        "tumbling": Field(duration(), "consecutive windows of this length"),
+        "sliding": Field(duration(), "windows of this length, one starting at each `every`"),
         "cumulative": Field(duration(), "windows that grow by `step` up to this length"),
         "session": Field(
             Text(meaning="a duration with a unit such as `30m`, SQL, or `module:function`"),
             "windows that end after this gap; also SQL, or `module:function` of a record",
         ),
-        "count": Field(_ROWS, "the last so many records of a key, `every` so many"),
-        "global": Field(Choice(("all",)), "`all` records of a key in one window"),
+        "count": Field(_ROWS, "windows of the last N records of a key, at every `every` records"),
+        "global": Field(Choice(("all",)), "`all`: one window for all records of a key"),
         "python": Field(_INSTANCE, "a `module:WindowAssigner` of your own"),
         "every": Field(AnyText(), "of `sliding` a duration, of `count` a number of records"),
         "step": Field(duration(), "of `cumulative`"),
         "offset": Field(duration(), "shifts their bounds"),
         "allowedLateness": Field(duration(), "how long a closed window still takes records"),
         "zone": Field(Text(), "windows of whole days begin at midnight in this time zone"),
-        "emitEvery": Field(duration(), "show the results so far after so much processing time"),
-        "emitRows": Field(_ROWS, "the same after so many rows of a subtask"),
+        "emitEvery": Field(duration(), "emit early results at this processing-time interval"),
+        "emitRows": Field(_ROWS, "emit early results after this many rows of a subtask"),
         "time": Field(Choice(("event", "processing")), "`processing`: by the machine's clock"),
         "trigger": Field(_INSTANCE, "a `module:Trigger`: when windows fire"),
-        "evictor": Field(_INSTANCE, "a `module:Evictor`: which records are left out then"),
+        "evictor": Field(_INSTANCE, "a `module:Evictor`: which records are left out"),
     },
 )
 _OTHER = {"with": Field(STREAM, "the other source or operator", required=True), **_KEYS}
@@ -131,9 +136,9 @@ JOIN = Section(
     {
         **_OTHER,
         "within": Field(
-            ListOf(_SIGNED, 2), "from where to where the other's time may lie, `[-10m, 0s]`"
+            ListOf(_SIGNED, 2), "bounds of the other's time relative to this, `[-10m, 0s]`"
         ),
-        "how": Field(Choice(_HOWS), "`inner`, or also records that met none"),
+        "how": Field(Choice(_HOWS), "`inner`, or also records without a match"),
         "suffix": _SUFFIX,
     },
 )
@@ -142,7 +147,7 @@ JOIN_AS_OF = Section(
     {
         **_OTHER,
         "how": Field(Choice(_HOWS[:2]), "`inner`, or `left`: also records without a version"),
-        "validFor": Field(duration(), "how long a version is valid at most, in event time"),
+        "validFor": Field(duration(), "the longest time a version is valid, in event time"),
         "suffix": _SUFFIX,
     },
 )
@@ -168,10 +173,10 @@ RETRY = Section(
     {
         "attempts": Field(Integer(1, 1000), "calls of a record at most, the first one included"),
         "delay": Field(duration(), "between the first call and the second"),
-        "factor": Field(Number(1), "each further delay is so many times the one before"),
-        "longest": Field(duration(), "no delay is longer"),
+        "factor": Field(Number(1), "growth of each further delay"),
+        "longest": Field(duration(), "the longest delay"),
         "onException": Field(
-            ListOf(REFERENCE), "which exceptions: `builtins:OSError`, or one function of them"
+            ListOf(REFERENCE), "exceptions to retry: `builtins:OSError`, or one function of them"
         ),
         "onResult": Field(REFERENCE, "a function result -> bool: call again? `module:function`"),
     },
@@ -182,17 +187,19 @@ ITERATE = Section(
         "body": Field(
             REFERENCE, "a function stream -> (feedback, output), `module:function`", required=True
         ),
-        "wait": Field(duration(), "at the end nothing must have been under way for so long"),
-        "maxRounds": Field(_ROWS, "a loop in rounds, at most so many"),
+        "wait": Field(duration(), "the loop ends after this long without records in it"),
+        "maxRounds": Field(_ROWS, "a loop in rounds; the most rounds"),
         "whileAny": Field(
-            Text(), "of rounds: go on only while this SQL, or `module:function`, holds for a record"
+            Text(), "of rounds: continue while this SQL, or `module:function`, holds for any record"
         ),
     },
 )
 MATCH = Section(
     "match",
     {
-        "pattern": Field(_INSTANCE, "what `hg.cep.begin` began, `module:name`", required=True),
+        "pattern": Field(
+            _INSTANCE, "a pattern made with `hg.cep.begin`, `module:name`", required=True
+        ),
         "select": Field(REFERENCE, "a function match -> record, `module:function`"),
         "afterMatch": Field(
             Text(
@@ -222,7 +229,7 @@ VERBS = (
     "iterate",
     "union",
 )
-"""Exactly one of these makes an operator."""
+"""The verbs: an operator has exactly one of them."""
 
 
 def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
@@ -237,10 +244,10 @@ def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
             **files,
             "schema": Field(SCHEMA, "columns and types, a source with the same, or a class"),
             "key": Field(ListOf(Text()), "columns that records are looked up by", required=True),
-            "columns": Field(ListOf(Text()), "what is brought to the records; all but the key"),
+            "columns": Field(ListOf(Text()), "columns added to the records; all but the key"),
             "maxBytes": Field(size(), "the most that its columns may take in memory; 64mb"),
             "duplicates": Field(
-                Choice(("fail", "first", "last")), "which of rows with equal keys counts"
+                Choice(("fail", "first", "last")), "which of several rows with equal keys counts"
             ),
         },
     )
@@ -252,10 +259,12 @@ def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
                 REFERENCE, "a coroutine function key -> record or None, `module:function`"
             ),
             "table": Field(table, "instead: a table in files, read as a whole at the start"),
-            "how": Field(Choice(_HOWS[:2]), "of a table: `left`, or `inner`: only what it has"),
-            "suffix": Field(Text(), "appended to columns that are found whose names are taken"),
+            "how": Field(
+                Choice(_HOWS[:2]), "of a table: `left`, or `inner`: only records it has a row for"
+            ),
+            "suffix": Field(Text(), "appended to found columns whose names are taken"),
             "cacheRows": Field(Integer(0, 2**31 - 1), "answers of `python` kept; 0: none"),
-            "cacheFor": Field(duration(), "how long an answer of `python` counts"),
+            "cacheFor": Field(duration(), "how long an answer of `python` is valid"),
         },
     )
 
@@ -271,43 +280,44 @@ _FIELDS = {
     "mapAsync": Field(REFERENCE, "a coroutine function record -> record, `module:function`"),
     "into": Field(SCHEMA, "columns of the result, or a class `module:Class`"),
     "adds": Field(_COLUMNS, "columns that `python` adds to those of its input"),
-    "eventTime": Field(EVENT_TIME, "which column of the result is event time"),
+    "eventTime": Field(EVENT_TIME, "event time of the result"),
     **_KEYS,
-    "window": Field(WINDOW, "how the records are cut into windows"),
+    "window": Field(WINDOW, "the windows of the records"),
     "aggregate": Field(
         OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
-        'results and how they are made, `total: "sum(amount * 2)"`; or a `module:AggregateFunction`',
+        'results and their aggregates, `total: "sum(amount * 2)"`; or a `module:AggregateFunction`',
     ),
     "reduce": Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
     "process": Field(_INSTANCE, "a class with state, such as a `module:KeyedProcess`"),
     "windowProcess": Field(
-        _INSTANCE, "a `module:WindowProcess` that gets what `reduce` or `aggregate` has made"
+        _INSTANCE, "a `module:WindowProcess` that gets the results of `reduce` or `aggregate`"
     ),
     "connect": Field(CONNECT, "a second input of `process`"),
-    "join": Field(JOIN, "pairs with another stream, near in time or in the same window"),
+    "join": Field(JOIN, "pairs with another stream, close in time or in the same window"),
     "joinAsOf": Field(JOIN_AS_OF, "each record with the version valid at its time"),
-    "coGroup": Field(CO_GROUP, "a function of all records of a key in a window, of two streams"),
+    "coGroup": Field(CO_GROUP, "a function of all records of a key in a window, from two streams"),
     "match": Field(MATCH, "a pattern in the records of each key"),
     "iterate": Field(ITERATE, "a loop"),
-    "maxInFlight": Field(Integer(1, 100_000), "calls under way at once, of coroutine functions"),
-    "rows": Field(_ROWS, "call `python` for so many rows at a time"),
-    "within": Field(duration(), "how long a row waits for so many to come together"),
+    "maxInFlight": Field(Integer(1, 100_000), "most concurrent calls of a coroutine function"),
+    "rows": Field(_ROWS, "call `python` with this many rows at a time"),
+    "within": Field(duration(), "how long a row waits for that many to arrive"),
     "timeout": Field(duration(), "of a record in `mapAsync` or `lookup`, all attempts included"),
-    "ordered": Field(Boolean(), "false: results of calls leave as they come"),
+    "ordered": Field(Boolean(), "false: results are emitted as calls finish"),
     "retry": Field(RETRY, "when `mapAsync` or `lookup` calls its function again"),
     "onTimeout": Field(
         Text(), "fail, side_output, or a function record -> record, `module:function`"
     ),
     "onError": Field(
-        OneOf(ON_ERROR, _ACTIONS), "what becomes of records for which the function raises"
+        OneOf(ON_ERROR, _ACTIONS), "handling of records for which the function raises"
     ),
-    "partition": Field(Choice(PARTITIONINGS), "how its input is spread over its subtasks"),
+    "partition": Field(Choice(PARTITIONINGS), "how its input is distributed over its subtasks"),
     "parallelism": Field(PARALLELISM, "number of subtasks"),
+    "slotSharingGroup": SLOT_SHARING_GROUP,
     "chaining": Field(Choice(("head", "never")), "start a new chain here, or never chain"),
 }
 
 
 def operator_section(connectors: Mapping[str, SourceConnector]) -> Section:
-    """An operator; of the connectors those that make tables are in its `lookup`."""
-    lookup = Field(_lookup_section(connectors), "each record with what is known of its key")
+    """Return the section of an operator; its `lookup` has those connectors that make tables."""
+    lookup = Field(_lookup_section(connectors), "join each record with the entry for its key")
     return Section("operator", {**_FIELDS, "lookup": lookup})

@@ -1,4 +1,4 @@
-"""Steps with two inputs, or whose body makes more of them: joins, `coGroup`, `connect`, `iterate`."""
+"""Steps with two inputs, or with a loop body: joins, `coGroup`, `connect`, `iterate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _JOIN: Final = {"how": "how", "suffix": "suffix"}
 
 
 def other_inputs(table: Table) -> list[tuple[str, int]]:
-    """The streams an operator reads besides that of `from`, each with the line that names it."""
+    """Return the streams an operator reads besides that of `from`, each with the line that names it."""
     return [
         (section.get(field), section.line_of(field))
         for verb in ("join", "joinAsOf", "coGroup", "connect")
@@ -38,7 +38,7 @@ def other_inputs(table: Table) -> list[tuple[str, int]]:
 
 
 def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
-    """`join`: near in time if it has `within`, in the same window if the operator has `window`."""
+    """Plan `join`: close in time if it has `within`, in the same window if the operator has `window`."""
     line, section = table.line_of("join"), table.get("join")
     if section is None or not _check_both_keys("join", name, table, section, builder):
         return None
@@ -46,7 +46,7 @@ def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
         builder.problems.add(
             line,
             f"join needs either within or a window operator=`{name}`",
-            "within: [-10m, 0s], from where to where the other's time may lie; "
+            "within: [-10m, 0s], the bounds of the other's time; "
             "or window: {tumbling: 1m} beside join",
         )
         return None
@@ -56,7 +56,7 @@ def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
         options["within"] = tuple(within)
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
-        if len(flows) < 2:  # what `with` says is no name
+        if len(flows) < 2:  # `with` does not hold a name
             return None
         left, right = _both(flows, table, section, builder)
         if spec is not None:
@@ -71,14 +71,14 @@ def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
-    """`joinAsOf`."""
+    """Plan `joinAsOf`."""
     line, section = table.line_of("joinAsOf"), table.get("joinAsOf")
     if section is None or not _check_both_keys("joinAsOf", name, table, section, builder):
         return None
     options = given(section, **_JOIN, valid_for="validFor")
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
-        if len(flows) < 2:  # what `with` says is no name
+        if len(flows) < 2:  # `with` does not hold a name
             return None
         left, right = _both(flows, table, section, builder)
         if not _both_timed("joinAsOf", flows, line, builder):
@@ -91,7 +91,7 @@ def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
-    """`coGroup`: needs a window."""
+    """Plan `coGroup`, which needs a window."""
     line, section = table.line_of("coGroup"), table.get("coGroup")
     if section is None or not _check_both_keys("coGroup", name, table, section, builder):
         return None
@@ -105,7 +105,7 @@ def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
     into = builder.schema_of(table, "into")
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
-        if len(flows) < 2:  # what `with` says is no name
+        if len(flows) < 2:  # `with` does not hold a name
             return None
         left, right = _both(flows, table, section, builder)
         left = spec.of(left, flows[0])
@@ -117,14 +117,14 @@ def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def without_keys(table: Table) -> bool:
-    """True if an operator with `connect` gives keys to neither stream."""
+    """Return True if an operator with `connect` gives keys to neither stream."""
     section = table.get("connect")
     keys = ["keyBy", "keyWith"]
     return section is not None and not table.present(keys) and not section.present(keys)
 
 
 def check_connect(name: str, table: Table, builder: Builder) -> bool:
-    """True if `connect` names one other stream, and its keys if it is to have some."""
+    """Return True if `connect` names one other stream, with keys if it needs some."""
     section = table.get("connect")
     if section is None:
         return False
@@ -143,16 +143,16 @@ def check_connect(name: str, table: Table, builder: Builder) -> bool:
     for field in section.present(["keyBy", "keyWith"]):
         builder.problems.add(
             section.line_of(field),
-            f"{field} means nothing for a broadcast stream operator=`{name}`",
+            f"{field} has no effect for a broadcast stream operator=`{name}`",
             "remove it: every subtask gets all of its records",
         )
     return not section.present(["keyBy", "keyWith"])
 
 
 def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> Any:
-    """Both streams of `connect`, for `.process`; None if they do not fit."""
+    """Return both streams of `connect`, for `.process`; None if they do not fit."""
     section = table.get("connect")
-    if len(flows) < 2:  # what `with` or `broadcast` says is no name
+    if len(flows) < 2:  # neither `with` nor `broadcast` holds a name
         return None
     keyless = without_keys(table)
     left = flows[0] if keyless else keyed(flows[0], table, builder)
@@ -169,7 +169,7 @@ def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> A
 
 
 def plan_iterate(name: str, table: Table, builder: Builder) -> Step | None:
-    """`iterate`: with `maxRounds` in rounds."""
+    """Plan `iterate`, in rounds if it has `maxRounds`."""
     line, section = table.line_of("iterate"), table.get("iterate")
     if section is None:
         return None
@@ -179,7 +179,7 @@ def plan_iterate(name: str, table: Table, builder: Builder) -> Step | None:
     if section.tried(wrong):
         builder.problems.add(
             section.line_of(wrong),
-            f"{wrong} means nothing {'with' if rounds else 'without'} maxRounds operator=`{name}`",
+            f"{wrong} has no effect {'with' if rounds else 'without'} maxRounds operator=`{name}`",
             "remove it" if rounds else "add maxRounds, or remove it",
         )
         return None
@@ -201,7 +201,7 @@ def plan_iterate(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def _built(body: Any) -> Any:
-    """The user's function; what it raises is a mistake of the manifest."""
+    """Wrap the user's function: what it raises is a mistake of the manifest."""
 
     @wraps(body)
     def build(stream: Stream[Any]) -> Any:
@@ -236,5 +236,5 @@ def _both(
 
 
 def _both_timed(verb: str, flows: Sequence[Stream[Any]], line: int, builder: Builder) -> bool:
-    checked = [timed(flow, verb, line, builder) for flow in flows]  # each has its own problem
+    checked = [timed(flow, verb, line, builder) for flow in flows]  # each reports its own problem
     return all(checked)

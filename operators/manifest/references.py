@@ -1,4 +1,4 @@
-"""`module:name` of a manifest: finding the user's function or class."""
+"""Resolves `module:name` references of a manifest to the user's functions and classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFERENCE_PATTERN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def resolve(reference: str) -> Any:
-    """What `module:name` names; the name may have dots.
+    """Return the object that `module:name` names; the name may have dots.
 
     Raises:
         PlanError: the module cannot be imported, or has no such name.
@@ -22,9 +22,9 @@ def resolve(reference: str) -> Any:
     module_name, _, path = reference.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except BaseException as error:  # whatever the user's module does
+    except BaseException as error:  # the user's module may raise anything
         if type(error) is KeyboardInterrupt:
-            raise  # Ctrl-C; a class derived from it is the module's own
+            raise  # Ctrl-C; a derived class is the module's own
         raise PlanError(
             f"module cannot be imported module=`{module_name}` "
             f"error=`{type(error).__name__}: {error}`",
@@ -42,7 +42,7 @@ def resolve(reference: str) -> Any:
 
 
 def resolve_function(reference: str) -> Any:
-    """A function (anything that can be called) by `module:name`."""
+    """Return the function (any callable) named by `module:name`."""
     found = resolve(reference)
     if not callable(found):
         raise PlanError(f"not a function reference=`{reference}` type=`{type(found).__name__}`")
@@ -50,7 +50,7 @@ def resolve_function(reference: str) -> Any:
 
 
 def resolve_class(reference: str) -> type[Any]:
-    """A class by `module:name`."""
+    """Return the class named by `module:name`."""
     found = resolve(reference)
     if not isinstance(found, type):
         raise PlanError(f"not a class reference=`{reference}` type=`{type(found).__name__}`")
@@ -58,13 +58,13 @@ def resolve_class(reference: str) -> type[Any]:
 
 
 def resolve_instance(reference: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    """What `module:name` names; a class stands for an instance of it.
+    """Return the object that `module:name` names; a class stands for an instance of it.
 
     Args:
-        arguments: by name, of the class, or of a function that makes what is meant.
+        arguments: by name, for the class, or for a function that makes the object.
 
     Raises:
-        PlanError: as `resolve`, or it cannot be made with these arguments.
+        PlanError: as for `resolve`, or the object cannot be made with these arguments.
     """
     found = resolve(reference)
     if arguments is None and not isinstance(found, type):
@@ -78,15 +78,15 @@ def resolve_instance(reference: str, arguments: Mapping[str, Any] | None = None)
         return found(**(arguments or {}))
     except HeadgateError:
         raise
-    except Exception as error:  # whatever the user's class does when it is made
+    except Exception as error:  # the user's class may raise anything
         what = "class cannot be made" if isinstance(found, type) else "function cannot be called"
         how = "with these arguments" if arguments else "without arguments"
         raise PlanError(
             f"{what} {how} reference=`{reference}` error=`{type(error).__name__}: {error}`",
-            fix="{python: module:name, arguments: {name: value}} says with which",
+            fix="give them with {python: module:name, arguments: {name: value}}",
         ) from error
 
 
 def is_reference(text: str) -> bool:
-    """True for `module:name`; SQL and durations are none."""
+    """Return True for `module:name`, which neither SQL nor durations match."""
     return REFERENCE_PATTERN.fullmatch(text) is not None

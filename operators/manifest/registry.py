@@ -1,6 +1,6 @@
-"""What a manifest may name but operators/ does not know: connectors, options, the job class.
+"""The parts of a manifest that operators/ does not know: connectors, options, the job class.
 
-`runtime/manifest.py` fills a `Toolbox`; the rooms below only see these descriptions.
+`runtime/manifest.py` fills a `Toolbox`; the builder only sees these descriptions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .fields import Section
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What a manifest says about a source besides the connector's own fields.
+    """The fields of a source outside its connector.
 
     Attributes:
-        schema: the Arrow schema or the user's class, None if the manifest has no `schema`.
-        on_bad_record: `fail`, `side_output` or `drop`; None if the manifest does not say.
+        schema: the Arrow schema or the user's class; None without `schema`.
+        on_bad_record: `fail`, `side_output` or `drop`; None if not given.
     """
 
     schema: pa.Schema | type[Any] | None = None
@@ -33,14 +33,14 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SourceConnector:
-    """A source a manifest can name.
+    """A source that a manifest can name.
 
     Attributes:
         fields: the fields below the connector's key.
-        make: makes the source from the fields that were given; raises UsageError.
-        schema: does it take a `schema`? `required`, `optional` or `refused`.
-        bad_records: can it meet records it cannot read, so that `onBadRecord` means something?
-        tables: can it be read as a whole, as the table of a `lookup`?
+        make: makes the source from the given fields; raises UsageError.
+        schema: whether it takes a `schema`: `required`, `optional` or `refused`.
+        bad_records: whether it can meet unreadable records, so that `onBadRecord` applies.
+        tables: whether it can be read as a whole, as the table of a `lookup`.
     """
 
     fields: Section
@@ -52,12 +52,12 @@ class SourceConnector:
 
 @dataclass(frozen=True, slots=True)
 class SinkConnector:
-    """A sink a manifest can name.
+    """A sink that a manifest can name.
 
     Attributes:
-        make: makes the sink from the fields that were given and the guarantee; raises UsageError.
-        guarantees: what it can do.
-        guarantee_required: must the manifest say which it wants?
+        make: makes the sink from the given fields and the guarantee; raises UsageError.
+        guarantees: the guarantees that it supports.
+        guarantee_required: whether the manifest must choose one.
     """
 
     fields: Section
@@ -68,12 +68,12 @@ class SinkConnector:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """Everything the builder gets from the rooms above.
+    """The dependencies of the builder.
 
     Attributes:
         new_job: makes the empty job: `new_job(name, parallelism=, max_parallelism=, options=)`.
-        check_options: what is wrong with option texts, by key.
-        current_key: the current key of an option that may be given by an older one.
+        check_options: returns the problems of option texts, by key.
+        current_key: returns the current key of an option that may be given by an older one.
     """
 
     sources: Mapping[str, SourceConnector]

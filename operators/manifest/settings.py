@@ -1,13 +1,15 @@
-"""What a manifest says about the job as a whole: parallelism, checkpoints, restarts, options."""
+"""The settings of the job as a whole: parallelism, checkpoints, restarts, options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
+from ..resources import GROUP_NAME, Resources
 from ..restarts import exponential_delay, failure_rate, fixed_delay, no_restart
 from ..settings import RestartSettings
-from ..written_job import WrittenJob
+from ..written_job import WrittenJob, definition_of
 from .document import Problems
 from .fields import Table
 from .registry import Toolbox
@@ -35,7 +37,7 @@ OPTION_OF = {
         "restart-strategy.exponential-delay.reset-backoff-threshold"
     ),
 }
-"""Fields that say the same as an option: who sets both contradicts himself."""
+"""Fields that set the same thing as an option, so that giving both is a contradiction."""
 
 _RUNTIME_MODE: Final = "execution.runtime-mode"
 _STREAMING: Final = "STREAMING"
@@ -51,7 +53,7 @@ _CHECKPOINT_ARGUMENTS = {
 
 
 class Attempts(Protocol):
-    """What notes a refused call as a problem at a line."""
+    """Reports a refused call as a problem at a line."""
 
     problems: Problems
 
@@ -59,7 +61,7 @@ class Attempts(Protocol):
 
 
 def job_arguments(spec: Table, toolbox: Toolbox, problems: Problems) -> dict[str, Any]:
-    """The keyword arguments of the job; options that are wrong are noted and left out."""
+    """Return the keyword arguments of the job; wrong options are reported and left out."""
     options = spec.get("options") or Table(spec.line)
     texts: dict[str, str] = dict(options.values)
     for key, error in toolbox.check_options(texts).items():
@@ -72,7 +74,7 @@ def job_arguments(spec: Table, toolbox: Toolbox, problems: Problems) -> dict[str
             key = current[option]
             problems.add(
                 options.line_of(key),
-                f"option and field say the same key=`{key}` field=`{section}.{field}`",
+                f"option and field set the same key=`{key}` field=`{section}.{field}`",
                 f"line {table.line_of(field)} sets it already; remove one",
             )
     return {
@@ -83,14 +85,17 @@ def job_arguments(spec: Table, toolbox: Toolbox, problems: Problems) -> dict[str
 
 
 def has_checkpoints(spec: Table, toolbox: Toolbox) -> bool:
-    """Does the manifest ask for checkpoints, however badly?"""
+    """Return whether the manifest asks for checkpoints, even wrongly."""
     options = spec.get("options") or Table(spec.line)
     keys = {toolbox.current_key(key) for key in options.values}
     return spec.tried("checkpoint") or OPTION_OF["checkpoint", "storage"] in keys
 
 
 def may_be_batch(job: WrittenJob) -> bool:
-    """A batch needs no checkpoints. Whether the job is one shows when all its sources are known."""
+    """Return True if the job may be a batch job, which needs no checkpoints.
+
+    Whether it is one is known once all its sources are.
+    """
     return job.options.get(_RUNTIME_MODE, _STREAMING).strip().upper() != _STREAMING
 
 
@@ -109,8 +114,26 @@ def apply_settings(job: WrittenJob, spec: Table, attempts: Attempts) -> None:
         _restart(job, restart, attempts)
 
 
+def declare_groups(job: WrittenJob, spec: Table, attempts: Attempts) -> None:
+    """Make the groups of `resources` known; those with a mistake as well, for the steps that name them."""
+    declared = spec.get("resources")
+    if declared is None:
+        return
+    definition = definition_of(job)
+    for name, line in declared.lines.items():
+        if not GROUP_NAME.fullmatch(name):
+            continue  # noted, and no step can name it
+        table = declared.get(name) or Table(line)
+        given = dict(table.values)
+        if isinstance(custom := given.get("custom"), Table):
+            given["custom"] = custom.values
+        made = attempts.attempt(line, partial(Resources, **given))
+        group = {name: made or Resources()}
+        attempts.attempt(line, partial(definition.declare_groups, group))
+
+
 def _fixed_delay(attempts: int = 3, delay: str = "1s") -> RestartSettings:
-    """As `job.restart` without arguments."""
+    """Call `job.restart` with its defaults."""
     return fixed_delay(attempts, delay)
 
 
@@ -136,13 +159,13 @@ _RESTARTS: dict[str, tuple[Callable[..., RestartSettings], dict[str, str]]] = {
         },
     ),
 }
-"""By strategy: what makes it, and its arguments by field."""
+"""The function and the argument names, by field, of each strategy."""
 
 
 def _restart(job: WrittenJob, restart: Table, attempts: Attempts) -> None:
     name = restart.get("strategy", "fixed-delay")
     if name not in _RESTARTS:
-        return  # noted already
+        return  # already reported
     make, arguments = _RESTARTS[name]
     for field in restart.present(_RESTART_FIELDS):
         if field not in arguments:

@@ -1,4 +1,4 @@
-"""What all steps of a manifest share: the builder, keys, functions, and lists that are refused in part."""
+"""Shared parts of manifest steps: the builder, keys, functions, and item-by-item checks of lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Step: TypeAlias = Callable[[Sequence[Stream[Any]]], "Stream[Any] | None"]
 
 
 class Builder(Protocol):
-    """What a step needs of the builder."""
+    """The builder as steps see it."""
 
     problems: Problems
 
@@ -29,7 +29,7 @@ class Builder(Protocol):
     def schema_of(self, table: Table, name: str) -> pa.Schema | type[Any] | None: ...
 
     def files_of(self, table: Table, name: str) -> Source | None:
-        """The source of the table of the operator `name`; None if it is wrong, which has been said."""
+        """Return the source of the table of operator `name`; None if it is wrong and reported."""
         ...
 
 
@@ -37,12 +37,12 @@ Planner: TypeAlias = Callable[[str, Table, Builder], "Step | None"]
 
 
 def function_of(table: Table, field: str, builder: Builder) -> Any:
-    """The function a field names; None if the field is absent, or wrong and reported."""
+    """Return the function that a field names; None if the field is absent, or wrong and reported."""
     return _resolved(table, field, builder, resolve_function)
 
 
 def instance_of(table: Table, field: str, builder: Builder) -> Any:
-    """What a field names, or an instance of the class it names. None as in `function_of`."""
+    """Return the object that a field names, or an instance of the class; None as for `function_of`."""
     return _resolved(table, field, builder, instance)
 
 
@@ -54,42 +54,42 @@ def _resolved(table: Table, field: str, builder: Builder, how: Callable[[Any], A
 
 
 def instance(said: Any) -> Any:
-    """What a text `module:name`, or a table with arguments, stands for."""
+    """Return the object for a text `module:name`, or for a table with arguments."""
     arguments = arguments_of(said) if isinstance(said, Table) else None
     return resolve_instance(reference_of(said), arguments)
 
 
 def reference_of(said: Any) -> str:
-    """The `module:name` of a text, or of a table with arguments."""
+    """Return the `module:name` of a text, or of a table with arguments."""
     return str(said.get("python") if isinstance(said, Table) else said)
 
 
 def arguments_of(said: Table) -> dict[str, Any]:
-    """The arguments of a table, by name."""
+    """Return the arguments of a table, by name."""
     arguments = said.get("arguments")
     return {} if arguments is None else dict(arguments.values)
 
 
 def readable(said: Table) -> bool:
-    """False if something is wrong with a reference or its arguments; that has been said."""
+    """Return False if a reference or its arguments are wrong, which has been reported."""
     arguments = said.get("arguments")
     return not said.bad and (arguments is None or not arguments.bad)
 
 
 def sound(table: Table, **read: Any) -> bool:
-    """False if one of these fields, given with what was made of it, was tried and came to nothing."""
+    """Return False if a field was tried although its value, passed here, is None."""
     return not any(table.tried(field) and made is None for field, made in read.items())
 
 
 def given(table: Table, **arguments: str) -> dict[str, Any]:
-    """The arguments of a method for the fields that are there: `given(table, max_rows="maxRows")`."""
+    """Return method arguments for the fields that are present: `given(table, max_rows="maxRows")`."""
     return {
         argument: table.get(field) for argument, field in arguments.items() if field in table.values
     }
 
 
 def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) -> bool:
-    """True if a table has one of `keyBy` and `keyWith`, even if that is wrong; else a problem."""
+    """Return True if a table has one of `keyBy` and `keyWith`, even a wrong one; else report a problem."""
     tried = table.present(["keyBy", "keyWith"])
     if len(tried) == 2:
         builder.problems.add(
@@ -100,24 +100,24 @@ def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) 
         return False
     if not tried:
         builder.problems.add(line, f"{what} has no keyBy operator=`{name}`", "keyBy: [column]")
-    function_of(table, "keyWith", builder)  # what is wrong with it is said even without an input
+    function_of(table, "keyWith", builder)  # reports its problems even without an input
     return bool(tried)
 
 
 def key_has_columns(what: str, name: str, table: Table, builder: Builder) -> bool:
-    """False, and a problem, if the key is a function, for steps that work on whole columns."""
+    """Return False and report a problem if the key is a function, for steps on whole columns."""
     if table.tried("keyWith"):
         builder.problems.add(
             table.line_of("keyWith"),
             f"{what} needs a key made of columns, and keyWith is a function operator=`{name}`",
             'make the key a column in a step before, select: ["*", "lower(url) AS key"], '
-            "and say keyBy: key",
+            "and set keyBy: key",
         )
     return not table.tried("keyWith")
 
 
 def keyed(stream: Stream[Any], table: Table, builder: Builder) -> Any:
-    """The stream by the keys of a table; None if they are wrong."""
+    """Return the stream keyed by the keys of a table; None if they are wrong."""
     if table.tried("keyWith"):
         function = function_of(table, "keyWith", builder)
         if function is None:
@@ -131,7 +131,7 @@ def keyed(stream: Stream[Any], table: Table, builder: Builder) -> Any:
 
 
 def timed(stream: Stream[Any], what: str, line: int, builder: Builder) -> bool:
-    """True if a stream has event time; else a problem."""
+    """Return True if a stream has event time; else report a problem."""
     if not stream.has_event_time:
         builder.problems.add(
             line,
@@ -148,7 +148,7 @@ def each(
     action: Callable[[Sequence[Any], str], R],
     name: str = "",
 ) -> R | None:
-    """`action` with all items; if that is refused, each item that is refused alone has its problem."""
+    """Call `action` with all items; if it refuses, report each item that is refused on its own."""
     before = len(builder.problems.found)
     made = builder.attempt(line, lambda: action([item for item, _ in items], name))
     if made is not None:
@@ -156,7 +156,7 @@ def each(
     joint = builder.problems.found[before:]
     del builder.problems.found[before:]
     for number, (item, at) in enumerate(items):
-        # Names in a manifest have no blanks: this one is free.
+        # Names in a manifest have no spaces, so this one is unused.
         trial = f"trial {number} of {name}"[:NAME_LENGTH_MAX]
         builder.attempt(at, lambda item=item, trial=trial: action([item], trial))  # type: ignore[misc]
     if len(builder.problems.found) == before:

@@ -1,4 +1,4 @@
-"""One operator of a manifest: its verb, checked by itself, and the step it makes of its input."""
+"""One operator of a manifest: its verb, checked on its own, and the step made from its inputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _BELONGS_TO: Final = {
 
 
 def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
-    """Check everything about an operator that needs no input; None if its verb is not usable."""
+    """Check an operator as far as possible without its input; return None if its verb is unusable."""
     verbs = table.present(VERBS)
     if len(verbs) != 1:
         _complain_about_verbs(name, table, verbs, builder.problems)
@@ -59,13 +59,13 @@ def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
         if table.tried(field) and verb not in owners:
             builder.problems.add(
                 table.line_of(field),
-                f"{field} means nothing for {verb} operator=`{name}`",
+                f"{field} has no effect for {verb} operator=`{name}`",
                 f"remove it, or use {' or '.join(owners)}" if field != "from" else "remove it",
             )
     if table.tried("partition") and verb in _KEYED and table.present(["keyBy", "keyWith"]):
         builder.problems.add(
             table.line_of("partition"),
-            f"partition means nothing with a key operator=`{name}`",
+            f"partition has no effect with a key operator=`{name}`",
             "remove it: all records of a key go to the same subtask",
         )
     if verb != "union" and not table.tried("from"):
@@ -76,7 +76,7 @@ def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def partitioned(flow: Stream[Any], table: Table, builder: Builder) -> Stream[Any] | None:
-    """The stream, spread as `partition` of its reader says."""
+    """Return the stream, distributed by the `partition` of its reader."""
     match table.get("partition"):
         case "rebalance":
             change = flow.rebalance
@@ -118,7 +118,7 @@ def _filter(name: str, table: Table, builder: Builder) -> Step | None:
     options = on_error(table)
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any]:
-        # Rows come and go, columns do not: the input stands for the result of a filter that failed.
+        # A filter keeps the columns, so the input can stand for the result of a filter that failed.
         if condition is None:
             return flows[0]
         make = lambda: flows[0].filter(condition, name=name, **options)  # noqa: E731
@@ -150,7 +150,7 @@ def _union(name: str, table: Table, builder: Builder) -> Step | None:
     lines = table.get("union").lines
 
     def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
-        # A `from` beside it, which is reported elsewhere, comes behind them.
+        # A `from` beside it, which is reported elsewhere, comes after them.
         first, *others = flows[: len(lines)]
         made = each(
             builder,

@@ -1,4 +1,4 @@
-"""`window` of an operator: which kind, and what it takes."""
+"""The field `window` of an operator: its kind and its arguments."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _TAKES: Final[dict[str, dict[str, str]]] = {
     "global": _EARLY,
     "python": {},
 }
-"""For each kind the arguments of its function, and their fields."""
+"""The arguments of each kind's function, with their fields."""
 _REQUIRED: Final = {"sliding": "every", "cumulative": "step"}
 _ALL: Final = {"trigger", "evictor"}
-"""What each kind takes."""
+"""Arguments that every kind accepts."""
 _UNTIMED: Final = ("count", "global", "python")
-"""Kinds that need no event time, or that only know themselves."""
+"""Kinds that need no event time, or whose instance decides."""
 
 
 class WindowSpec:
-    """What `window` says, checked by itself.
+    """The field `window`, checked on its own.
 
     Attributes:
         window: for `.window(...)`; None if something is wrong.
-        options: a trigger and an evictor, by their argument.
-        of_records: which field makes it a window that only functions of records know; or empty.
+        options: a trigger and an evictor, by argument.
+        of_records: the field that makes it a record-at-a-time window; empty if none does.
     """
 
     def __init__(self, name: str, table: Table, builder: Builder) -> None:
@@ -73,7 +73,7 @@ class WindowSpec:
             self.window = _window(kind, section, builder)
 
     def of(self, groups: Any, stream: Stream[Any]) -> Any:
-        """`groups`, which are those of `stream`, in windows; None if that is refused."""
+        """Return `groups`, which are those of `stream`, in windows; None if that is refused."""
         if self._needs_time and not timed(stream, "a window", self._line, self._builder):
             return None
         if self.window is None or groups is None:
@@ -105,7 +105,7 @@ def _check_fields(kind: str, section: Table, builder: Builder) -> bool:
         if field not in takes and section.tried(field):
             builder.problems.add(
                 section.line_of(field),
-                f"{field} means nothing for a {kind} window",
+                f"{field} has no effect for a {kind} window",
                 f"remove it; {kind} takes {', '.join(sorted(takes - {kind}))}",
             )
     _check_every(kind, section, builder)
@@ -118,7 +118,7 @@ def _check_fields(kind: str, section: Table, builder: Builder) -> bool:
 
 
 def _check_every(kind: str, section: Table, builder: Builder) -> None:
-    """It is a duration or a number, as the kind of window says."""
+    """Check that `every` is a duration or a number, as the kind of window needs."""
     every, line = section.get("every"), section.line_of("every")
     if every is None:
         return

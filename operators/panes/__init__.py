@@ -1,1 +1,1 @@
-"""Windows made of panes: sliding and cumulative ones, those of a time zone, and early results."""
+"""Windows made of panes: sliding, cumulative and time-zone windows, and early results."""

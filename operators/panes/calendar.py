@@ -1,4 +1,4 @@
-"""How event time is numbered before windows cut it: plain milliseconds, or the days of a time zone.
+"""The numbering of event time that windows cut: plain milliseconds, or the days of a time zone.
 
 A *place* is an integer that grows with time; windows have their sizes and bounds in places.
 """
@@ -25,41 +25,41 @@ _SPAN_MAX = 4_096
 _KNOWN_MAX = 100_000
 _FIRST_DAY = (datetime(2, 1, 1) - _EPOCH).days
 _LAST_DAY = (datetime(9998, 12, 31) - _EPOCH).days
-"""Python's calendar ends here; days beyond are those of UTC."""
+"""Python's calendar ends here; later days are those of UTC."""
 
 
 class Calendar(Protocol):
-    """Places of instants, and back."""
+    """Converts instants to places and back."""
 
     def places(self, times: Timestamps) -> Numbers:
-        """The place of each instant (ms since the epoch)."""
+        """Return the place of each instant (ms since the epoch)."""
         ...
 
     def place(self, time: int) -> int:
-        """The last place that begins at `time` or before; any integer will do."""
+        """Return the last place that begins at `time` or before; any integer is accepted."""
         ...
 
     def instant(self, place: int) -> int:
-        """When a place begins, ms since the epoch."""
+        """Return when a place begins, ms since the epoch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Milliseconds:
-    """Each millisecond is a place; number 0 is `offset_ms` behind the epoch."""
+    """Each millisecond is a place; number 0 is `offset_ms` after the epoch."""
 
     offset_ms: int = 0
 
     def places(self, times: Timestamps) -> Numbers:
-        """The place of each instant."""
+        """Return the place of each instant."""
         return times - self.offset_ms if self.offset_ms else times
 
     def place(self, time: int) -> int:
-        """The place of one instant."""
+        """Return the place of one instant."""
         return time - self.offset_ms
 
     def instant(self, place: int) -> int:
-        """When a place begins."""
+        """Return when a place begins."""
         return place + self.offset_ms
 
 
@@ -67,9 +67,9 @@ class Milliseconds:
 class LocalDays:
     """Days of a time zone, cut into steps; a place is a step.
 
-    A day begins when the clocks there first show midnight plus `offset_ms`, or jump over it, so that it has
-    23 or 25 hours when they change. Steps are counted anew each day. Each day has the places that the
-    longest may need, so that windows of whole days have equal sizes in places.
+    A day begins when the local clocks first show midnight plus `offset_ms`, or skip it, so that it
+    has 23 or 25 hours when they change. Steps are counted from 0 each day. Each day has as many
+    places as the longest day may need, so that windows of whole days have equal sizes in places.
 
     Attributes:
         zone: IANA name.
@@ -84,11 +84,11 @@ class LocalDays:
 
     @property
     def places_per_day(self) -> int:
-        """How many places a day has."""
+        """Return how many places a day has."""
         return 1 if self.step_ms == DAY_MS else -(-2 * DAY_MS // self.step_ms)
 
     def places(self, times: Timestamps) -> Numbers:
-        """The place of each instant."""
+        """Return the place of each instant."""
         if not len(times):
             return times
         days = (times - self.offset_ms) // DAY_MS
@@ -108,7 +108,7 @@ class LocalDays:
         return places
 
     def place(self, time: int) -> int:
-        """The place of one instant."""
+        """Return the place of one instant."""
         day = (time - self.offset_ms) // DAY_MS + 1
         while self.start(day) > time:
             day -= 1
@@ -118,13 +118,13 @@ class LocalDays:
         return day * per_day + min((time - self.start(day)) // self.step_ms, per_day - 1)
 
     def instant(self, place: int) -> int:
-        """When a place begins; those that a day does not have begin with the next day."""
+        """Return when a place begins; places that a day lacks begin with the next day."""
         day, step = divmod(place, self.places_per_day)
         start = self.start(day)
         return min(start + step * self.step_ms, self.start(day + 1)) if step else start
 
     def start(self, day: int) -> int:
-        """When day number `day` since 1970-01-01 begins there."""
+        """Return when day number `day` since 1970-01-01 begins in the zone."""
         found = self._starts.get(day)
         if found is None:
             if len(self._starts) >= _KNOWN_MAX:
@@ -140,8 +140,8 @@ class LocalDays:
         shown = _EPOCH + timedelta(milliseconds=plain)
         first, second = (plain - _offset(shown.replace(tzinfo=zone, fold=fold)) for fold in (0, 1))
         if first <= second:
-            return first  # the clocks show it once, or twice
-        # They jump over it, somewhere between: where the offset changes.
+            return first  # the clocks show it once or twice
+        # They skip it, somewhere in between: where the offset changes.
         after = _offset(_at(first, zone))
         low, high = second, first
         while high - low > 1:
@@ -158,7 +158,7 @@ def _at(time: int, zone: ZoneInfo) -> datetime:
 
 
 def _offset(moment: datetime) -> int:
-    """How far the clocks are ahead of UTC, in ms."""
+    """Return how far the clocks are ahead of UTC, ms."""
     ahead = moment.utcoffset()
     assert ahead is not None
     return ahead // _MS

@@ -1,9 +1,9 @@
-"""Records of keys in order of arrival, in panes of so many records: one cell of state for each.
+"""Records of keys in order of arrival, in panes of a set number of records, with one cell of state each.
 
-The rows of a key are numbered. A pane is `gcd(size, every)` rows, so a result is that of the key's last
-panes, and is always due with the last row of one. A key without cells that are still needed is forgotten,
-and its numbers begin anew: where one window ends another begins. A snapshot has the number of rows of each
-cell as one more aggregate: with that it is complete.
+The rows of a key are numbered. A pane is `gcd(size, every)` rows, so a result covers the key's last
+panes, and is always due with the last row of one. A key without cells that are still needed is
+forgotten, and its numbers restart: where one window ends another begins. A snapshot has the number
+of rows of each cell as one more aggregate, which makes it complete.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .table import state_table
 from .two_stacks import copied
 
 DEAD_MIN: Final = 16_384
-"""So many cells that are done with are not worth moving the others."""
+"""Fewer finished cells than this are not worth a compaction."""
 _ENTRIES_MAX: Final = 1 << 18
-"""Copies of cells that are merged at a time."""
+"""The number of copied cells merged at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """The rows of a batch by key, in order of arrival within it; `order` says which row is where."""
+    """The rows of a batch by key, in order of arrival; `order` maps them to their places in the batch."""
 
     order: Index
     slots: Index
@@ -49,7 +49,7 @@ class CountTable:
         state: the cells.
         cell_keys: the slot of each cell's key.
         cell_panes: the number of each cell's pane.
-        pane_rows: how many rows a pane has.
+        pane_rows: the number of rows of a pane.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CountTable:
         self._size, self._every = window.size, window.every
         self.pane_rows = gcd(window.size, window.every)
         self._plan, self._hasher, self._epoch = plan, hasher, epoch
-        self._kept = 0  # cells when they were moved last
+        self._kept = 0  # cells after the last compaction
         self._results = plan.new_state(TableEpoch())  # scratch
         self._renew(KeyIndex(hasher))
 
@@ -66,7 +66,7 @@ class CountTable:
         self.keys = keys
         self.state: AggregateState = self._plan.new_state(self._epoch)
         self.cell_keys, self.cell_panes = SlotArray(np.intp), SlotArray(np.int64)
-        self._before = SlotArray(np.int64)  # by cell: the one of the key's pane before + 1
+        self._before = SlotArray(np.int64)  # by cell: that of the key's pane before + 1
         self._rows = SlotArray(np.int64)  # by key
         self._latest = SlotArray(np.int64)  # by key: its last cell + 1
         self._cells = self._keys = 0
@@ -74,7 +74,7 @@ class CountTable:
     # --- rows ----------------------------------------------------------------------------------
 
     def add(self, rows: KeyedRows) -> tuple[Index, list[pa.Array]]:
-        """Add rows; returns those that complete a window, ascending, and its result columns."""
+        """Add rows; return those that complete a window, ascending, and the result columns."""
         placed = self._placed(rows)
         cells = self._cells_of(placed)
         by_row = np.empty(rows.size, np.intp)
@@ -88,7 +88,7 @@ class CountTable:
         return placed.order[due], results
 
     def _placed(self, rows: KeyedRows) -> _Placed:
-        """The number of each row among those of its key."""
+        """Return the number of each row among those of its key."""
         if rows.keys is None:
             slots, size = np.zeros(rows.size, np.intp), 1
         else:
@@ -106,7 +106,7 @@ class CountTable:
         return _Placed(order, slots, first, numbers)
 
     def _cells_of(self, placed: _Placed) -> Index:
-        """The cell of each placed row; makes those of new panes."""
+        """Return the cell of each placed row, making those of new panes."""
         slots, first, numbers = placed.slots, placed.first, placed.numbers
         fresh = np.flatnonzero(numbers % self.pane_rows == 0)
         latest_fresh = np.full(len(slots), -1)
@@ -129,7 +129,7 @@ class CountTable:
         return cells
 
     def results(self, cells: Index) -> list[pa.Array]:
-        """The results of the windows that end with these cells."""
+        """Return the results of the windows that end with these cells."""
         panes = self._size // self.pane_rows
         if panes == 1 or not len(cells):
             return self.state.results(cells)
@@ -161,15 +161,16 @@ class CountTable:
         merged.reset()
         return found
 
-    # --- cells that are done with --------------------------------------------------------------
+    # --- finished cells
+    # ----------------------------------------------------------------------------
 
     def _alive(self) -> Index:
-        """Cells of windows to come, and the last ones of keys between two results."""
+        """Return the cells of windows to come, and the last ones of keys between two results."""
         keys, panes = self.cell_keys.data[: self._cells], self.cell_panes.data[: self._cells]
         rows = self._rows.data[: self._keys]
         needed = (rows // self._every + 1) * self._every - self._size
         alive = (panes + 1) * self.pane_rows > needed[keys]
-        # the last cell of a key says how far it is to the next result
+        # the last cell of a key tells the distance to the next result
         alive |= (panes == (rows[keys] - 1) // self.pane_rows) & (rows[keys] % self._every != 0)
         return np.flatnonzero(alive)
 
@@ -188,7 +189,7 @@ class CountTable:
         self._rows.data[slots] = rows
 
     def load(self, columns: list[pa.Array], panes: Array, counts: Array, state: pa.Table) -> None:
-        """Take over cells and how many rows each has; only into an empty table."""
+        """Restore cells with their numbers of rows; only into an empty table."""
         slots = np.zeros(len(panes), np.intp)
         if self._plan.keys:
             slots = self.keys.lookup(BatchKeys(self._hasher, columns)).astype(np.intp)

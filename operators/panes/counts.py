@@ -1,7 +1,8 @@
-"""Aggregates over the last records of each key, every so many (features.md TIM-06: count windows).
+"""Aggregates over the last records of each key, at every so many records: count windows.
 
-A result comes with the record that completes its window, and has its event time. Time plays no other part,
-so nothing is late. As in Flink the first results of a key are of fewer records, if windows overlap.
+A result is emitted with the record that completes its window, and has its event time. Time plays no
+other role, so nothing is late. As in Flink, the first results of a key cover fewer records if
+windows overlap.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ROWS: Final = "__rows"
 
 
 class CountAggregate(Operator):
-    """Aggregates over windows of so many records, per key, or with no keys of all records."""
+    """Aggregates over windows of a number of records, per key, or without keys over all records."""
 
     def __init__(self, window: CountWindow, plan: AggregatePlan, step: str = "window") -> None:
         assert not plan.added
@@ -64,7 +65,7 @@ class CountAggregate(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `counts`: one row per key and pane, all of them each time."""
+        """Snapshot table `counts`: one row per key and pane, always all of them."""
         epoch, table = self._epoch.cut(), self._table
         keys = table.keys.cut()
         pane, panes = table.pane_rows, table.cell_panes.data
@@ -75,15 +76,15 @@ class CountAggregate(Operator):
         cells = CellKeys(keys._pieces, keys.size, table.cell_keys.data)
         parts = [CutPart(GroupCut(cells, table.state.cut(epoch)), first_rows)]
         cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        cut.epoch = 0  # a delta could not say which cells are gone
+        cut.epoch = 0  # a delta could not tell which cells were dropped
         return StateSnapshot(tables={_COUNTS: cut})
 
     def states(self) -> Sequence[StateInfo]:
-        """Table `counts`."""
+        """Return the declaration of table `counts`."""
         return [aggregate_info(self._plan, _COUNTS, "window")]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Take over the panes."""
+        """Restore the panes."""
         self._epoch.restored()
         table = state.tables.get(_COUNTS)
         if table is None or not table.num_rows:

@@ -1,4 +1,4 @@
-"""When windows show results before they close: every so often, or after so many rows."""
+"""Early results: windows emit at an interval, or after a number of rows, before they close."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ..windows import Early
 
 
 class EarlyResults:
-    """Knows what changed since results were last shown, and calls `show` with it when it is time.
+    """Tracks the cells that changed since results were last emitted, and calls `show` with them in time.
 
-    What changed before a restore is not known any more: it is shown when it changes again, and at the end.
+    Changes before a restore are not known any more: those results are emitted at the next change,
+    and at the end.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class EarlyResults:
         self._cancel: Callable[[], None] | None = None
 
     def note(self, cells: Index, rows: int) -> None:
-        """Rows were added to these cells; may show them."""
+        """Note that rows were added to these cells; may emit results."""
         if not self._early:
             return
         self._size = max(self._size, int(cells.max()) + 1)
@@ -52,7 +53,7 @@ class EarlyResults:
             self._show(cells)
 
     def moved(self, cells: Index) -> None:
-        """Cell i is now what was cell `cells[i]`."""
+        """Renumber the cells: cell i is what was cell `cells[i]`."""
         if not self._early:
             return
         self._changed.reserve(int(cells.max()) + 1 if cells.size else 0)
@@ -63,7 +64,7 @@ class EarlyResults:
         self._size = len(cells)
 
     def stop(self) -> None:
-        """Show nothing any more."""
+        """Emit no more early results."""
         if self._cancel is not None:
             self._cancel()
             self._cancel = None

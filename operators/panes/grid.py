@@ -1,9 +1,9 @@
-"""Panes: the pieces of event time between the bounds of windows, and which windows consist of which.
+"""Panes: the pieces of event time between the bounds of windows, and the windows made of them.
 
-Every window is a run of panes, so a record is added once, whatever the number of windows it lies in. Panes
-and windows are numbered in order of time. There are at most two panes for each start of a window, also
-where the size is no multiple of the slide ("paired windows": Krishnamurthy, Wu, Franklin 2006); where it is
-one, they are as long as the slide.
+Every window is a run of panes, so a record is added once, whatever the number of its windows. Panes
+and windows are numbered in order of time. There are at most two panes for each start of a window,
+even where the size is no multiple of the slide ("paired windows": Krishnamurthy, Wu, Franklin
+2006); where it is one, panes are as long as the slide.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ class Grid(Protocol):
     """The panes of one kind of window."""
 
     def panes_of(self, times: Timestamps) -> Numbers:
-        """The pane of each instant."""
+        """Return the pane of each instant."""
         ...
 
     def pane_of(self, time: int) -> int:
-        """The pane of one instant."""
+        """Return the pane of one instant."""
         ...
 
     def pane_bounds(self, pane: int) -> tuple[int, int]:
-        """Start and end of a pane, ms."""
+        """Return start and end of a pane, ms."""
         ...
 
     def windows_of(self, pane: int) -> tuple[int, int]:
-        """The first and the last window that a pane is in."""
+        """Return the first and the last window that a pane is in."""
         ...
 
     def panes_in(self, window: int) -> tuple[int, int]:
-        """The first and the last pane of a window."""
+        """Return the first and the last pane of a window."""
         ...
 
     def bounds(self, window: int) -> tuple[int, int]:
-        """Start and end of a window, ms."""
+        """Return start and end of a window, ms."""
         ...
 
     def is_real(self, window: int) -> bool:
-        """False for a number that stands for no window."""
+        """Return False for a number that is no window."""
         ...
 
     def ended(self, time: int) -> int:
-        """The last window that ends at `time` or before."""
+        """Return the last window that ends at `time` or before."""
         ...
 
     def kept_from(self, time: int) -> int:
-        """The first pane that is in a window which ends behind `time`."""
+        """Return the first pane of a window that ends after `time`."""
         ...
 
 
@@ -61,8 +61,8 @@ class Grid(Protocol):
 class SlidingGrid:
     """Windows of `size` places, one every `every` places (at most `size`).
 
-    Window k is [k * every, k * every + size) in places. If the size is no multiple of the slide, each slide
-    has two panes: before and behind the place where a window ends.
+    Window k is [k * every, k * every + size) in places. If the size is no multiple of the slide,
+    each slide has two panes: before and after the place where a window ends.
     """
 
     calendar: Calendar
@@ -75,11 +75,11 @@ class SlidingGrid:
 
     @property
     def _slides(self) -> int:
-        """Whole slides in a window."""
+        """The whole slides in a window."""
         return self.size // self.every
 
     def panes_of(self, times: Timestamps) -> Numbers:
-        """The pane of each instant."""
+        """Return the pane of each instant."""
         places = self.calendar.places(times)
         if not self._rest:
             return places if self.every == 1 else places // self.every
@@ -87,12 +87,12 @@ class SlidingGrid:
         return 2 * slides + (behind >= self._rest)
 
     def pane_of(self, time: int) -> int:
-        """The pane of one instant."""
+        """Return the pane of one instant."""
         slide, behind = divmod(self.calendar.place(time), self.every)
         return 2 * slide + (behind >= self._rest) if self._rest else slide
 
     def pane_bounds(self, pane: int) -> tuple[int, int]:
-        """Start and end of a pane."""
+        """Return start and end of a pane."""
         return self._start(pane), self._start(pane + 1)
 
     def _start(self, pane: int) -> int:
@@ -102,33 +102,33 @@ class SlidingGrid:
         return self.calendar.instant(slide * self.every + half * self._rest)
 
     def windows_of(self, pane: int) -> tuple[int, int]:
-        """The first and the last window of a pane."""
+        """Return the first and the last window of a pane."""
         if not self._rest:
             return pane - self._slides + 1, pane
         slide, half = divmod(pane, 2)
         return slide - self._slides + half, slide
 
     def panes_in(self, window: int) -> tuple[int, int]:
-        """The first and the last pane of a window."""
+        """Return the first and the last pane of a window."""
         if not self._rest:
             return window, window + self._slides - 1
         return 2 * window, 2 * (window + self._slides)
 
     def bounds(self, window: int) -> tuple[int, int]:
-        """Start and end of a window."""
+        """Return start and end of a window."""
         place = window * self.every
         return self.calendar.instant(place), self.calendar.instant(place + self.size)
 
     def is_real(self, window: int) -> bool:
-        """All are."""
+        """Return True: all numbers are windows."""
         return True
 
     def ended(self, time: int) -> int:
-        """The last window that ends at `time` or before."""
+        """Return the last window that ends at `time` or before."""
         return (self.calendar.place(time) - self.size) // self.every
 
     def kept_from(self, time: int) -> int:
-        """The first pane of the first window that ends behind `time`."""
+        """Return the first pane of the first window that ends after `time`."""
         return self.panes_in(self.ended(time) + 1)[0]
 
 
@@ -144,42 +144,42 @@ class CumulativeGrid:
     step: int
 
     def panes_of(self, times: Timestamps) -> Numbers:
-        """The pane of each instant."""
+        """Return the pane of each instant."""
         places = self.calendar.places(times)
         return places if self.step == 1 else places // self.step
 
     def pane_of(self, time: int) -> int:
-        """The pane of one instant."""
+        """Return the pane of one instant."""
         return self.calendar.place(time) // self.step
 
     def pane_bounds(self, pane: int) -> tuple[int, int]:
-        """Start and end of a pane."""
+        """Return start and end of a pane."""
         places = (pane * self.step, (pane + 1) * self.step)
         return self.calendar.instant(places[0]), self.calendar.instant(places[1])
 
     def windows_of(self, pane: int) -> tuple[int, int]:
-        """The first and the last window of a pane."""
+        """Return the first and the last window of a pane."""
         return pane, self._first(pane) + self.steps - 1
 
     def panes_in(self, window: int) -> tuple[int, int]:
-        """The first and the last pane of a window."""
+        """Return the first and the last pane of a window."""
         return self._first(window), window
 
     def bounds(self, window: int) -> tuple[int, int]:
-        """Start and end of a window."""
+        """Return start and end of a window."""
         return self.pane_bounds(self._first(window))[0], self.pane_bounds(window)[1]
 
     def is_real(self, window: int) -> bool:
-        """False for steps that only a longer day has: nothing ends with them."""
+        """Return False for steps that only a longer day has: no window ends with them."""
         start, end = self.pane_bounds(window)
         return start < end
 
     def ended(self, time: int) -> int:
-        """The last window that ends at `time` or before."""
+        """Return the last window that ends at `time` or before."""
         return self.calendar.place(time) // self.step - 1
 
     def kept_from(self, time: int) -> int:
-        """The first pane of the period that `time` lies in."""
+        """Return the first pane of the period that contains `time`."""
         return self._first(self.pane_of(time))
 
     def _first(self, pane: int) -> int:

@@ -1,9 +1,10 @@
-"""Aggregates per key and window of panes (features.md TIM-06, TIM-08, TIM-09, TIM-11).
+"""Aggregates per key and window of panes.
 
 Time, lateness and state follow `window_aggregate.py`: a window fires when the watermark reaches its
-end - 1, and the watermark goes on behind its results. A row goes into its pane, and so into all windows of
-it. It is late if the last of them is gone; until then those that have fired already, and are not gone, give
-the new result of its key again. A row of the table in a snapshot is a key and a pane.
+end - 1, and the watermark is forwarded after its results. A row is added to its pane, and so to all
+windows of the pane. It is late if the last of them has expired. Until then, those that have fired
+and not expired emit the new result of its key again. A row of the table in a snapshot is a key and
+a pane.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Fired:
 
 
 class PaneAggregate(Operator):
-    """Keyed, or with no keys global, aggregates over windows that consist of panes."""
+    """Aggregates over windows of panes, per key or without keys."""
 
     def __init__(self, window: PaneWindow, plan: AggregatePlan, step: str = "window") -> None:
         assert plan.added == WINDOW_FIELDS
@@ -55,7 +56,7 @@ class PaneAggregate(Operator):
         self._grid = window.grid()
         self._watermark = WATERMARK_MIN
         self._ahead: Ahead | None = None
-        """What is gone of those is the last pane that is."""
+        """Key groups that are ahead; their bound is the last pane that has expired."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -110,7 +111,7 @@ class PaneAggregate(Operator):
         self._late_output.send(late, now, lambda: last_windows(self._grid, times))
 
     def _gone_for(self, data: pa.RecordBatch) -> int | Index:
-        """The last pane that is gone for each row."""
+        """Return the last expired pane for each row."""
         if self._ahead is None:
             return self._table.gone
         groups = self._groups_of([data.column(key) for key in self._plan.keys])
@@ -140,11 +141,11 @@ class PaneAggregate(Operator):
 
     @property
     def latest(self) -> int:
-        """How far event time is where it is furthest; it may differ by key group behind a rescale."""
+        """The furthest event time of any key group; after a rescale key groups may differ."""
         return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
 
     def _last_pane_due(self, watermark: int) -> int:
-        """The last pane of any window that has fired by then."""
+        """Return the last pane of any window that has fired at a watermark."""
         if watermark == WATERMARK_MIN:
             return WATERMARK_MIN
         return self._grid.panes_in(self._grid.ended(watermark + 1))[1]
@@ -152,7 +153,7 @@ class PaneAggregate(Operator):
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
-        """Fire what is due, earliest window first; drop what is gone; pass the watermark on."""
+        """Fire due windows, earliest first; drop expired ones; forward the watermark."""
         before = self._watermark
         if timestamp > before:
             self._watermark = timestamp
@@ -172,7 +173,7 @@ class PaneAggregate(Operator):
         return WATERMARK_MIN if before == WATERMARK_MIN else self._grid.ended(before + 1) + 1
 
     def _fire(self, window: int, last: int) -> Iterator[Fired]:
-        """The results of the windows from number `window` to `last` that have any."""
+        """Yield the results of the windows `window` to `last` that have any."""
         grid, table, totals = self._grid, self._table, self._totals
         while window <= last:
             panes = (WATERMARK_MIN, WATERMARK_MIN)
@@ -190,7 +191,7 @@ class PaneAggregate(Operator):
             window += 1
 
     def _not_ahead(self, fired: Iterable[Fired]) -> Iterable[Fired]:
-        """Without the results of key groups for which these windows had fired before a restore."""
+        """Leave out results of key groups for which these windows had fired before a restore."""
         ahead = self._ahead
         if ahead is None:
             yield from fired
@@ -204,7 +205,7 @@ class PaneAggregate(Operator):
     # --- results of some keys ------------------------------------------------------------------
 
     def _fire_again(self, cells: Index) -> None:
-        """Emit the new results of keys (cells, each once) in windows that fired, and are not gone."""
+        """Emit the new results of keys (cells, each once) in windows that fired and have not expired."""
         ahead = self._ahead
         if ahead is None:
             self._emit(self._results_again(cells, self._watermark, self._table.gone))
@@ -219,25 +220,25 @@ class PaneAggregate(Operator):
             self._emit(self._results_again(alike, watermark, pane))
 
     def _results_again(self, cells: Index, watermark: int, pane: int) -> Iterable[Fired]:
-        """The results of windows that had fired by a watermark; `pane` is the last that is gone."""
+        """Yield the results of windows that had fired at a watermark; `pane` is the last expired one."""
         if watermark == WATERMARK_MIN:
             return ()
         after = watermark + 1
         gone = self._grid.ended(after - self._window.allowed_lateness_ms)
         if pane > NO_PANE:
-            # also those that a job with less allowed lateness has dropped
+            # also windows that a job with less allowed lateness has dropped
             gone = max(gone, self._grid.windows_of(pane)[1])
         due = self._grid.ended(after)
         return self._results_of(cells, gone + 1, due) if gone < due else ()
 
     def _emit_early(self, cells: Index) -> None:
-        """Emit the results so far of what changed in these cells (each once)."""
+        """Emit early results of what changed in these cells (each once)."""
         cells = cells[self._table.cell_panes.data[cells] > self._table.gone]
         first = self._first_to_fire(self._watermark)
         self._emit(self._not_ahead(self._results_of(cells, first, None)))
 
     def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
-        """Results of the windows from `low` to `high`, of the keys that these cells of the window have."""
+        """Yield results of windows `low` to `high`, for the keys that these cells of the window have."""
         table, grid = self._table, self._grid
         panes = table.cell_panes.data[cells]
         windows: set[int] = set()
@@ -261,7 +262,7 @@ class PaneAggregate(Operator):
     # --- output --------------------------------------------------------------------------------
 
     def _emit(self, fired: Iterable[Fired]) -> None:
-        """Send results, many small windows in one batch, a large one in several."""
+        """Emit results: many small windows in one batch, a large one in several."""
         held: list[Fired] = []
         rows = 0
         for result in fired:
@@ -299,15 +300,15 @@ class PaneAggregate(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `panes`: one row per key and pane. Table `watermark`: per key group."""
+        """Snapshot table `panes` (one row per key and pane) and `watermark` (per key group)."""
         return self._state.snapshot(self.context, self._watermark, self._ahead)
 
     def states(self) -> Sequence[StateInfo]:
-        """Tables `panes` and `watermark`."""
+        """Return the declarations of tables `panes` and `watermark`."""
         return PaneState.infos(self._plan)
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Rebuild the panes; watermark, and what is gone, are the least of those restored."""
+        """Restore the panes; watermark and expired pane are the least of those restored."""
         self._watermark, self._ahead = self._state.restore(self.context, state)
         if self._watermark > WATERMARK_MIN:
             self._drop_gone()
@@ -325,7 +326,7 @@ class PaneAggregate(Operator):
 
 @dataclass(frozen=True, slots=True)
 class _Some:
-    """What a pane has of some keys."""
+    """The cells that a pane has of some keys."""
 
     number: int
     found: tuple[Index, Index]
@@ -335,7 +336,7 @@ class _Some:
 
 
 def _some_keys(table: PaneTable, keys: Index) -> Callable[[int, int], Iterator[Members]]:
-    """The panes as if there were only these keys, numbered anew."""
+    """Return a view of the panes with only these keys, renumbered."""
 
     def between(first: int, last: int) -> Iterator[Members]:
         for pane in table.between(first, last):

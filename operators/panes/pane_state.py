@@ -1,7 +1,7 @@
 """The panes of a subtask in snapshots: a table of keys and panes, and the watermark per key group.
 
-As in `window_aggregate.py` deltas carry no marks of panes that are gone: the watermark table says up to
-which start all are.
+As in `window_aggregate.py`, deltas carry no marks of expired panes: the watermark table has the
+start up to which all have expired.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _GONE_THROUGH: Final = "gone_through"
 _WATERMARK_SCHEMA: Final = times_schema(WATERMARK_COLUMN, _GONE_THROUGH).append(
     pa.field("window", pa.string(), False)
 )
-"""`gone_through`: panes that start at this time (ms) or before are gone. `window`: what they are of."""
+"""`gone_through`: panes that start at this time (ms) or before have expired.
+
+`window`: their window.
+"""
 _INT64 = np.iinfo(np.int64)
 
 
@@ -50,19 +53,19 @@ class CellKeys(KeyCut):
     _of_cells: Array
 
     def take(self, which: Rows | slice) -> list[pa.ChunkedArray]:
-        """The keys of these cells."""
+        """Return the keys of these cells."""
         slots = self._of_cells[which]
         order = np.argsort(slots, kind="stable")
         back = np.empty(len(order), np.intp)
         back[order] = np.arange(len(order))
         indices = pa.array(back)
-        # slots=True makes another class of this one: super() would not find it
+        # slots=True makes a new class of this one, so super() would not find it
         columns = KeyCut.take(self, slots[order])
         return [pa.chunked_array([plain_column(column).take(indices)]) for column in columns]
 
 
 class PaneState:
-    """Snapshots of a `PaneTable`, and back."""
+    """Snapshots and restores a `PaneTable`."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class PaneState:
 
     @staticmethod
     def infos(plan: AggregatePlan) -> Sequence[StateInfo]:
-        """The declarations of both tables."""
+        """Return the declarations of both tables."""
         return [
             aggregate_info(plan, PANES, "window"),
             times_info(WATERMARK, "window", _WATERMARK_SCHEMA),
@@ -86,10 +89,10 @@ class PaneState:
     def snapshot(
         self, context: OperatorContext, watermark: int, ahead: Ahead | None
     ) -> StateSnapshot:
-        """A cut as of now."""
+        """Return a cut of the current state."""
         epoch, table = self._epoch.cut(), self._table
         keys = table.keys.cut()
-        # Only cells that the cut knows are looked at, and what they are of never changes.
+        # Only cells that the cut knows are read, and their keys and panes never change.
         of_cells, panes, gone = table.cell_keys.data, table.cell_panes.data, table.gone
 
         def alive(which: Rows) -> Rows:
@@ -121,7 +124,7 @@ class PaneState:
         )
 
     def _bounds(self, panes: Array) -> list[Array]:
-        """Start and end of the pane of each cell."""
+        """Return start and end of the pane of each cell."""
         numbers, which = np.unique(panes, return_inverse=True)
         found = [self._grid.pane_bounds(number) for number in numbers.tolist()]
         return [np.array(edge, np.int64)[which] for edge in zip(*found, strict=True)] or [
@@ -130,7 +133,7 @@ class PaneState:
         ]
 
     def _gone_through(self, gone: int) -> int:
-        """The time up to which panes have begun that are gone, `gone` being the last of them."""
+        """Return the time up to which panes that start have expired; `gone` is the last of them."""
         if gone == NO_PANE:
             return int(_INT64.min)
         kept = self._grid.pane_bounds(gone + 1)[0]
@@ -139,9 +142,9 @@ class PaneState:
     # --- restore -------------------------------------------------------------------------------
 
     def restore(self, context: OperatorContext, state: RestoredState) -> tuple[int, Ahead | None]:
-        """Take over panes; returns the watermark, and key groups that are ahead of it.
+        """Restore panes; return the watermark, and the key groups that are ahead of it.
 
-        What is gone of those is said in panes.
+        For those, the expired panes are given as pane numbers.
         """
         self._epoch.restored()
         watermark, ahead = WATERMARK_MIN, None
@@ -154,7 +157,7 @@ class PaneState:
             groups = context.max_parallelism
             times = by_group(watermarks, WATERMARK_COLUMN, groups)
             gone = _each(self._gone_pane, by_group(watermarks, _GONE_THROUGH, groups))
-            gone = np.maximum(gone, _each(self._gone_at, times))  # by the lateness of today
+            gone = np.maximum(gone, _each(self._gone_at, times))  # by today's lateness
             ahead = Ahead.restored(times, watermark, gone)
         rows = state.tables.get(PANES)
         if rows is not None and rows.num_rows:
@@ -162,16 +165,16 @@ class PaneState:
         return watermark, ahead
 
     def _gone_at(self, watermark: int) -> int:
-        """The last pane that is gone once time has come to `watermark`."""
+        """Return the last pane that has expired at `watermark`."""
         if watermark == WATERMARK_MIN:
             return NO_PANE
         return self._grid.kept_from(watermark + 1 - self._window.allowed_lateness_ms) - 1
 
     def _gone_pane(self, gone_through: int) -> int:
-        """The last pane that is gone; see `_gone_through`."""
+        """Return the last expired pane; see `_gone_through`."""
         if gone_through == _INT64.min:
             return NO_PANE
-        # Not the pane before that of the next instant: days that a zone leaves out begin with it too.
+        # Not the pane before that of the next instant: days that a zone skips begin with it too.
         return self._grid.pane_of(gone_through)
 
     def _restore_rows(
@@ -206,6 +209,6 @@ class PaneState:
 
 
 def _each(function: Callable[[int], int], values: Index) -> Index:
-    """A function of many numbers, most of them equal."""
+    """Apply a function to many numbers, most of them equal."""
     different, which = np.unique(values, return_inverse=True)
     return np.array([function(value) for value in different.tolist()], np.int64)[which]

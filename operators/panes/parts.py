@@ -1,4 +1,4 @@
-"""The rows of a batch by the number of the pane or window they lie in."""
+"""Groups the rows of a batch by pane or window number."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy.typing as npt
 from .calendar import Numbers
 
 Part: TypeAlias = tuple[int, slice | npt.NDArray[np.intp]]
-"""A number, and its rows."""
+"""A number and its rows."""
 
 
 def split(numbers: Numbers) -> Iterator[Part]:
-    """The rows of each number, least first, in order of arrival; slices if the numbers ascend."""
+    """Yield the rows of each number, ascending, in order of arrival; slices if the numbers ascend."""
     low, high = int(numbers.min()), int(numbers.max())
     if low == high:
         yield low, slice(0, len(numbers))
         return
     order = None
     if not (numbers[1:] >= numbers[:-1]).all():
-        # radix sort for 16 bits
+        # 16-bit numbers are sorted by radix
         order = np.argsort(
             (numbers - low).astype(np.uint16) if high - low < 2**16 else numbers, kind="stable"
         )

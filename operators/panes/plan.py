@@ -1,4 +1,4 @@
-"""Which operator makes the step of `keyed.window(...).agg(...)`, and what its result has of the window."""
+"""Chooses the operator of `keyed.window(...).agg(...)`, and the window columns of its result."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .whole import WholeAggregate
 
 
 def window_fields(window: object) -> tuple[pa.Field, ...]:
-    """The columns that a result has of its window: none, if the window knows no time."""
+    """Return the window columns of a result; none if the window has no times."""
     return WINDOW_FIELDS if knows_bounds(window) else ()
 
 
 def needs_event_time(window: object) -> bool:
-    """False for windows that cut a stream otherwise than by event time."""
+    """Return False for windows that cut a stream by something else than event time."""
     return knows_bounds(window) and not getattr(window, "processing", False)
 
 
 def knows_bounds(window: object) -> bool:
-    """False for windows that no times belong to."""
+    """Return False for windows without times."""
     return not isinstance(window, CountWindow | GlobalWindow)
 
 
 def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> OperatorFactory:
-    """The factory of the operator for these windows."""
+    """Return the factory of the operator for these windows."""
     if isinstance(window, CountWindow):
         return partial(CountAggregate, window, plan, step)
     if isinstance(window, GlobalWindow):

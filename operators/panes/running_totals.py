@@ -1,4 +1,4 @@
-"""Running totals of a window: what a pane has is added when it comes in, and subtracted when it leaves.
+"""Running totals of a window: a pane is added when it enters, and subtracted when it leaves.
 
 That is exact for integers only: sums of floats would drift.
 """
@@ -23,7 +23,7 @@ _SAFE_LIMIT = float(_INT64_LIMIT) * (1 - 2.0**-9)
 
 
 def has_running_totals(spec: AggregateSpec) -> bool:
-    """True for what can be subtracted without loss: counts, and sums and averages of integers."""
+    """Return True for aggregates that can be subtracted exactly: counts, integer sums and averages."""
     if spec.kind == "count":
         return True
     return spec.kind in ("sum", "avg") and spec.type is not None and pa.types.is_integer(spec.type)
@@ -32,14 +32,14 @@ def has_running_totals(spec: AggregateSpec) -> bool:
 class RunningTotals:
     """Totals of counts and sums of integers.
 
-    `_bounds` is, by state column, what no sum of magnitudes exceeds. While it is small nothing can
-    overflow; else the sums are taken anew from the panes, in float64, to see.
+    `_bounds` limits, by state column, every sum of magnitudes. While it is small nothing can
+    overflow; otherwise the sums are recomputed from the panes, in float64, to check.
     """
 
     def __init__(self, plan: AggregatePlan, between: Between, state: AggregateState) -> None:
         self._between, self._state = between, state
         self._specs = plan.specs
-        self._counts: list[bool] = []  # by state column: a count, which is never null
+        self._counts: list[bool] = []  # by state column: True for a count, which is never null
         self._names: list[str] = []
         for spec in plan.specs:
             self._counts += {"count": [True], "sum": [False], "avg": [False, True]}[spec.kind]
@@ -47,14 +47,14 @@ class RunningTotals:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Clear everything."""
         self._inside: list[Members] = []
         self.first = self.last = NOWHERE
         self._size = 0
-        self._present = SlotArray(np.int64)  # panes of the run that have the key
+        self._present = SlotArray(np.int64)  # the number of panes of the run that have the key
         self._sums = [SlotArray(np.int64) for _ in self._counts]
         self._seen: list[SlotArray | None] = [None] * len(self._counts)
-        """Panes with a value that is not null; None: all."""
+        """The panes with a non-null value; None: all."""
         self._bounds = [0] * len(self._counts)
 
     def move(self, first: int, last: int, size: int) -> None:
@@ -70,11 +70,11 @@ class RunningTotals:
         self.first, self.last = first, last
 
     def before_add(self, keys: Index, cells: Index) -> None:
-        """Take out what is about to change."""
+        """Subtract cells that are about to change."""
         self._change_any(keys, cells, -1)
 
     def after_add(self, keys: Index, cells: Index) -> None:
-        """Put it back, and what is new."""
+        """Add changed and new cells."""
         if len(keys):
             self._reserve(max(self._size, int(keys.max()) + 1))
         known = {pane.number for pane in self._inside}
@@ -84,7 +84,7 @@ class RunningTotals:
         self._change_any(keys, cells, 1)
 
     def _change_any(self, keys: Index, cells: Index, sign: int) -> None:
-        """The same of cells that may be of one key: those of one after the other."""
+        """Change cells that may share keys, one cell of a key after the other."""
         while len(keys):
             first = np.unique(keys, return_index=True)[1]
             self._change(keys[first], cells[first], sign)
@@ -97,7 +97,7 @@ class RunningTotals:
                 array.reserve(size)
 
     def _change(self, keys: Index, cells: Index, sign: int) -> None:
-        """Add some cells, each of another key, or subtract them; sums wrap both ways."""
+        """Add or subtract cells of distinct keys; sums wrap in both directions."""
         add = _add if sign > 0 else _subtract
         if not len(cells):
             return
@@ -124,7 +124,7 @@ class RunningTotals:
     # --- results -------------------------------------------------------------------------------
 
     def results(self) -> Totalled:
-        """The aggregates of the keys that have records in the run."""
+        """Return the aggregates of the keys that have records in the run."""
         keys = np.flatnonzero(self._present.data[: self._size])
         which = slice(0, self._size) if len(keys) == self._size else keys
         columns: list[pa.Array] = []
@@ -146,7 +146,7 @@ class RunningTotals:
         return keys, columns
 
     def _check(self, at: int) -> None:
-        """Raise DataError if a sum is none of int64."""
+        """Raise DataError if a sum overflows int64."""
         if self._bounds[at] < _INT64_LIMIT:
             return
         self._bounds[at] = 0

@@ -1,9 +1,8 @@
-"""Panes of one subtask: one index of keys for all of them, and a cell of state for each key of each pane.
+"""The panes of one subtask: one key index for all, and a cell of state per key and pane.
 
-The cells of all panes lie in one `AggregateState`, in the order in which they came to be; a pane knows
-which are its own. So a batch is looked up once and added once, however many panes it touches. Cells of
-panes that are gone stay until they are the larger part; then the others move to new arrays, with their
-epochs.
+The cells of all panes are in one `AggregateState`, in order of creation; a pane knows its own. So a
+batch is looked up once and added once, whatever the number of panes. Cells of expired panes stay
+until they are the majority; then the others are moved to new arrays, with their epochs.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from .grid import Grid
 from .parts import Part, split
 
 DEAD_MIN: Final = 16_384
-"""So many cells of panes that are gone are not worth moving the others."""
+"""Fewer cells of expired panes than this are not worth a compaction."""
 MAP_BYTES_MAX: Final = 1 << 27
-"""What the maps from keys to cells may take, of all panes together; others are made anew when needed."""
+"""The most memory of the maps from keys to cells, for all panes; evicted maps are rebuilt on use.
+"""
 NO_PANE: Final = -(2**63)
 _FIRST_BLOCK: Final = 2_048
 
@@ -48,24 +48,24 @@ class Pane:
         self._sorted: tuple[Index, Index] | None = None
 
     def append(self, keys: Index, cells: Index) -> None:
-        """Note new cells, and the keys they are of."""
+        """Add new cells with their keys."""
         self._parts.append((keys, cells))
         self._sorted = None
 
     def members(self) -> tuple[Index, Index]:
-        """The slots of its keys, each once, and their cells."""
+        """Return the slots of its keys, each once, and their cells."""
         if len(self._parts) > 1:
             keys, cells = zip(*self._parts, strict=True)
             self._parts = [(np.concatenate(keys), np.concatenate(cells))]
         return self._parts[0]
 
     def renumber(self, keys: Index, cells: Index) -> None:
-        """Slots and cells have other numbers now: those in these arrays, by the old ones."""
+        """Renumber slots and cells, by arrays indexed by the old numbers."""
         held, mine = self.members()
         self._parts, self._sorted = [(keys[held], cells[mine])], None
 
     def find(self, keys: Index) -> tuple[Index, Index]:
-        """Those of `keys` that it has: their positions in `keys`, and the cells."""
+        """Return the positions in `keys` of those that it has, and their cells."""
         if self._sorted is None:
             members, cells = self.members()
             order = np.argsort(members)
@@ -83,14 +83,14 @@ class PaneTable:
         state: the cells.
         cell_keys: the slot of each cell's key.
         cell_panes: the number of each cell's pane.
-        gone: panes up to this number are gone.
+        gone: panes up to this number have expired.
     """
 
     def __init__(self, plan: AggregatePlan, hasher: KeyHasher, epoch: TableEpoch) -> None:
         self._plan, self._hasher, self._epoch = plan, hasher, epoch
         self.gone = NO_PANE
         self.on_moved: list[Callable[[Index], None]] = []
-        """Called with the old numbers of the cells, by new ones, when keys and cells have other numbers."""
+        """Called with the old numbers of the cells, by new ones, when keys and cells are renumbered."""
         self._renew()
 
     def _renew(self) -> None:
@@ -107,25 +107,25 @@ class PaneTable:
 
     @property
     def key_count(self) -> int:
-        """How many slots of keys there are."""
+        """Return the number of slots of keys."""
         return self.keys.size if self._plan.keys else 1
 
     def __bool__(self) -> bool:
         return bool(self._numbers)
 
     def between(self, first: int, last: int) -> Iterator[Pane]:
-        """The panes from `first` to `last`, in order."""
+        """Yield the panes from `first` to `last`, in order."""
         low = bisect_left(self._numbers, first)
         for number in self._numbers[low : bisect_left(self._numbers, last + 1, low)]:
             yield self._panes[number]
 
     def next_from(self, first: int) -> int | None:
-        """The number of the first pane from `first` on."""
+        """Return the number of the first pane from `first` on."""
         at = bisect_left(self._numbers, first)
         return self._numbers[at] if at < len(self._numbers) else None
 
     def key_columns(self, keys: Index) -> list[pa.Array]:
-        """The keys in these slots."""
+        """Return the keys in these slots."""
         if not self._plan.keys:
             return []
         if self._columns is None or len(self._columns[0]) < self.keys.size:
@@ -138,7 +138,10 @@ class PaneTable:
     # --- rows ----------------------------------------------------------------------------------
 
     def place(self, rows: KeyedRows, parts: Sequence[Part]) -> Index:
-        """The cell of each row; `parts` are the rows of each pane. New ones have no state yet."""
+        """Return the cell of each row; `parts` are the rows of each pane.
+
+        New cells have no state yet.
+        """
         if rows.keys is None:
             slots = np.zeros(rows.size, np.intp)
         else:
@@ -158,7 +161,7 @@ class PaneTable:
         self.state.add(cells, rows.values, self._cells)
 
     def _cells_of(self, number: int, slots: Index) -> Index:
-        """The cells of these keys, which may repeat, in a pane."""
+        """Return the cells of these keys, which may repeat, in a pane."""
         pane = self._panes.get(number)
         if pane is None:
             pane = self._panes[number] = Pane(number)
@@ -168,12 +171,12 @@ class PaneTable:
         if int(cells.min()) >= 0:
             return cells
         missing = np.flatnonzero(cells < 0)
-        # A block at a time: the rows of a pane that is new may repeat few keys.
+        # A block at a time: the rows of a new pane may repeat few keys.
         room = _FIRST_BLOCK
         while missing.size:
             block, missing = missing[:room], missing[room:]
             where = slots[block]
-            # Each row claims its key's entry, backwards, so that the first row of a key has it.
+            # Each row claims its key's entry, in reverse, so that the first row of a key has it.
             claims = np.arange(-2, -2 - block.size, -1)
             known.data[where[::-1]] = claims[::-1]
             fresh = where[known.data.take(where) == claims]
@@ -197,7 +200,7 @@ class PaneTable:
         return cells
 
     def _map(self, pane: Pane) -> SlotArray:
-        """Where the keys of a pane have their cells."""
+        """Return the map from keys to cells of a pane."""
         known = self._maps.get(pane.number)
         if known is None:
             room = MAP_BYTES_MAX // (8 * max(1, self.key_count))
@@ -213,10 +216,10 @@ class PaneTable:
             known.reserve(self.key_count)
         return known
 
-    # --- panes that are gone -------------------------------------------------------------------
+    # --- expired panes ----------------------------------------------------------------------------
 
     def drop(self, kept: int) -> None:
-        """Forget the panes before number `kept`."""
+        """Drop the panes before number `kept`."""
         if kept - 1 <= self.gone:
             return
         self.gone = kept - 1
@@ -229,12 +232,12 @@ class PaneTable:
             self._compact()
 
     def sealed(self, upto: int) -> None:
-        """Nothing much is expected any more for panes up to this number: give up their maps."""
+        """Release the maps of panes up to this number, for which few rows are still expected."""
         for number in [number for number in self._maps if number <= upto]:
             del self._maps[number]
 
     def _compact(self) -> None:
-        """Move the cells of the panes that are left to new arrays; each keeps the epoch of its change."""
+        """Move the remaining cells to new arrays; each keeps the epoch of its change."""
         panes, numbers, gone = self._panes, self._numbers, self.gone
         cells = np.flatnonzero(self.cell_panes.data[: self._cells] > gone)
         of_keys, of_panes = self.cell_keys.data[cells], self.cell_panes.data[cells]
@@ -261,7 +264,7 @@ class PaneTable:
             moved(cells)
 
     def _alive_keys(self, of_cells: Index) -> tuple[KeyIndex | None, Index]:
-        """The index of the keys that cells are of, and the new slot of each by its old one."""
+        """Return the index of the keys of these cells, and the new slot of each by its old one."""
         if not self._plan.keys:
             return None, np.zeros(1, np.intp)
         used = np.zeros(self.keys.size, np.bool_)
@@ -276,7 +279,7 @@ class PaneTable:
         return index, ranks
 
     def load(self, columns: list[pa.Array], panes: Numbers, state: pa.Table, epochs: int) -> None:
-        """Take over cells, each of another key and pane; only into an empty table."""
+        """Restore cells, each of another key and pane; only into an empty table."""
         if self._plan.keys:
             slots = self.keys.lookup(BatchKeys(self._hasher, columns)).astype(np.intp)
         else:
@@ -290,14 +293,14 @@ class PaneTable:
 
 
 def _ranks(of: Index, size: int) -> Index:
-    """The place of each number in `of`, by the number."""
+    """Return, by number, the place of each number in `of`."""
     ranks = np.zeros(size, np.intp)
     ranks[of] = np.arange(len(of))
     return ranks
 
 
 def parts_of(grid: Grid, times: Timestamps) -> list[Part]:
-    """The rows of each pane, earliest first."""
+    """Return the rows of each pane, earliest first."""
     first, last = grid.pane_of(int(times.min())), grid.pane_of(int(times.max()))
     if first == last:
         return [(first, slice(0, len(times)))]
@@ -311,6 +314,6 @@ def parts_of(grid: Grid, times: Timestamps) -> list[Part]:
 
 
 def state_table(plan: AggregatePlan, state: AggregateState, cells: Index) -> pa.Table:
-    """The state columns of these cells."""
+    """Return the state columns of these cells."""
     skipped = 1 + len(plan.keys) + len(plan.added)
     return pa.Table.from_arrays(state.columns(cells), names=plan.state_schema.names[skipped:])

@@ -1,7 +1,7 @@
-"""What a window has in all, as it moves on over panes: a cell is touched a few times, not once per window.
+"""The totals of a window as it moves over panes: each cell is touched a few times, not once per window.
 
-Counts and sums of integers are running totals (`running_totals.py`); everything else has two stacks
-(`two_stacks.py`).
+Counts and sums of integers are running totals (`running_totals.py`); everything else uses two
+stacks (`two_stacks.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Members(Protocol):
 
     @property
     def number(self) -> int:
-        """Panes are numbered in order of time."""
+        """The number of the pane; panes are numbered in order of time."""
         ...
 
     def members(self) -> tuple[Index, Index]:
-        """The slots of its keys, each once, and their cells."""
+        """Return the slots of its keys, each once, and their cells."""
         ...
 
 
@@ -35,7 +35,7 @@ Between: TypeAlias = Callable[[int, int], Iterable[Members]]
 
 
 class Totals(Protocol):
-    """The aggregates of a run of panes, per key. The run only moves on."""
+    """The aggregates of a run of panes, per key. The run only moves forward."""
 
     first: int
     last: int
@@ -46,17 +46,17 @@ class Totals(Protocol):
         ...
 
     def results(self) -> Totalled:
-        """The aggregates of the keys that have records in the run."""
+        """Return the aggregates of the keys that have records in the run."""
         ...
 
     def before_add(self, keys: Index, cells: Index) -> None:
-        """These cells of panes in the run (each once) are about to change; `keys` are their keys."""
+        """Prepare for a change of these cells of panes in the run (each once); `keys` are their keys."""
         ...
 
     def after_add(self, keys: Index, cells: Index) -> None:
-        """These cells of panes in the run (each once) have changed, or are new."""
+        """Take in these cells of panes in the run (each once), which have changed or are new."""
         ...
 
     def clear(self) -> None:
-        """Forget everything: keys and cells have other numbers now."""
+        """Clear everything: keys and cells were renumbered."""
         ...

@@ -1,10 +1,11 @@
 """Totals of a window without subtraction: two stacks per key, for all keys at once.
 
-Tangwongsan, Hirzel, Schneider, Wu: General Incremental Sliding-Window Aggregation (2015). The panes of a
-window are in two parts. Of each cell in the front there is the aggregate of it and all later cells of its
-key in the front; of each key there is the aggregate of all its cells in the back. So a window is one merge
-per key, and a pane that leaves takes its entries along: those of the next pane stand ready. When the front
-is used up the back becomes the front. Each cell is copied and merged twice, whatever the length of windows.
+Tangwongsan, Hirzel, Schneider, Wu: General Incremental Sliding-Window Aggregation (2015). The panes
+of a window are in two parts, front and back. For each cell in the front there is the aggregate of
+it and all later cells of its key in the front; for each key there is the aggregate of all its cells
+in the back. So a window is one merge per key, and a pane that leaves takes its entries along: those
+of the next pane are ready. When the front is used up the back becomes the front. Each cell is
+copied and merged twice, whatever the length of windows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .totals import NOWHERE, Between, Members, Totalled
 class TwoStacks:
     """Totals of anything that can be merged.
 
-    Entries lie in `_held`: copies of cells, merged with others. `_heads` and `_tails` are entry + 1 by key:
-    of its earliest cell in the front, and of the back.
+    Entries are in `_held`: copies of cells, merged with others. `_heads` and `_tails` are, by key,
+    entry + 1 of its earliest cell in the front, and of the back.
     """
 
     def __init__(self, plan: AggregatePlan, between: Between, state: AggregateState) -> None:
@@ -35,7 +36,7 @@ class TwoStacks:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Clear everything."""
         self.first = self.last = NOWHERE
         self._size = 0
         self._stale = False
@@ -46,16 +47,16 @@ class TwoStacks:
     def _clear_held(self) -> None:
         self._held.reset()
         self._heads, self._tails = SlotArray(np.int64), SlotArray(np.int64)
-        self._next = SlotArray(np.int64)  # by entry of the front: the key's next one + 1
+        self._next = SlotArray(np.int64)  # by entry of the front: the key's next entry + 1
         self._heads.reserve(self._size)
         self._tails.reserve(self._size)
 
     def before_add(self, keys: Index, cells: Index) -> None:
-        """What was merged cannot be taken out again."""
+        """Clear everything, since a merge cannot be undone."""
         self._stale = True
 
     def after_add(self, keys: Index, cells: Index) -> None:
-        """See `before_add`: also new cells are in none of the stacks."""
+        """See `before_add`: new cells are in neither stack, either."""
         self._stale = True
 
     def move(self, first: int, last: int, size: int) -> None:
@@ -75,7 +76,7 @@ class TwoStacks:
         self.first, self.last = first, last
 
     def _turn(self, panes: list[Members]) -> None:
-        """Make these panes the front; nothing is left in the back."""
+        """Make these panes the front, and empty the back."""
         self._clear_held()
         self._back = []
         for pane in reversed(panes):
@@ -104,7 +105,7 @@ class TwoStacks:
         self._back.append(pane)
 
     def results(self) -> Totalled:
-        """The aggregates of the keys that have records in the run."""
+        """Return the aggregates of the keys that have records in the run."""
         heads, tails = self._heads.data[: self._size], self._tails.data[: self._size]
         both = np.flatnonzero((heads > 0) & (tails > 0))
         parts: list[Totalled] = []
@@ -128,7 +129,7 @@ class TwoStacks:
 
 
 def copied(plan: AggregatePlan, state: AggregateState, slots: Index, into: AggregateState) -> Index:
-    """Append copies of some slots of a state to another one; returns their slots."""
+    """Append copies of some slots of a state to another one; return their slots."""
     first = into.size
     new = np.arange(first, first + len(slots))
     into.load(new, state_table(plan, state, slots), first + len(slots))
@@ -136,7 +137,7 @@ def copied(plan: AggregatePlan, state: AggregateState, slots: Index, into: Aggre
 
 
 def joined(parts: list[Totalled]) -> Totalled:
-    """Results of several sets of keys as one."""
+    """Concatenate the results of several sets of keys."""
     if len(parts) == 1:
         return parts[0]
     keys = np.concatenate([keys for keys, _ in parts])

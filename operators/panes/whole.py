@@ -1,6 +1,6 @@
-"""Aggregates over all records of each key, shown now and then (features.md TIM-06, TIM-11: global windows).
+"""Aggregates over all records of each key, emitted now and then: global windows.
 
-Results come as `Early` says, those of the keys that changed; and at the end of the stream. They have the
+Results of changed keys are emitted as `Early` says, and at the end of the stream. They have the
 greatest event time that the subtask has seen.
 """
 
@@ -36,7 +36,7 @@ _TIME_SCHEMA: Final = times_schema("seen")
 
 
 class WholeAggregate(Operator):
-    """Aggregates since the start of the job, per key or, with no keys, of all records."""
+    """Aggregates since the start of the job, per key or, without keys, over all records."""
 
     def __init__(self, window: GlobalWindow, plan: AggregatePlan, step: str = "window") -> None:
         assert not plan.added
@@ -63,13 +63,13 @@ class WholeAggregate(Operator):
         self._early.note(np.zeros(1, np.intp) if slots is None else slots, data.num_rows)
 
     def on_watermark(self, timestamp: int) -> None:
-        """At the end of time all results are due."""
+        """Emit all results at the end of time."""
         if timestamp == WATERMARK_MAX:
             self._finish()
         self.output.emit_watermark(timestamp)
 
     def finish(self) -> Awaitable[None] | None:
-        """The results of a stream without event time."""
+        """Emit the results of a stream without event time."""
         self._finish()
         return None
 
@@ -92,7 +92,7 @@ class WholeAggregate(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `whole`: one row per key. Table `time`: per key group."""
+        """Snapshot table `whole` (one row per key) and `time` (per key group)."""
         epoch = self._epoch.cut()
         parts = [CutPart(self._group.cut(epoch))]
         whole = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
@@ -100,14 +100,14 @@ class WholeAggregate(Operator):
         return StateSnapshot(tables={_WHOLE: whole, _TIME: time})
 
     def states(self) -> Sequence[StateInfo]:
-        """Tables `whole` and `time`."""
+        """Return the declarations of tables `whole` and `time`."""
         return [
             aggregate_info(self._plan, _WHOLE, "window"),
             times_info(_TIME, "window", _TIME_SCHEMA),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Take over the aggregates; new ones start empty."""
+        """Restore the aggregates; new ones start empty."""
         self._epoch.restored()
         times = state.tables.get(_TIME)
         if times is not None and times.num_rows:

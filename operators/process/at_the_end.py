@@ -1,4 +1,4 @@
-"""What process functions are called for besides records and timers: the end of the input, checkpoints."""
+"""The calls of process functions besides records and timers: end of input, and checkpoint notices."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .states import FunctionStates
 
 
 class AtTheEnd(Operator):
-    """Calls `finish` and the notices of checkpoints of a process function."""
+    """Calls `finish` and the checkpoint notices of a process function."""
 
     _function: Any
     _user: UserFunction
     _emitter: Emitter
     _context: Context[Any]
     _subtask_context: BroadcastContext[Any]
-    """What `finish` and `on_broadcast` are handed."""
+    """The context of `finish` and `on_broadcast`."""
     _states: FunctionStates | None
     _timed: bool
-    """Records have event times."""
+    """True if records have event times."""
     _latest: int | None = None
-    """The latest event time of records, if there is a `finish` whose results get it."""
+    """The latest event time of records, kept if there is a `finish`, whose results get it."""
     _completed = 0
-    """The newest checkpoint that the function was told of."""
+    """The newest checkpoint that the function was notified of."""
 
     @property
     def _backend(self) -> KeyedBackend:
@@ -39,15 +39,15 @@ class AtTheEnd(Operator):
         return self._states.backend
 
     def _flush(self) -> None:
-        """Send on what was made."""
+        """Emit the results so far."""
         raise NotImplementedError
 
     def _set_key(self, key: Any) -> None:
-        """Make a single key the current one."""
+        """Set the current key."""
         raise NotImplementedError
 
     def _no_key(self) -> None:
-        """No key is at hand any more."""
+        """Unset the current key."""
         raise NotImplementedError
 
     @property
@@ -58,7 +58,7 @@ class AtTheEnd(Operator):
         self._latest = time if self._latest is None else max(self._latest, time)
 
     def _finish_function(self) -> None:
-        """Call the user's `finish` and send on what it makes."""
+        """Call the user's `finish` and emit its results."""
         context, emitter = self._subtask_context, self._emitter
         emitter.timed = self._timed
         context.watermark = self._context.watermark
@@ -77,7 +77,7 @@ class AtTheEnd(Operator):
             self._emitter.add(None, made)
 
     def _time_at_end(self) -> int:
-        """The event time of what `finish` makes: 1970 if there was no record."""
+        """Return the event time of results of `finish`: 1970 if there was no record."""
         return 0 if self._latest is None else self._latest
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:

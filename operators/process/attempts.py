@@ -1,4 +1,4 @@
-"""Calls of process functions under a policy for errors: what fails leaves nothing behind."""
+"""Calls of process functions under an error policy: a failed call leaves no changes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 class Attempts:
-    """Belongs to one operator subtask with a policy other than to fail at once.
+    """The calls of one operator subtask whose policy is not to fail at once.
 
     Attributes:
-        undo: notes the changes of state and timers of a call.
+        undo: records the changes of state and timers of a call.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Attempts:
             self._letters.open(context, output)
 
     def call(self, function: Callable[[], R], cause: Any) -> tuple[R | None, BaseException | None]:
-        """What `function` returns for `cause`; or what its last attempt raised, and nothing was changed.
+        """Return what `function` returns for `cause`, or the error of its last attempt with no changes.
 
-        The current key is any afterwards, if it raised.
+        After an error the current key is undefined.
 
         Raises:
-            HeadgateError: it raised one, which no policy takes.
-            UserCodeError: it raised after a change that cannot be taken back.
+            HeadgateError: the function raised one, to which no policy applies.
+            UserCodeError: it raised after a change that cannot be undone.
         """
         attempts, failure = self._user.on_error.retries + 1, None
         for _ in range(attempts):

@@ -25,17 +25,17 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 EVENT_TIME_COLUMN: Final = "_event_time"
-"""Behind the columns of the rows, if the stream has event time: timestamp(ms, UTC)."""
+"""The column after those of the rows, if the stream has event time: timestamp(ms, UTC)."""
 EVENT_TIME_TYPE: Final = pa.timestamp("ms", tz="UTC")
 EMIT_ROWS: Final = 65_536
-"""Slices of single keys are sent on together, so many rows at a time."""
+"""Slices of single keys are emitted together, this many rows at a time."""
 
 
 @final
 class Groups(Generic[K]):
-    """The rows of one batch by key: iterating gives `(key, rows)`, and sets state and timers to that key.
+    """The rows of one batch by key: iterating gives `(key, rows)` and makes that key current.
 
-    Rows of a key are in the order they came. Can be iterated once.
+    Rows of a key are in order of arrival. Can be iterated once.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Groups(Generic[K]):
         self._left = iter(range(len(keys)))
 
     def __len__(self) -> int:
-        """How many keys the batch has."""
+        """Return how many keys the batch has."""
         return len(self._keys)
 
     def __iter__(self) -> Iterator[tuple[K, pa.RecordBatch]]:
@@ -57,14 +57,16 @@ class Groups(Generic[K]):
 
 
 class KeyedBatchProcess(ProcessFunction[K, pa.RecordBatch], Generic[K, In, Out]):
-    """The columnar twin of `KeyedProcess`: rows come and go as Arrow batches, state and timers are per key.
+    """The columnar twin of `KeyedProcess`: Arrow batches in and out; state and timers are per key.
 
-    In streams with event time, rows have it in the last column, `_event_time`, and results must have it
-    too: what is made of a row by filtering or adding columns keeps its time by itself.
+    In streams with event time, rows have it in the last column, `_event_time`, and results must
+    have it too. Filtering rows or adding columns keeps it.
     """
 
     def on_batch(self, groups: Groups[K], ctx: Context[K]) -> Iterable[pa.RecordBatch] | None:
-        """Handle a batch; return or yield record batches. How records are cut into batches is chance.
+        """Handle a batch; return or yield record batches.
+
+        Results must not depend on the batch boundaries.
 
         `ctx.timestamp` is the latest event time of the key's rows. Results of `on_timer` are record
         batches too; without the column `_event_time` they have the timer's time.
@@ -108,7 +110,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
         self._flush()
 
     def _attempt_batch(self, attempts: Attempts, batch: ColumnBatch) -> None:
-        """The same under a policy for errors: in ever smaller parts, until the rows are known that fail."""
+        """Handle a batch under an error policy: in ever smaller parts, until the failing rows are found."""
         left = [batch]
         try:
             while left:
@@ -196,9 +198,9 @@ class KeyedBatchProcessOperator(ProcessOperator):
         """Check one record batch and keep it for `_flush`.
 
         Args:
-            result: what the function made.
+            result: the result of the function.
             cause: the batch or timer it was made of, for errors.
-            time: the event time of rows that do not say it.
+            time: the event time of rows that have none.
         """
         if not isinstance(result, pa.RecordBatch):
             problem = f"made a {type(result).__name__}, not a pyarrow.RecordBatch"
@@ -210,7 +212,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
             raise self._bad(
                 cause,
                 f"made other columns than promised: {problem}",
-                "correct the function, or say with into= which columns it makes",
+                "correct the function, or declare its columns with into=",
             )
         if not result.num_rows:
             return
@@ -256,16 +258,17 @@ class KeyedBatchProcessOperator(ProcessOperator):
 
 
 def group_rows(columns: list[pa.Array]) -> tuple[Index, Index]:
-    """The rows, at least one, by equal values in all columns: `(order, starts)`.
+    """Group rows, at least one, by equal values in all columns; return `(order, starts)`.
 
-    `order` has the rows group by group, in each in their order; group i begins at `order[starts[i]]`.
+    `order` has the rows group by group, in each in their order; group i begins at
+    `order[starts[i]]`.
     """
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         encoded = plain.dictionary_encode(null_encoding="encode")
         codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
-        if len(columns) > 1:  # as small as they can be, so that the next product fits
+        if len(columns) > 1:  # as small as possible, so that the next product fits
             codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]

@@ -1,4 +1,4 @@
-"""Which process functions set timers by the machine's clock, as far as their code says."""
+"""Detects process functions that set timers on the machine's clock, by their bytecode."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SETS: Final = ("at", "after")
 
 
 def sets_clock_timers(function: ProcessFunction[Any, Any]) -> bool:
-    """Whether a method of the function has `processing_time.at` or `.after` in it.
+    """Return whether a method of the function uses `processing_time.at` or `.after`.
 
-    What goes ways of its own (`getattr`, `super`, helpers outside of the class) is not seen: for that there
-    is the refusal of the timer itself.
+    Indirect uses (`getattr`, `super`, helpers outside the class) are not detected: for those the
+    timer itself is refused.
     """
     methods = {
         name: value
@@ -33,7 +33,7 @@ def sets_clock_timers(function: ProcessFunction[Any, Any]) -> bool:
 
 
 def _codes(code: CodeType | None) -> Iterator[CodeType]:
-    """A function's code and that of the functions in it."""
+    """Yield a function's code and that of nested functions."""
     if code is not None:
         yield code
         for inner in code.co_consts:
@@ -42,7 +42,7 @@ def _codes(code: CodeType | None) -> Iterator[CodeType]:
 
 
 def _attributes(code: CodeType) -> Iterator[str]:
-    """The names behind dots, in order."""
+    """Yield the attribute names in the code, in order."""
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             yield str(step.argval)

@@ -1,4 +1,4 @@
-"""What a process function is handed besides the record: key, times, timers, side outputs."""
+"""The context of a process function: key, times, timers, side outputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Timer:
 
 
 class _Timers:
-    """One clock of a context: one timer per key and tag. Without a table, `refusal` says why."""
+    """One clock of a context: one timer per key and tag. Without a table, timers raise `refusal`."""
 
     def __init__(self, context: Context[Any], table: Timers | None, refusal: StateError) -> None:
         self._context = context
@@ -58,8 +58,8 @@ class _Timers:
         """Call `on_timer` with this key at a point in time; a pending timer of this tag is moved.
 
         Args:
-            when: an aware datetime, or ms since 1970 UTC; what is past is due at once by the machine's
-                clock, and with the next watermark in event time.
+            when: an aware datetime, or ms since 1970 UTC. A time in the past is due at once on the
+                machine's clock, and with the next watermark in event time.
             tag: tells the timers of one key apart.
         """
         table = self._table_for_key()
@@ -68,7 +68,7 @@ class _Timers:
         self._set(table, instant_ms(when), tag)
 
     def cancel(self, tag: str = "") -> bool:
-        """Delete the timer of this key and tag; false if there is none."""
+        """Delete the timer of this key and tag; return False if there is none."""
         return self._table_for_key().cancel(self._context.key, tag)
 
     def _set(self, table: Timers, timestamp: int, tag: str) -> None:
@@ -76,7 +76,7 @@ class _Timers:
 
     def _table_for_key(self) -> Timers:
         if self._table is None:
-            raise self._refusal.with_traceback(None)  # one error, raised for many records
+            raise self._refusal.with_traceback(None)  # one error object, raised for many records
         return self._table
 
 
@@ -104,14 +104,14 @@ class RepeatsAfterEnd:
         count = self._times[which] = self._times.get(which, 0) + 1
         if count > END_REPEATS_MAX:
             raise StateError(
-                f"a timer goes on for ever after the end of the input key=`{key!r}` tag=`{tag}` "
+                f"a timer repeats for ever after the end of the input key=`{key!r}` tag=`{tag}` "
                 f"{owner}times=`{count}`",
                 fix="do not set it again once ctx.input_ended is true",
             )
 
 
 class EventTimers(_Timers):
-    """`ctx.event_time`: timers that are due when the watermark reaches them, in the order of time."""
+    """`ctx.event_time`: timers that are due when the watermark reaches them, in order of time."""
 
     def __init__(self, context: Context[Any], table: Timers | None, refusal: StateError) -> None:
         super().__init__(context, table, refusal)
@@ -124,7 +124,7 @@ class EventTimers(_Timers):
 
 
 class ProcessingTimers(_Timers):
-    """`ctx.processing_time`: timers by the clock of the machine."""
+    """`ctx.processing_time`: timers on the machine's clock."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class ProcessingTimers(_Timers):
 
     @property
     def now(self) -> int:
-        """The time of the machine, ms since 1970 UTC."""
+        """The machine's time, ms since 1970 UTC."""
         return self._clock.now_ms()
 
     def after(self, delay: Duration, *, tag: str = "") -> None:
@@ -153,15 +153,15 @@ class ProcessingTimers(_Timers):
 
 
 class Context(Generic[K]):
-    """What a process function may know about the record or timer at hand.
+    """The context of the current record or timer.
 
     Attributes:
         key: the key of the record or timer.
-        timestamp: the event time of the record or event-time timer, ms since 1970 UTC; None for timers
-            of the machine's clock, and for records of a stream without event time.
+        timestamp: the event time of the record or event-time timer, ms since 1970 UTC; None for
+            timers on the machine's clock, and for records of a stream without event time.
         watermark: how far event time has come, ms; far in the past before the first watermark.
         event_time: timers in event time: `at`, `cancel`.
-        processing_time: the machine's clock: `now`, and timers by it: `at`, `after`, `cancel`.
+        processing_time: the machine's clock: `now`, and timers on it: `at`, `after`, `cancel`.
     """
 
     __slots__ = (
@@ -176,22 +176,20 @@ class Context(Generic[K]):
         self._emitter = emitter
         self.timestamp: int | None = None
         self.watermark: int = WATERMARK_MIN
-        self._passed: int = (
-            WATERMARK_MIN  # of all keys, while that of the key at hand may be further
-        )
+        self._passed: int = WATERMARK_MIN  # for all keys; that of the current key may be ahead
 
     @property
     def input_ended(self) -> bool:
-        """True once no record can come any more: what is repeated by timers must stop then."""
+        """True once no more records can arrive: repeating timers must stop then."""
         return self.watermark == WATERMARK_MAX
 
     def emit(self, side: SideOutput[U], record: U) -> None:
-        """Send a record to a side output of this function, with the event time of what is at hand."""
+        """Emit a record to a side output of this function, with the current event time."""
         self._emitter.emit(side, record)
 
 
 class BroadcastContext(Context[None], Generic[K]):
-    """What `on_broadcast` and `finish` may know: there is no key.
+    """The context of `on_broadcast` and `finish`, which have no key.
 
     `timestamp` and `watermark` are as in `Context`; there are no timers.
     """
@@ -206,24 +204,24 @@ class BroadcastContext(Context[None], Generic[K]):
         self._visit = visit
 
     def for_each_key(self, state: State, function: Callable[[K, State], None]) -> None:
-        """Call `function(key, state)` for each key of this subtask that has something in a keyed state.
+        """Call `function(key, state)` for each key of this subtask that has an entry in a keyed state.
 
-        In no promised order. The function may read and write that state, and the other keyed states, of
-        the key; not broadcast state.
+        The order is unspecified. The function may read and write that state, and the other keyed
+        states, of the key; not broadcast state.
 
         Args:
             state: such as `self.total`.
-            function: of the key and the state, set to that key.
+            function: called with the key, and the state set to that key.
         """
         self._visit(state, function)
 
 
 def instant_ms(when: object) -> int:
-    """A point in time as whole ms since 1970 UTC, rounded down.
+    """Return a point in time as whole ms since 1970 UTC, rounded down.
 
     Raises:
         TypeError: neither an aware datetime nor an int.
-        ValueError: it is out of the years 1 to 9999.
+        ValueError: it is outside the years 1 to 9999.
     """
     if isinstance(when, datetime):
         if when.tzinfo is None:

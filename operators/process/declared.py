@@ -1,4 +1,4 @@
-"""What the class of a process function declares, read and checked at plan time."""
+"""The declarations in the class of a process function, read and checked at plan time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..durations import parse_duration
 from .functions import Process, ProcessFunction
 
 TIMER_TABLES: Final = ("timers_event", "timers_processing")
-"""The names of the tables that timers are kept in."""
+"""The names of the tables of timers."""
 WATERMARK_TABLE: Final = "function_watermark"
-"""The name of the table that says how far event time had come, where records have it."""
+"""The name of the table with the progress of event time, for records that have it."""
 LATEST: Final = "function_latest"
 """The name of the items with the latest event time, for the results of `finish`."""
 
@@ -28,7 +28,8 @@ LATEST: Final = "function_latest"
 class Declared:
     """The states of one process function, checked at plan time. Picklable.
 
-    `ttl_ms` has the durations of the keyed states that expire; `timers` is true if it handles timers.
+    `ttl_ms` has the durations of the keyed states that expire; `timers` is true if it handles
+    timers.
     """
 
     keyed: dict[str, KeyedState]
@@ -40,12 +41,12 @@ class Declared:
 
     @property
     def by_event_time(self) -> bool:
-        """Some of the state expires by event time."""
+        """True if some of the state expires by event time."""
         ttls = (descriptor.ttl for descriptor in self.keyed.values())
         return any(ttl is not None and ttl.time == "event" for ttl in ttls)
 
     def specs(self) -> dict[str, TableSpec]:
-        """The tables of the keyed states, by name."""
+        """Return the tables of the keyed states, by name."""
         return {
             name: descriptor.spec(self.keys, self.ttl_ms.get(name))
             for name, descriptor in self.keyed.items()
@@ -64,14 +65,14 @@ def declared_states(
 
     Args:
         function: the user's object.
-        key_fields: the key columns; None: keys are of the type that the class says.
+        key_fields: the key columns; None: keys have the type that the class names.
         where: the user's line, for errors.
         event_time: whether the stream has event time.
         keyed: whether the stream has keys.
 
     Raises:
-        PlanError: state per key or timers without keys, two states of one name, a type that cannot be a key
-            or is not known, or values that expire by event time where there is none.
+        PlanError: state per key or timers without keys, two states of one name, a type that cannot
+            be a key or is unknown, or values that expire by event time where there is none.
     """
     found = _by_name(type(function), where)
     try:
@@ -160,7 +161,7 @@ def _ttls(keyed: dict[str, KeyedState], event_time: bool) -> dict[str, int]:
 
 
 def _descriptors(kind: type[Any]) -> dict[str, StateDescriptor]:
-    """Descriptors by attribute; a subclass's attribute hides that of its base."""
+    """Return the descriptors by attribute; a subclass's attribute hides that of its base."""
     attributes: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         attributes.update(vars(base))
@@ -168,7 +169,7 @@ def _descriptors(kind: type[Any]) -> dict[str, StateDescriptor]:
 
 
 def _key_type(kind: type[Any]) -> Any:
-    """The first type parameter of the process function, as a class says it; Any if it does not."""
+    """Return the first type parameter of the process function as a class gives it, or Any."""
     for base in kind.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             origin = typing.get_origin(generic)

@@ -1,4 +1,4 @@
-"""Collects what a process function makes, with event times, and sends it on in batches."""
+"""Collects the results of a process function, with event times, and emits them in batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIX = "return a list, or make the function a generator with yield; return None 
 
 
 class _Collected:
-    """Records of one output that wait to be sent."""
+    """Records of one output that wait to be emitted."""
 
     __slots__ = ("_user", "records", "times")
 
@@ -33,7 +33,7 @@ class _Collected:
         self.times: list[Any] = []
 
     def take(self, timed: bool) -> Batch:
-        """All of them, as a batch."""
+        """Remove all records and return them as a batch."""
         times: Timestamps | None = np.array(self.times, np.int64) if timed else None
         records, self.records, self.times = self.records, [], []
         return self._user.batch(records, times, [])
@@ -43,14 +43,14 @@ class Emitter:
     """Results and side records of one operator subtask.
 
     Attributes:
-        time: the event time of what is emitted now, ms.
+        time: the event time of current results, ms.
         timed: records have event times.
 
     Args:
         user: the step, and the columns of its results.
         sides: the names of the side outputs; their records stay Python objects.
-        timed: before the first batch says it.
-        output: where it all goes.
+        timed: the value until the first batch is known.
+        output: the destination.
     """
 
     __slots__ = ("_main", "_marks", "_output", "_sides", "_user", "time", "timed")
@@ -72,10 +72,10 @@ class Emitter:
         self._marks: dict[str, int] | None = None
 
     def add(self, cause: Any, made: Iterable[Any]) -> None:
-        """Take over what a record or timer, `cause`, became; large results are sent on while they come.
+        """Add the results of a record or timer, `cause`; large results are emitted as they come.
 
         Raises:
-            UserCodeError: not something that can be iterated, or it raised.
+            UserCodeError: they cannot be iterated, or iteration raised.
         """
         items = self._checked(cause, made)
         records, time = self._main.records, self.time
@@ -106,7 +106,7 @@ class Emitter:
         return items
 
     def emit(self, side: SideOutput[Any], record: Any) -> None:
-        """Take over one record for a side output.
+        """Add one record for a side output.
 
         Raises:
             StateError: the function does not declare this side output.
@@ -124,29 +124,32 @@ class Emitter:
             self._output.emit_side(side.name, collected.take(self.timed))
 
     def listed(self, cause: Any, made: Iterable[Any] | None) -> list[Any]:
-        """All that a record or timer became. Raises what the function raises, and as `add` does."""
+        """Return all results of a record or timer.
+
+        Raises what the function raises, and as `add` does.
+        """
         return [] if made is None else list(self._checked(cause, made))
 
     def hold(self) -> None:
-        """Send no side records until `release` or `take_back`."""
+        """Hold side records until `release` or `take_back`."""
         self._marks = {name: len(collected.records) for name, collected in self._sides.items()}
 
     def release(self) -> None:
-        """Those since `hold` may go."""
+        """Release the side records since `hold`."""
         self._marks = None
         for name, collected in self._sides.items():
             if len(collected.records) >= PER_RECORD_ROWS:
                 self._output.emit_side(name, collected.take(self.timed))
 
     def take_back(self) -> None:
-        """Forget those since `hold`."""
+        """Discard the side records since `hold`."""
         for name, mark in (self._marks or {}).items():
             collected = self._sides[name]
             del collected.records[mark:], collected.times[mark:]
         self._marks = None
 
     def flush(self) -> None:
-        """Send on what there is."""
+        """Emit everything collected."""
         for name, collected in self._sides.items():
             if collected.records:
                 self._output.emit_side(name, collected.take(self.timed))

@@ -1,8 +1,9 @@
-"""Handles timers that are due, slice by slice of time, so that barriers never wait for all of them.
+"""Fires due timers slice by slice, so that barriers never wait for all of them.
 
-A watermark can make a million timers due. They are handled for as long as a step of the mailbox may take;
-then the mailbox goes on, and a callback handles the next slice. Meanwhile the watermark, and the records
-behind it, are held back; barriers are not: timers that are still to come are in the snapshot as such.
+A watermark can make a million timers due. They are handled for as long as a step of the mailbox may
+take; then the mailbox continues, and a callback handles the next slice. Meanwhile the watermark and
+the records after it are held back. Barriers are not: timers that have yet to fire are in the
+snapshot as such.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ Due: TypeAlias = Iterator[tuple[int, Any, Any]]
 
 
 class TimerOwner(Protocol):
-    """The operator, as seen from here."""
+    """The operator, as the timers see it."""
 
     def handle_timer(self, timestamp: int, key: Any, tag: str, clock: TimerClock) -> None:
         """Call the user's function for one timer."""
         ...
 
     def begin_timers(self) -> None:
-        """Some timers will be handled."""
+        """Begin to handle timers."""
         ...
 
     def end_timers(self) -> None:
-        """No more will be handled for the moment: send on what was made."""
+        """Pause the handling of timers: emit the results so far."""
         ...
 
 
@@ -41,10 +42,10 @@ class TimerFiring:
     """Fires the timers of one operator subtask.
 
     Args:
-        timers: where they are.
+        timers: the timers.
         context: of the subtask.
         owner: handles them.
-        output: gets a watermark once all timers that it makes due were handled.
+        output: gets a watermark once all timers that it made due were handled.
     """
 
     def __init__(
@@ -60,49 +61,49 @@ class TimerFiring:
         self._output = output
         self._slice_s = parse_duration(context.options.get(_SLICE_OPTION, _SLICE_DEFAULT)) / 1_000
         self._watermark: int | None = None
-        """Held back until its timers have fired."""
+        """The watermark that is held back until its timers have fired."""
         self._idle: bool | None = None
-        """Held back behind the watermark."""
+        """The idle notice held back behind the watermark."""
         self._event: Due | None = None
         self._processing: Due | None = None
         self._cancel: Callable[[], None] | None = None
 
     @property
     def holds_watermark(self) -> bool:
-        """True while a watermark waits for its timers: records behind it must wait too."""
+        """True while a watermark waits for its timers: records after it must wait too."""
         return self._watermark is not None
 
     @property
     def unfinished(self) -> bool:
-        """True while a callback will handle more timers that were due."""
+        """True while a callback will handle more due timers."""
         return self._cancel is not None
 
     def on_watermark(self, timestamp: int) -> None:
-        """Event time has come to `timestamp`: fire what is due, then pass it on."""
+        """Fire the timers due at a watermark, then forward it."""
         self._watermark = timestamp
         self._go_on()
 
     def on_idle(self, idle: bool) -> None:
-        """Pass on that the input went idle or is active again, behind a watermark that came before."""
+        """Forward that the input went idle or active, after any watermark before it."""
         if self._watermark is None:
             self._output.emit_idle(idle)
         else:
             self._idle = idle
 
     def on_clock(self) -> None:
-        """The machine's clock has come to a timer: fire what is due."""
+        """Fire the timers that are due on the machine's clock."""
         if self._processing is None:
             self._processing = self._timers.due_processing()
         self._go_on()
 
     def complete(self) -> None:
-        """Fire at once what is due, however long it takes."""
+        """Fire all due timers now, however long it takes."""
         if self._cancel is not None:
             self.close()
             self._slice(inf)
 
     def close(self) -> None:
-        """Nothing fires any more."""
+        """Stop firing."""
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
@@ -136,7 +137,7 @@ class TimerFiring:
         return True
 
     def _fire_event(self, deadline: float) -> bool:
-        """Fire up to the watermark, which may have moved on since the last slice."""
+        """Fire timers up to the watermark, which may have advanced since the last slice."""
         while self._watermark is not None:
             if self._event is None:
                 next_time = self._timers.event.next_time
@@ -149,7 +150,7 @@ class TimerFiring:
         return True
 
     def _run(self, due: Due, clock: TimerClock, deadline: float) -> bool:
-        """Handle timers until the deadline; true if none are left."""
+        """Handle timers until the deadline; return True if none are left."""
         monotonic, handle = self._context.clock.monotonic, self._owner.handle_timer
         self._owner.begin_timers()
         try:

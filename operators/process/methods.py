@@ -35,14 +35,14 @@ class Processes(StreamBase[T], Generic[T]):
     ) -> Stream[Out]:
         """Call a function with state of the subtask, and side outputs, for each record.
 
-        Records keep the way they have: behind `rebalance()` a subtask gets any of them. State per key and
-        timers need `key_by` or `key_with` before.
+        Records keep their distribution: after `rebalance()` a subtask gets any of them. State per
+        key and timers need `key_by` or `key_with` before.
 
         Args:
             function: an instance; each subtask works with a copy of it.
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects.
-            on_error: what becomes of records for which it raises, as for `KeyedStream.process`.
+            on_error: the handling of records for which it raises, as for `KeyedStream.process`.
         """
         from .plan import add_keyless  # makes streams
 
@@ -55,7 +55,8 @@ class Processes(StreamBase[T], Generic[T]):
     def connect(
         self, other: Stream[U] | BroadcastStream[U]
     ) -> ConnectedStreams[T, U] | BroadcastConnected[T, U]:
-        """This stream and another, both without keys, for one function: follow with `.process(...)`.
+        """Connect this stream and another, both without keys, for one function; follow with
+        `.process(...)`.
 
         Args:
             other: a stream, or `stream.broadcast()`, which every subtask gets.

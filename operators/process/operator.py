@@ -1,4 +1,4 @@
-"""Runs a copy of the user's object: sets the current key, calls it, sends on what it gives."""
+"""Runs a copy of the user's object: sets the current key, calls it, emits its results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .states import FunctionStates, infos
 from .timers import FunctionTimers, timer_infos
 
 Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
-"""Key columns of a column stream, or a function of a record."""
+"""The key columns of a column stream, or a function of a record."""
 _NO_TIMERS: Final = "a timer was set, and the function has no on_timer"
 _NO_KEY: Final = "there are no timers in on_broadcast and finish: they have no key"
 _MODE: Final = "execution.runtime-mode"
@@ -53,7 +53,7 @@ _BATCH: Final = "BATCH"
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a process step: how its records are made, and their keys (None: they have none)."""
+    """One input of a process step: the reader of its records, and their keys (None: no keys)."""
 
     reader: RowReader
     key: Key | None
@@ -61,7 +61,7 @@ class Input:
 
 @dataclass(frozen=True)
 class ProcessStep:
-    """What a process step consists of. Picklable.
+    """The parts of a process step. Picklable.
 
     Attributes:
         function: the user's object, copied for each subtask.
@@ -69,7 +69,7 @@ class ProcessStep:
         inputs: one or two.
         declared: the states.
         sides: the names of the side outputs.
-        timed: records carry event times.
+        timed: records have event times.
     """
 
     function: ProcessFunction[Any, Any]
@@ -81,7 +81,7 @@ class ProcessStep:
 
 
 class ProcessOperator(AtTheEnd):
-    """What the operators of all process functions share: state, timers, life."""
+    """The common part of process operators: state, timers, life cycle."""
 
     def __init__(self, step: ProcessStep) -> None:
         self._step = step
@@ -90,7 +90,7 @@ class ProcessOperator(AtTheEnd):
         self._writable = False
         self._opened = False
         self._attempts: Attempts | None = None
-        """None: what the function raises fails the job at once."""
+        """The error policy; None: an error of the function fails the job at once."""
         self._states: FunctionStates | None = None
         self._timers: FunctionTimers | None = None
         self._firing: TimerFiring | None = None
@@ -99,7 +99,8 @@ class ProcessOperator(AtTheEnd):
 
     @property
     def _watermark_table(self) -> str:
-        """Where the snapshot has the watermark, if results may depend on it after a restore; or empty."""
+        """The table of the snapshot with the watermark, if results may depend on it after a
+        restore; or empty."""
         return WATERMARK_TABLE if self._step.timed else ""
 
     def states(self) -> Sequence[StateInfo]:
@@ -138,7 +139,7 @@ class ProcessOperator(AtTheEnd):
         self._progress = Progress(self._backend, context, self._context)
 
     def _new_context(self) -> Context[Any]:
-        """What the user's function is handed with records and timers."""
+        """Return the context of the user's function for records and timers."""
         return Context(self._emitter)
 
     def _give_timers(
@@ -161,7 +162,7 @@ class ProcessOperator(AtTheEnd):
         )
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
-        """Take over what there was; the watermark is the least of those restored."""
+        """Restore the state; the watermark is the least of those restored."""
         assert self._states is not None
         self._progress.restore(state, self._watermark_table)
         for item in state.items.get(LATEST, ()):
@@ -177,7 +178,7 @@ class ProcessOperator(AtTheEnd):
         timers.arm()
 
     def _open_function(self) -> None:
-        """Call the user's `open`: after a restore, so that it sees the state."""
+        """Call the user's `open`, after a restore, so that it sees the state."""
         if self._opened:
             return
         self._opened = True
@@ -195,7 +196,7 @@ class ProcessOperator(AtTheEnd):
 
     def _keys_of(self, batch: Batch, records: list[Any], key: Key | None) -> list[Any]:
         if key is None:
-            return [None] * len(records)  # of a stream without keys
+            return [None] * len(records)  # a stream without keys
         if not callable(key):
             assert isinstance(batch, ColumnBatch)
             lists = [to_list(batch.data.column(name)) for name in key]
@@ -263,7 +264,7 @@ class ProcessOperator(AtTheEnd):
         batch: Batch,
         function: Callable[[Any, Any], Iterable[Any] | None],
     ) -> None:
-        """The same under a policy for errors."""
+        """Call the function for records under an error policy."""
         context, emitter = self._context, self._emitter
         try:
             for place, (key, time, record) in enumerate(
@@ -285,7 +286,7 @@ class ProcessOperator(AtTheEnd):
             self._no_key()
 
     def _times_of(self, batch: Batch) -> Sequence[int | None]:
-        """The event times of a batch's records; what is emitted from here on has them or not as well."""
+        """Return the event times of a batch's records; from here on results have times if these do."""
         self._emitter.timed = batch.timestamps is not None
         if batch.timestamps is None:
             return [None] * len(batch)
@@ -354,11 +355,11 @@ class ProcessOperator(AtTheEnd):
         self._flush()
 
     def _flush(self) -> None:
-        """Send on what was made."""
+        """Emit the results so far."""
         self._emitter.flush()
 
     def _set_key(self, key: Any) -> None:
-        """Make a single key the current one."""
+        """Set the current key."""
         self._progress.enter_one(key)
         self._context.key = key
 
@@ -382,7 +383,7 @@ class ProcessOperator(AtTheEnd):
     # life
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """A table per keyed state, two of timers, one of the watermark; items for the rest."""
+        """Return a table per keyed state, two of timers, one of the watermark, and items for the rest."""
         assert self._states is not None
         snapshot = self._states.snapshot()
         if self._timers is not None:
@@ -394,7 +395,7 @@ class ProcessOperator(AtTheEnd):
         return snapshot
 
     def finish(self) -> None:
-        """The end of the input: event-time timers fire; those of the machine's clock never will."""
+        """End the input: event-time timers fire; those of the machine's clock never will."""
         self._open_function()
         if self._firing is not None:
             self._firing.complete()
@@ -418,14 +419,14 @@ class ProcessOperator(AtTheEnd):
 
 def _no_clock(function: UserFunction) -> StateError:
     return StateError(
-        f"step `{function.step}` sets a timer by the machine's clock, and in a batch there is no such time",
+        f"step `{function.step}` sets a timer by the machine's clock, which batch jobs do not have",
         where=str(function.origin),
         fix=f"use ctx.event_time, or run the job as a stream: {_MODE}=STREAMING",
     )
 
 
 def whole_record(batch: Batch, place: int) -> Any:
-    """A record with all its columns, also those that the function does not read."""
+    """Return a record with all its columns, also those that the function does not read."""
     if not isinstance(batch, ColumnBatch):
         return batch.records[place]
     return to_rows(batch.data.slice(place, 1))[0]

@@ -1,4 +1,4 @@
-"""Makes steps of process functions: checks what was given, with the user's line, and adds the node."""
+"""Planning of process functions: checks the arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_keyed(
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.process(...)`."""
+    """Add the step of `keyed.process(...)`."""
     if isinstance(function, KeyedBatchProcess):
         return _add_batches(stream, keyed_by, function, name, into, on_error, origin)
     checked = _checked(function, KeyedProcess, origin)
@@ -67,7 +67,7 @@ def add_keyless(
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `stream.process(...)`."""
+    """Add the step of `stream.process(...)`."""
     checked = _checked(function, Process, origin)
     inputs = ((stream, None),)
     return _add(inputs, KeyedProcessOperator, checked, None, name, into, on_error, origin)
@@ -93,8 +93,8 @@ def _add_batches(
         )
     if stream.has_event_time and EVENT_TIME_COLUMN in schema.names:
         raise PlanError(
-            f"`{stream.name}` has a column `{EVENT_TIME_COLUMN}`, which is where rows have their event "
-            "time in a KeyedBatchProcess",
+            f"`{stream.name}` has a column `{EVENT_TIME_COLUMN}`, which is the event time "
+            "of rows in a KeyedBatchProcess",
             where=str(origin),
             fix="give it another name with select",
         )
@@ -116,7 +116,7 @@ def add_connected(
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.connect(keyed).process(...)`, or of two streams without keys."""
+    """Add the step of `keyed.connect(keyed).process(...)`, or of two streams without keys."""
     checked = _checked(function, CoProcess, origin)
     fields = _common_fields(
         _key_fields(*first, origin), _key_fields(*second, origin), first[0], second[0], origin
@@ -133,7 +133,7 @@ def add_broadcast(
     on_error: OnErrorLike,
     origin: Origin,
 ) -> Stream[Any]:
-    """The step of `keyed.connect(stream.broadcast()).process(...)`, or of a stream without keys."""
+    """Add the step of `keyed.connect(stream.broadcast()).process(...)`, or of a stream without keys."""
     checked = _checked(function, BroadcastProcess, origin)
     fields = _key_fields(*keyed, origin)
     inputs = (keyed, (broadcast, None))
@@ -186,7 +186,7 @@ def _add(
         raise PlanError(
             f"`{type(function).__name__}.{FAILED}` has the name of the side output of failed records",
             where=str(origin),
-            fix="give it another name, or do not say on_error=side_output",
+            fix="give it another name, or do not use on_error=side_output",
         )
     step = ProcessStep(
         function,
@@ -245,16 +245,16 @@ def _common_fields(
     other: Stream[Any],
     origin: Origin,
 ) -> list[pa.Field] | None:
-    """The key columns of both: the names of the first, the wider type of each pair."""
+    """Return the key columns of both: the names of the first, the wider type of each pair."""
     if first is None or second is None:
         return first or second
     types = [_common_type(a.type, b.type) for a, b in zip(first, second, strict=False)]
     if len(first) != len(second) or None in types:
         raise PlanError(
             f"`{one.name}` has the key ({_shown(first)}), `{other.name}` has ({_shown(second)}): equal "
-            "keys would not meet",
+            "keys would not match",
             where=str(origin),
-            fix="key both by as many columns of the same types; CAST in select makes them alike",
+            fix="key both by columns of the same number and types; CAST in select makes them alike",
         )
     return [field.with_type(type_) for field, type_ in zip(first, types, strict=True)]
 
@@ -275,7 +275,7 @@ def _kind_of(function: object) -> type[Any]:
 
 
 def _checked(function: object, kind: type[Any], origin: Origin) -> ProcessFunction[Any, Any]:
-    """The function, if it is a usable instance of its kind.
+    """Return the function, if it is a usable instance of its kind.
 
     Raises:
         PlanError: it is not.
@@ -310,7 +310,7 @@ def _check_method(function: object, kind: type[Any], name: str, origin: Origin) 
         raise PlanError(
             f"{name} must be a plain function, and that of `{type(function).__name__}` is async",
             where=str(origin),
-            fix="do the awaiting in an async map before or behind it",
+            fix="do the awaiting in an async map before or after it",
         )
     given = _GIVEN.get(name, ("the record", "the context"))
     check_takes(method, given, f"process with {name}", origin)

@@ -1,4 +1,4 @@
-"""How far event time is: for a subtask, and for the key at hand, which is what the user's context shows."""
+"""The progress of event time, for a subtask and for the current key, as the user's context shows it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SCHEMA: Final = times_schema(WATERMARK_COLUMN)
 
 
 class Progress:
-    """Event time in one subtask. Makes keys the current ones, and so their time.
+    """Event time in one subtask. Sets the current key, and with it the key's event time.
 
     Args:
         backend: of the keyed state.
         context: of the subtask.
-        shown: what the user sees.
+        shown: the user's context.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Progress:
         self._backend, self._context, self._shown = backend, context, shown
         self._ahead: Ahead | None = None
         self.watermark = WATERMARK_MIN
-        """Of the subtask: as far as time is for all keys."""
+        """The watermark of the subtask, which all keys have reached."""
 
     def advance(self, timestamp: int) -> None:
-        """Time has come to `timestamp` for all keys."""
+        """Advance event time to `timestamp` for all keys."""
         self.watermark = max(self.watermark, timestamp)
         if self._ahead is not None and self._ahead.caught_up(self.watermark, WATERMARK_MIN):
             self._ahead = None
@@ -51,7 +51,7 @@ class Progress:
     # --- keys ----------------------------------------------------------------------------------
 
     def groups_of(self, keys: list[Any]) -> Sequence[int]:
-        """The key groups of some keys, for `enter`; -1 where nobody asks."""
+        """Return the key groups of some keys, for `enter`; -1 where they are not needed."""
         if self._ahead is None and not self._backend.needs_key_groups:
             return [-1] * len(keys)
         groups: list[int] = self._groups(keys).tolist()
@@ -61,31 +61,31 @@ class Progress:
         return key_groups_of(hash_keys(keys), self._context.max_parallelism).astype(np.int64)
 
     def of_keys(self, keys: list[Any]) -> int | Index:
-        """The watermark of each key, or of all."""
+        """Return the watermark of each key, or of all."""
         if self._ahead is None:
             return self.watermark
         return self._ahead.now(self._groups(keys), self.watermark)
 
     @property
     def differs(self) -> bool:
-        """True if time is further for some keys than for others."""
+        """True if event time is ahead for some keys."""
         return self._ahead is not None
 
     def enter(self, key: Any, group: int) -> None:
-        """Make a key the current one."""
+        """Set the current key."""
         self._backend.set_key(key, group)
         if self._ahead is not None:
             self._show(max(self.watermark, int(self._ahead.watermarks[group])))
 
     def enter_one(self, key: Any) -> None:
-        """Make a single key the current one."""
+        """Set a single current key."""
         group = -1
         if self._ahead is not None or self._backend.needs_key_groups:
             group = key_group_of(hash_key(key), self._context.max_parallelism)
         self.enter(key, group)
 
     def leave(self) -> None:
-        """No key is at hand any more."""
+        """Unset the current key."""
         self._backend.clear_key()
         self._show(self.watermark)
 
@@ -93,18 +93,18 @@ class Progress:
 
     @staticmethod
     def info(table: str) -> StateInfo:
-        """The declaration of the table."""
+        """Return the declaration of the table."""
         return times_info(table, "window", _SCHEMA)
 
     def cut(self) -> TableCut:
-        """What the snapshot says of each key group."""
+        """Return the event time of each key group."""
         own, ahead = self._context.key_groups, self._ahead
         if ahead is None:
             return times_cut(own, _SCHEMA, self.watermark)
         return times_cut(own, _SCHEMA, ahead.cut(own, self.watermark, WATERMARK_MIN)[0])
 
     def restore(self, state: RestoredState, table: str) -> None:
-        """Take over what `table` says; what had come to pass for a key stays so."""
+        """Restore event time from `table`; a key never goes back."""
         watermark = least(state, table)
         if watermark is not None:
             times = by_group(state.tables[table], WATERMARK_COLUMN, self._context.max_parallelism)

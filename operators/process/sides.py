@@ -33,7 +33,7 @@ class SideOutput(Generic[T]):
 
 
 def declared_sides(kind: type[Any]) -> dict[str, SideOutput[Any]]:
-    """The side outputs of a class and its base classes by name; a subclass's attribute hides its base's.
+    """Return the side outputs of a class and its bases by name; a subclass hides those of its base.
 
     Raises:
         PlanError: one object is the side output of two names.

@@ -23,14 +23,14 @@ _SWEEP_MS: Final = 1_000
 
 
 class _ProcessingTime:
-    """The clock of the machine."""
+    """The machine's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.now = self.passed = self.use = clock.now_ms
 
 
 class _EventTime:
-    """The watermark, and the event time of what is at hand."""
+    """The watermark, and the event time of the current record."""
 
     def __init__(self, context: Context[Any]) -> None:
         self._context = context
@@ -47,7 +47,7 @@ class _EventTime:
 
 
 def infos(declared: Declared) -> list[StateInfo]:
-    """The declarations of all states but timers."""
+    """Return the declarations of all states but timers."""
     lists = [descriptor.handle().info for descriptor in declared.lists.values()]
     broadcast = [d.handle(lambda: False).info for d in declared.broadcast.values()]
     return [spec.info for spec in declared.specs().values()] + lists + broadcast
@@ -57,13 +57,13 @@ class FunctionStates:
     """All states of one copy of a process function.
 
     Args:
-        declared: what they are.
+        declared: the declarations.
         function: the copy; gets the handles as attributes.
         user: the step, for errors.
         context: of the subtask.
-        times: of the record at hand, for state that expires by event time.
+        times: of the current record, for state that expires by event time.
         may_write: whether broadcast state can be written at the moment.
-        undo: notes what the function changes, if there is one.
+        undo: records the function's changes, if given.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class FunctionStates:
             self._items[name] = self._handles[broadcast.attribute] = broadcast.handle(may_write)
         for item in self._items.values():
             item.undo = undo
-        # In the instance, where they hide the descriptors: access costs one look-up.
+        # In the instance, where they hide the descriptors: access costs one lookup.
         vars(function).update(self._handles)
         self._cancel_sweep: Callable[[], None] | None = None
         if any(expiry.ttl.cleanup_per_second for expiry in self._expiries.values()):
             self._cancel_sweep = context.timers.call_later(_SWEEP_MS, self._sweep)
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
-        """Take over restored state; keyed state in a thread."""
+        """Restore state; keyed state in a thread."""
         for handle in self._items.values():
             handle.restore(state, self._context.operator_name)
         return self._context.run_in_thread(lambda: self._restore_keyed(state))
@@ -124,7 +124,7 @@ class FunctionStates:
             raise fresh from error
 
     def snapshot(self) -> StateSnapshot:
-        """A table per keyed state; items for the rest."""
+        """Return a table per keyed state, and items for the rest."""
         self._check_handles()
         dead_until = {name: expiry.all_dead_until() for name, expiry in self._expiries.items()}
         snapshot = StateSnapshot()
@@ -138,11 +138,11 @@ class FunctionStates:
         return snapshot
 
     def name_of(self, handle: object) -> str | None:
-        """The name of the keyed state that a handle belongs to."""
+        """Return the name of the keyed state that a handle belongs to."""
         return self._keyed.get(id(handle))
 
     def keyed_attributes(self) -> Sequence[str]:
-        """The attributes that are keyed state."""
+        """Return the attributes that are keyed state."""
         return [name for name, handle in self._handles.items() if id(handle) in self._keyed]
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class FunctionStates:
         self.backend.close()
 
     def _sweep(self) -> None:
-        """Remove some of what has expired, without a key at hand."""
+        """Remove some expired entries, without a current key."""
         for name, expiry in self._expiries.items():
             has_entries = self.backend.specs[name].layout.entry is not None
             table = (self.backend.entry_table if has_entries else self.backend.value_table)(name)
@@ -160,7 +160,8 @@ class FunctionStates:
         self._cancel_sweep = self._context.timers.call_later(_SWEEP_MS, self._sweep)
 
     def _check_handles(self) -> None:
-        """An assignment to the attribute would look like state, and be lost at the next failure."""
+        """Check the handles: an assignment to the attribute would look like state, and be lost at
+        the next failure."""
         attributes = vars(self._function)
         for attribute, handle in self._handles.items():
             if attributes.get(attribute) is not handle:

@@ -19,22 +19,22 @@ EVENT, PROCESSING = TIMER_TABLES
 DROPPED_COUNTER: Final = "timers_dropped"
 FIRED_COUNTER: Final = "timers_fired"
 SLEEP_MS_MAX: Final = 3_600_000
-"""The machine's clock can be set: it is looked at once an hour at least."""
+"""The machine's clock can be adjusted, so it is read at least this often."""
 
 
 def timer_infos(keys: KeyShape) -> list[StateInfo]:
-    """The declarations of the tables of timers."""
+    """Return the declarations of the tables of timers."""
     return [timer_layout(keys).info(name) for name in (EVENT, PROCESSING)]
 
 
 class FunctionTimers:
-    """Two tables of timers, and one callback for the earliest of the machine's clock.
+    """Two tables of timers, and one callback for the earliest timer on the machine's clock.
 
     Args:
         keys: the keys of the operator.
         context: of the subtask.
-        fire: called in the mailbox when timers of the machine's clock may be due; calls `arm` when it is
-            through with them.
+        fire: called in the mailbox when timers on the machine's clock may be due; calls `arm` when
+            done.
     """
 
     def __init__(self, keys: KeyShape, context: OperatorContext, fire: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class FunctionTimers:
         return self._counted(self.event.pop_due(until))
 
     def due_processing(self) -> Iterator[tuple[int, Any, Any]]:
-        """Pop the timers that are due by the machine's clock as it is now."""
+        """Pop the timers that are due on the machine's clock now."""
         return self._counted(self.processing.pop_due(self._context.clock.now_ms()))
 
     def _counted(self, due: Iterator[tuple[int, Any, Any]]) -> Iterator[tuple[int, Any, Any]]:
@@ -62,7 +62,7 @@ class FunctionTimers:
             yield timer
 
     def arm(self) -> None:
-        """Have `fire` called when the earliest timer of the machine's clock is due, if there is any."""
+        """Schedule `fire` for the earliest timer on the machine's clock, if there is any."""
         due = self.processing.next_time
         if due is None or (self._armed_for is not None and self._armed_for <= due):
             return
@@ -76,13 +76,13 @@ class FunctionTimers:
         self._fire()
 
     def disarm(self) -> None:
-        """No callback is wanted any more."""
+        """Cancel the callback."""
         if self._disarm is not None:
             self._disarm()
         self._armed_for = self._disarm = None
 
     def drop_processing(self) -> None:
-        """The input has ended: the machine's clock does not count any more; counted."""
+        """Drop, and count, timers on the machine's clock: the input has ended."""
         self.disarm()
         dropped = sum(1 for _ in self.processing.pop_due(WATERMARK_MAX))
         if dropped:
@@ -95,10 +95,10 @@ class FunctionTimers:
         snapshot.tables[PROCESSING] = self.processing.snapshot()
 
     def restore(self, state: RestoredState) -> None:
-        """Take over the timers of own key groups. Call `arm` afterwards, in the mailbox.
+        """Restore the timers of own key groups. Call `arm` afterwards, in the mailbox.
 
         Raises:
-            StateError: the keys are of another type now.
+            StateError: the keys have another type now.
         """
         for name, table in ((EVENT, self.event), (PROCESSING, self.processing)):
             rows = state.tables.get(name)
@@ -108,6 +108,6 @@ class FunctionTimers:
             if old is not None and not (found := compare(old, self._infos[name])).ok:
                 raise StateError(
                     f"timers cannot be restored: {found.text} step=`{self._context.operator_name}`",
-                    fix="let keys be of the type they were of",
+                    fix="keep the type of the keys",
                 )
             table.restore(rows)

@@ -1,4 +1,4 @@
-"""Runs functions with two inputs: two keyed streams, or a keyed stream and one that all subtasks get."""
+"""Runs functions with two inputs: two keyed streams, or a keyed and a broadcast stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CoProcessOperator(ProcessOperator):
 
 
 class BroadcastProcessOperator(ProcessOperator):
-    """Runs a `BroadcastProcess`: input 0 is keyed, input 1 comes to all subtasks."""
+    """Runs a `BroadcastProcess`: input 0 is keyed, input 1 is broadcast to all subtasks."""
 
     def process(self, batch: Batch, input_index: int) -> None:
         if input_index == 0:
@@ -60,7 +60,7 @@ class BroadcastProcessOperator(ProcessOperator):
     def _attempt_broadcast(
         self, attempts: Attempts, batch: Batch, place: int, record: Any, time: int | None
     ) -> None:
-        """Handle a broadcast record under a policy for errors."""
+        """Handle a broadcast record under an error policy."""
 
         def call() -> list[Any]:
             self._writable = True
@@ -77,7 +77,7 @@ class BroadcastProcessOperator(ProcessOperator):
             self._emitter.add(record, results)
 
     def _call_on_broadcast(self, record: Any) -> Iterable[Any] | None:
-        """What the function makes of one record; a generator runs here to its end, so that it may write."""
+        """Return the results for one record; a generator runs to its end here, so that it may write."""
         self._writable = True
         try:
             made = self._function.on_broadcast(record, self._subtask_context)
@@ -90,9 +90,10 @@ class BroadcastProcessOperator(ProcessOperator):
             self._writable = False
 
     def _for_each_key(self, state: Any, function: Callable[[Any, Any], None]) -> None:
-        """See `BroadcastContext.for_each_key`: what differs by key must not get into broadcast state."""
+        """Forbid changes of broadcast state, which must not depend on keys; see
+        `BroadcastContext.for_each_key`."""
         if self._attempts is not None:
-            # A failure in one subtask alone would let what is the same in all subtasks differ.
+            # A failure in one subtask alone would let broadcast state differ between subtasks.
             self._attempts.undo.keep_always()
         before, self._writable = self._writable, False
         try:

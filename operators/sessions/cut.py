@@ -1,9 +1,10 @@
-"""A consistent cut of a table of sessions, and which rows of a restored one are those of open sessions.
+"""A consistent cut of a table of sessions, and the choice of open sessions in a restored one.
 
-A row is identified by its key and `window_start`. Deltas carry no marks of sessions that are gone: the
-watermark says which these are, as with other windows. Nor of those that went into others, or whose start
-moved back: such a row lies within that of the session it became part of, and open sessions of a key
-never meet. So a restore leaves out what is gone, and what lies within another row of its key.
+A row is identified by its key and `window_start`. Deltas carry no marks of expired sessions: the
+watermark tells which these are, as with other windows. Nor do they mark sessions that were merged
+into others, or whose start moved back: such a row lies within that of the session it became part
+of, and open sessions of a key never touch. So a restore leaves out expired rows, and those within
+another row of their key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .table import SessionTable
 
 
 class SessionCut:
-    """The sessions at a cut; `slots`, `edges` and `columns`, in this order, in any one thread."""
+    """The sessions at a cut; call `slots`, `edges` and `columns` in this order, in any one thread."""
 
     def __init__(self, table: SessionTable, epoch: int) -> None:
         self._bounds: SlotCut = table.changed.cut(epoch, table.size)
@@ -32,7 +33,7 @@ class SessionCut:
         self._edges: list[Array] = []
 
     def slots(self, since: int | None) -> Index:
-        """The sessions not gone at the cut that had changed after cut number `since`, ascending."""
+        """Return the sessions open at the cut that had changed after cut number `since`, ascending."""
         which = self._bounds.slots(since)
         starts, ends = self._bounds.values(which)
         alive = np.flatnonzero(ends > self._limit)
@@ -40,11 +41,11 @@ class SessionCut:
         return alive if isinstance(which, slice) else which[alive]
 
     def edges(self, which: Rows) -> list[Array]:
-        """Start and end of the sessions that `slots` returned."""
+        """Return start and end of the sessions that `slots` returned."""
         return self._edges
 
     def columns(self, which: Rows) -> tuple[list[pa.ChunkedArray], list[pa.Array]]:
-        """Key columns and state columns of these sessions. Closes the cut."""
+        """Return key columns and state columns of these sessions, and close the cut."""
         state = self._state.columns(which)
         keys = self._key_of[which].astype(np.intp)
         order = np.argsort(keys, kind="stable")
@@ -54,18 +55,18 @@ class SessionCut:
         return [column.take(pa.array(back)) for column in taken], state
 
     def close(self) -> None:
-        """Nothing will be read any more."""
+        """Close the cut."""
         self._bounds.close()
         self._state.close()
 
 
 def superseded(keys: Index, starts: Times, ends: Times) -> Mask:
-    """True for rows that lie within another row of their key."""
+    """Return True for rows that lie within another row of their key."""
     order = np.lexsort((-ends, starts, keys))
     mask = np.zeros(len(order), np.bool_)
     if not len(order):
         return mask
-    # ends by rank, and keys above them: the largest end so far is never that of another key
+    # ends as ranks, with keys in the high part: a running maximum never mixes keys
     _, ranks = np.unique(ends, return_inverse=True)
     high = keys[order].astype(np.int64) * (int(ranks.max()) + 2)
     reach = np.maximum.accumulate(high + ranks[order])

@@ -1,8 +1,8 @@
-"""When to look at which session again: numbers of slots by buckets of time.
+"""The deadlines of sessions: slot numbers in buckets of time.
 
-A slot lies in the bucket of a time that was its deadline once. Records move deadlines on all the time;
-here that costs nothing: only when event time reaches the bucket the slot is looked at, and put into the
-bucket of its deadline of then. So a session that lives on is touched about once per gap.
+A slot is in the bucket of a former deadline. Records move deadlines all the time, which costs
+nothing here: only when event time reaches the bucket is the slot looked at, and put into the bucket
+of its current deadline. So a session that stays active is touched about once per gap.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NOWHERE = np.iinfo(np.int64).max
 class Deadlines:
     """Slots by the time at which they must be looked at.
 
-    Buckets have few slots, so they are no objects: what comes together is one run, ordered by bucket. Each
-    run is at least as long as the next was, or else they are merged.
+    Buckets have few slots, so they are no objects: slots added together are one run, ordered by
+    bucket. Each run is at least as long as the next one was, or else they are merged.
 
     Args:
         width_ms: of a bucket; the finer, the fewer slots are looked at in vain.
@@ -29,11 +29,11 @@ class Deadlines:
     def __init__(self, width_ms: int) -> None:
         self._width = width_ms
         self._runs: list[tuple[Index, Times]] = []
-        """Slots and their buckets."""
+        """The runs: slots and their buckets."""
         self._bucket_of = SlotArray(np.int64, _NOWHERE)
 
     def add(self, slots: Index, times: Times) -> None:
-        """Look at each slot once `times` (ms) has come; a slot that will be looked at before stays."""
+        """Schedule each slot for `times` (ms); a slot with an earlier time keeps it."""
         if not slots.size:
             return
         self._bucket_of.reserve(int(slots.max()) + 1)

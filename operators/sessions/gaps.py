@@ -1,4 +1,4 @@
-"""The gap of each record of a batch."""
+"""The session gap of each record of a batch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _COLUMN = "headgate_gap"
 
 @dataclass(frozen=True)
 class FixedGap:
-    """The same for all records."""
+    """The same gap for all records."""
 
     ms: int
     reads: frozenset[str] = frozenset()
 
     def of(self, data: pa.RecordBatch) -> int | Milliseconds:
-        """The gap in ms: one for all rows, or one for each."""
+        """Return the gap in ms: one for all rows, or one for each."""
         return self.ms
 
 
 @dataclass(frozen=True)
 class ColumnGap:
-    """An expression over the columns, checked at plan time."""
+    """A gap from an expression over the columns, checked at plan time."""
 
     column: Column
     text: str
@@ -42,14 +42,14 @@ class ColumnGap:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The columns it needs."""
+        """The columns that it reads."""
         return self.column.reads
 
     def of(self, data: pa.RecordBatch) -> int | Milliseconds:
-        """The gap of each row in ms.
+        """Return the gap of each row in ms.
 
         Raises:
-            DataError: null, not above 0, or absurdly long.
+            DataError: null, not above 0, or too long.
         """
         array = self._evaluate(data)
         if pa.types.is_duration(array.type):
@@ -84,11 +84,11 @@ class ColumnGap:
 def bound_gap(
     window: SessionWindow, schema: pa.Schema, step: str, where: str
 ) -> FixedGap | ColumnGap:
-    """The gap of a session over records of `schema`.
+    """Return the gap of a session over records of `schema`.
 
     Raises:
-        PlanError: a function, an expression that does not fit the columns, or one that is not of whole
-            milliseconds or durations.
+        PlanError: a function, an expression that does not fit the columns, or one that is not of
+            whole milliseconds or durations.
     """
     if window.gap_ms is not None:
         return FixedGap(window.gap_ms)

@@ -1,7 +1,7 @@
-"""Merging intervals of many keys at once, and who comes too late: numpy only, no state.
+"""Merges intervals of many keys at once, and finds late rows: numpy only, no state.
 
-An interval [start, end) and another meet if they overlap or touch, as sessions do: a record exactly `gap`
-after the last one still belongs to the session.
+An interval [start, end) meets another if they overlap or touch, as sessions do: a record exactly
+`gap` after the last one still belongs to the session.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Merged:
 
 
 def merge_intervals(keys: Index, starts: Times, ends: Times) -> Merged:
-    """The components of intervals; only those of one key can meet.
+    """Return the components of intervals; only intervals of one key can meet.
 
     Args:
         keys: numbers from 0, few more than there are intervals.
         starts: ms.
-        ends: ms, each behind its start.
+        ends: ms, each after its start.
     """
     low, bits = _span(starts, ends)
     shift = bits
@@ -53,7 +53,7 @@ def merge_intervals(keys: Index, starts: Times, ends: Times) -> Merged:
     packed = high | low_starts
     order = np.argsort(packed)
     packed = packed[order]
-    # Keys are in the high bits, so the largest end so far is never that of another key.
+    # Keys are in the high bits, so a running maximum of ends never mixes keys.
     reach = np.maximum.accumulate((high | low_ends)[order])
     first = np.empty(len(order), np.bool_)
     first[0] = True
@@ -69,26 +69,26 @@ def merge_intervals(keys: Index, starts: Times, ends: Times) -> Merged:
 
 
 def _span(starts: Times, ends: Times) -> tuple[int, int]:
-    """The least start, and how many bits all times take behind it."""
+    """Return the least start, and the number of bits that all times need above it."""
     low = int(starts.min())
     return low, max(1, (int(ends.max()) - low).bit_length())
 
 
 def accepted(keys: Index, starts: Times, ends: Times, first: Times, limit: int | Index) -> Mask:
-    """Which rows are not late, in the order of arrival; False where a row is dropped.
+    """Return which rows are not late, in order of arrival.
 
-    A row whose own window is gone (its end is not above `limit`) is taken if it meets a session that is
-    not gone, that is, one that ends above `limit`: then it meets it as soon as that has begun by the end
-    of the row's window. So of the sessions of a key only the least start counts, and each row that is
-    taken may lower it for those behind it. Such chains are followed in rounds, of which there are as many
-    as the longest chain has links.
+    A row whose own window has expired (its end is not above `limit`) is taken if it meets an open
+    session, that is, one that ends above `limit`; it meets it if the session has begun by the end
+    of the row's window. So of the sessions of a key only the least start counts, and each row that
+    is taken may lower it for those after it. Such chains are followed in rounds, as many as the
+    longest chain has links.
 
     Args:
         keys: the key of each row, as numbers from 0.
         starts: its time, ms.
         ends: of its own window.
         first: by key, the least start of its open sessions; the maximum of int64 where it has none.
-        limit: sessions that end here or before are gone; one time, or one for each row.
+        limit: sessions that end here or before have expired; one time, or one for each row.
     """
     taken: Mask = ends > limit
     open_ = np.flatnonzero(~taken)
@@ -113,7 +113,7 @@ _MAX = np.iinfo(np.int64).max
 
 
 class _LeastBefore:
-    """The least of some values in front of each row, among the rows of its key, and of `first`."""
+    """The least of `first` and of some values of earlier rows of the same key, for each row."""
 
     def __init__(self, keys: Index, first: Times) -> None:
         heads = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
@@ -122,7 +122,7 @@ class _LeastBefore:
         self._first = first[keys[heads]]
 
     def __call__(self, values: Times) -> Times:
-        # Ranks instead of times, and later segments lower: one running minimum serves all of them.
+        # Ranks instead of times, and later segments lower: one running minimum serves all keys.
         known = np.concatenate([values, self._first])
         times, ranks = np.unique(known, return_inverse=True)
         width = len(times) + 1

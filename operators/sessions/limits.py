@@ -1,4 +1,4 @@
-"""What a gap can be."""
+"""The limits of a session gap."""
 
 from __future__ import annotations
 
@@ -7,4 +7,5 @@ from typing import Final
 from ..time_range import DURATION_MAX_MS
 
 GAP_MS_MAX: Final = DURATION_MAX_MS
-"""A longer gap is taken for a mistake: the bounds of sessions stay within what a datetime can hold."""
+"""The longest gap; a longer one is taken for a mistake. The bounds of sessions must fit a datetime.
+"""

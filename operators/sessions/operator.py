@@ -1,11 +1,11 @@
-"""Aggregates per key and session (features.md 3.15, columnar.md section 4): a batch at a time.
+"""Aggregates per key and session, a batch at a time.
 
-A session fires when the watermark reaches its end - 1; the watermark goes on behind its results. With
-allowed lateness it stays for a while, and records that come to a session that is due make its result come
-again, once per batch. Where sessions that fired are joined or extended, the result is of the longer
-session, and nothing takes the earlier ones back. A record is late if its own window is gone and meets no
-session that is not: it goes to the side output `late`, and is counted. Sessions lie in memory under every
-state backend.
+A session fires when the watermark reaches its end - 1; the watermark is forwarded after its
+results. With allowed lateness it stays for a while, and records that come to a session that has
+fired make it emit its result again, once per batch. Where fired sessions are merged or extended,
+the result is of the longer session, and the earlier results are not retracted. A record is late if
+its own window has expired and meets no open session: it goes to the side output `late`, and is
+counted. Sessions are in memory under every state backend.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _SESSIONS, _WATERMARK = "sessions", "watermark"
 _GONE_THROUGH = "gone_through"
 _START, _END = WINDOW_FIELDS[0].name, WINDOW_FIELDS[1].name
 _WATERMARK_SCHEMA = times_schema(WATERMARK_COLUMN, _GONE_THROUGH)
-"""`gone_through`: sessions that end at this time (ms) or before are gone."""
+"""`gone_through`: sessions that end at this time (ms) or before have expired."""
 _BUCKETS_PER_GAP = 256
 _WIDTH_MS = 1_000
-"""Of the buckets of deadlines, where gaps are only known from records."""
+"""The width of deadline buckets, where gaps are only known from records."""
 _INT64_MIN = np.iinfo(np.int64).min
 
 
 class SessionAggregate(Operator):
-    """Keyed, or with no keys global, aggregates of sessions over columns.
+    """Aggregates of sessions over columns, per key or without keys.
 
     Args:
         gap: of the sessions.
@@ -69,7 +69,7 @@ class SessionAggregate(Operator):
         self._gap, self._lateness_ms, self._plan, self._step = gap, lateness_ms, plan, step
         self._watermark = WATERMARK_MIN
         self._ahead: Ahead | None = None
-        """Of those are gone the sessions that end at the bound or before."""
+        """Key groups that are ahead; sessions that end at their bound or before have expired."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -111,14 +111,14 @@ class SessionAggregate(Operator):
         self._compact()
 
     def _limit_for(self, data: pa.RecordBatch) -> int | Index:
-        """The limit of the table for each row."""
+        """Return the limit of the table for each row."""
         if self._ahead is None:
             return self._table.limit
         groups = self._groups_of([data.column(key) for key in self._plan.keys])
         return self._ahead.gone_for(groups, self._table.limit)
 
     def _now(self, slots: Index) -> int | Index:
-        """How far event time is for these sessions."""
+        """Return how far event time is for these sessions."""
         if self._ahead is None:
             return self._watermark
         return self._ahead.now(self._groups_of(self._keys_of(slots)), self._watermark)
@@ -131,7 +131,7 @@ class SessionAggregate(Operator):
         return table.keys.take(table.key_of.data[slots].astype(np.intp)) if self._plan.keys else []
 
     def _send_late(self, batch: Batch, ends: Index, rows: Index) -> None:
-        """Send out the late rows among those of a batch whose own sessions end at `ends`."""
+        """Emit the late rows of a batch, whose own sessions end at `ends`."""
         late, now = batch.take(rows), self._watermark
         times = late.timestamps
         assert times is not None
@@ -143,7 +143,7 @@ class SessionAggregate(Operator):
         self._late_output.send(late, self._ahead.now(groups, now), lambda: (times, ends[rows]))
 
     def _emit(self, slots: Index) -> None:
-        """Send the results of these sessions, which are in the order of their ends."""
+        """Emit the results of these sessions, which are in order of their ends."""
         table, plan = self._table, self._plan
         for low in range(0, len(slots), EMIT_ROWS_MAX):
             part = slots[low : low + EMIT_ROWS_MAX]
@@ -159,7 +159,7 @@ class SessionAggregate(Operator):
     # --- time ----------------------------------------------------------------------------------
 
     def on_watermark(self, timestamp: int) -> None:
-        """Fire what is due, earliest end first; drop what is gone; pass the watermark on."""
+        """Fire due sessions, earliest end first; drop expired ones; forward the watermark."""
         before = self._watermark
         if timestamp > before:
             self._watermark = timestamp
@@ -172,14 +172,14 @@ class SessionAggregate(Operator):
         self.output.emit_watermark(timestamp)
 
     def _not_fired(self, slots: Index) -> Index:
-        """Without those of key groups for which they had fired before a restore."""
+        """Leave out sessions of key groups for which they had fired before a restore."""
         if self._ahead is None or not slots.size:
             return slots
         groups = self._groups_of(self._keys_of(slots))
         return slots[self._ahead.not_fired(groups, self._table.ends.data[slots] - 1)]
 
     def _limit(self, watermark: int) -> int:
-        """Sessions that end here or before are gone; what is gone does not come back."""
+        """Return the time such that sessions that end there or before have expired; it never decreases."""
         return max(self._table.limit, min(watermark - self._lateness_ms + 1, WATERMARK_MAX))
 
     def _compact(self) -> None:
@@ -189,7 +189,7 @@ class SessionAggregate(Operator):
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Table `sessions`: one row per open session. Table `watermark`: one per key group."""
+        """Snapshot table `sessions` (one row per open session) and `watermark` (one per key group)."""
         epoch = self._epoch.cut()
         cut = SessionCut(self._table, epoch)
         part = CutPart(cut, cut.edges)
@@ -207,7 +207,7 @@ class SessionAggregate(Operator):
         return (*self._plan.keys, _START)
 
     def states(self) -> Sequence[StateInfo]:
-        """Tables `sessions` and `watermark`."""
+        """Return the declarations of tables `sessions` and `watermark`."""
         sessions = aggregate_info(self._plan, _SESSIONS, "window")
         return [
             msgspec.structs.replace(sessions, keys=self._identity),
@@ -215,7 +215,7 @@ class SessionAggregate(Operator):
         ]
 
     def restore(self, state: RestoredState) -> None:
-        """Rebuild the open sessions; the watermark, and what is gone, are the least of those restored."""
+        """Restore the open sessions; watermark and limit are the least of those restored."""
         self._epoch.restored()
         groups = self.context.max_parallelism
         watermarks = state.tables.get(_WATERMARK)
@@ -225,7 +225,7 @@ class SessionAggregate(Operator):
             self._table = self._new_table(int(watermarks.column(_GONE_THROUGH).to_numpy().min()))
             self._table.limit = self._limit(self._watermark)
             times = by_group(watermarks, WATERMARK_COLUMN, groups)
-            # By the lateness of today, too; there are few different ones.
+            # By today's lateness, too; there are few different times.
             today = {time: self._limit(time) for time in np.unique(times).tolist()}
             gone = np.maximum(limits, [today[time] for time in times.tolist()])
             self._ahead = Ahead.restored(times, self._watermark, gone)
@@ -249,7 +249,7 @@ class SessionAggregate(Operator):
         self._table.watch(np.arange(len(kept)), self._watermark, self._lateness_ms)
 
     def _numbered(self, table: pa.Table) -> Index:
-        """The key of each row as a number."""
+        """Return the key of each row as a number."""
         keys = [self._key(table, key) for key in self._plan.keys]
         if not keys:
             return np.zeros(table.num_rows, np.intp)

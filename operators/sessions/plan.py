@@ -1,4 +1,4 @@
-"""Makes the step of `keyed.window(hg.session(...)).agg(...)`."""
+"""Planning of `keyed.window(hg.session(...)).agg(...)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .window import SessionWindow
 def session_aggregate(
     window: SessionWindow, plan: AggregatePlan, step: str
 ) -> tuple[OperatorFactory, frozenset[str]]:
-    """The operator's factory, and the columns that it reads.
+    """Return the operator's factory, and the columns that it reads.
 
     Raises:
         PlanError: the gap does not fit the columns.

@@ -1,8 +1,9 @@
-"""The open sessions of one subtask: which there are by key, their bounds, and their aggregates.
+"""The open sessions of one subtask: by key, with their bounds and their aggregates.
 
-Every session has a slot. Slots are given out in order and never used twice; those of sessions that are
-gone, or went into others, are dropped together once they are the larger part. The sessions of a key are
-a chain from the latest to the earliest, and a batch reads of it only what its records can reach.
+Every session has a slot. Slots are given out in order and never reused; those of sessions that
+expired, or were merged into others, are dropped together once they are the majority. The sessions
+of a key are a chain from the latest to the earliest, and a batch reads only as much of it as its
+records can reach.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class SessionTable:
         plan: keys and aggregates.
         hasher: of the keys.
         epoch: of the table.
-        width_ms: how finely deadlines are told apart.
-        limit: sessions that end here (ms) or before are gone.
+        width_ms: the width of a bucket of deadlines.
+        limit: sessions that end here (ms) or before have expired.
 
     Attributes:
-        size: slots given out.
-        starts, ends: by slot, ms; a session that went into another ends at the least int64.
+        size: the number of slots given out.
+        starts, ends: by slot, ms; a session that was merged into another ends at the least int64.
         key_of: by slot: the slot of its key in `keys`.
     """
 
@@ -65,7 +66,7 @@ class SessionTable:
     # --- records -------------------------------------------------------------------------------
 
     def key_slots(self, keys: BatchKeys | None, rows: int) -> Index:
-        """The key of each row of a batch, by number; 0 where records have none."""
+        """Return the key of each row of a batch, by number; 0 where records have none."""
         if keys is None:
             slots = np.zeros(rows, np.intp)
         else:
@@ -83,9 +84,9 @@ class SessionTable:
         values: Mapping[str, Values],
         limit: int | Index,
     ) -> tuple[Mask | None, Index]:
-        """Add rows; returns which of them were taken (None: all), and the sessions that changed.
+        """Add rows; return which of them were taken (None: all), and the sessions that changed.
 
-        `limit` is what decides which are late: that of the table, or for each row a later one.
+        `limit` decides which are late: that of the table, or for each row a later one.
         """
         unique, rank = self._numbered(key_slots)
         lowest = np.full(len(unique), _INT64_MAX)
@@ -120,9 +121,9 @@ class SessionTable:
     def _one_per_key(
         self, rank: Index, starts: Times, ends: Times, lowest: Times, found: Index, owner: Index
     ) -> Merged | None:
-        """What `merge_intervals` gives where all rows of a key are in one session, which needs no sorting.
+        """Return what `merge_intervals` gives if all rows of a key are in one session, without sorting.
 
-        None where that cannot be said at a glance. `lowest` is the least start of each key's rows.
+        Return None where a quick check cannot tell. `lowest` is the least start of each key's rows.
         """
         if int(starts.max()) - int(starts.min()) > int((ends - starts).min()):
             return None
@@ -138,7 +139,7 @@ class SessionTable:
         return Merged(np.concatenate([owner, rank]), keys, lowest, highest)
 
     def _numbered(self, key_slots: Index) -> tuple[Index, Index]:
-        """The keys of a batch, each once, and for each row the number of its key among them."""
+        """Return the keys of a batch, each once, and for each row the number of its key among them."""
         seen = self._seen.data
         seen[key_slots] = np.arange(len(key_slots), dtype=np.int32)
         unique = key_slots[seen[key_slots] == np.arange(len(key_slots))]
@@ -146,10 +147,10 @@ class SessionTable:
         return unique, seen[key_slots].astype(np.intp)
 
     def _reachable(self, keys: Index, lowest: Times) -> tuple[Index, Index, npt.NDArray[np.int32]]:
-        """The sessions that rows of these keys from `lowest` on may meet, and others between them.
+        """Return the sessions that rows of these keys from `lowest` on may meet, and others between them.
 
-        Returns their slots, the number of the key of each, and for each key what its chain goes on
-        with behind them, as in `_next`.
+        The result has their slots, the number of the key of each, and for each key the rest of its
+        chain after them, as in `_next`.
         """
         rest = self._head.data[keys]
         found: list[Index] = []
@@ -179,13 +180,13 @@ class SessionTable:
         rest: npt.NDArray[np.int32],
         values: Mapping[str, Values],
     ) -> Index:
-        """Make the sessions of a key what `merged` says; returns those that rows came to."""
+        """Make the sessions of a key what `merged` says; return those that got rows."""
         count = len(merged.keys)
         old, rows = merged.component[: len(found)], merged.component[len(found) :]
         slots = np.full(count, -1, np.intp)
         slots[old] = found
         if (slots[old] != found).any():
-            # of sessions that become one, that with the least start goes on
+            # of sessions that are merged, the one with the least start continues
             order = np.argsort(self.starts.data[found], kind="stable")[::-1]
             slots[old[order]] = found[order]
         lost = slots[old] != found
@@ -197,7 +198,7 @@ class SessionTable:
         has_rows[rows] = True
         touched = slots[has_rows]
         self.key_of.data[slots[new]] = keys[merged.keys[new]]
-        # `state` counts slots by itself; what is read of both at a cut must be the same slots
+        # `state` has its own count of slots; a cut must see the same slots of both
         self.changed.touch(np.concatenate([touched, gone]), self.size)
         self.starts.data[touched] = merged.starts[has_rows]
         self.ends.data[touched] = merged.ends[has_rows]
@@ -226,15 +227,15 @@ class SessionTable:
     # --- time ----------------------------------------------------------------------------------
 
     def watch(self, slots: Index, watermark: int, lateness_ms: int) -> None:
-        """Look at sessions again when they are due, or, if they have fired, when they are gone."""
+        """Schedule sessions for when they are due, or, if they have fired, for when they expire."""
         last = self.ends.data[slots] - 1
         self._deadlines.add(slots, np.where(last > watermark, last, last + lateness_ms))
 
     def advance(self, before: int, watermark: int, lateness_ms: int, limit: int) -> Index:
-        """Sessions that end at `limit` or before are gone from now on.
+        """Expire the sessions that end at `limit` or before.
 
-        Returns those that fire between the two watermarks, in the order of their ends; their state is
-        there until the table is compacted.
+        Return those that fire between the two watermarks, in order of their ends; their state stays
+        until the table is compacted.
         """
         slots = self._deadlines.pop(watermark)
         slots = slots[self.ends.data[slots] > self.limit]
@@ -248,11 +249,11 @@ class SessionTable:
         return fired
 
     def is_worth_compacting(self) -> bool:
-        """True if most slots are of sessions that are gone."""
+        """Return True if most slots are of expired sessions."""
         return self.size - self._alive > max(_DEAD_MIN, self.size // 2)
 
     def compacted(self, watermark: int, lateness_ms: int) -> SessionTable:
-        """A table of the sessions that are not gone; each row keeps the epoch of its last change."""
+        """Return a table of the open sessions; each row keeps the epoch of its last change."""
         alive = np.flatnonzero(self.ends.data[: self.size] > self.limit)
         fresh = SessionTable(self._plan, self._hasher, self._epoch, self._width, self.limit)
         if alive.size:
@@ -275,7 +276,7 @@ class SessionTable:
         state: pa.Table,
         epochs: Array | int = RESTORED_EPOCH,
     ) -> None:
-        """Take over sessions; only into an empty table. `watch` them afterwards."""
+        """Restore sessions; only into an empty table. `watch` them afterwards."""
         rows = len(starts)
         if not rows:
             return

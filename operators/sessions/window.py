@@ -1,4 +1,4 @@
-"""What a session is: records of a key that are no further apart than a gap."""
+"""The session window: records of a key that are no further apart than a gap."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ Gap: TypeAlias = Duration | pl.Expr | Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionWindow:
-    """Each record opens [its time, its time + gap); windows of a key that meet become one. All in ms.
+    """Each record opens [its time, its time + gap); windows of a key that meet are merged.
 
-    A session [start, end) fires when the watermark reaches end - 1; its state is kept, and records that
-    extend or join it are taken, until the watermark reaches end - 1 + `allowed_lateness_ms`.
+    All in ms.
+
+    A session [start, end) fires when the watermark reaches end - 1. Until the watermark reaches end
+    - 1 + `allowed_lateness_ms`, its state is kept, and records that extend or join it are accepted.
 
     Attributes:
         gap_ms: the gap, if it is the same for all records.
@@ -35,7 +37,7 @@ class SessionWindow:
     processing: bool = False
 
     def describe(self) -> str:
-        """For `explain`, such as `session 30m`."""
+        """Describe the window for `explain`, such as `session 30m`."""
         if self.gap_ms is not None:
             shown = format_duration(self.gap_ms)
         elif isinstance(self.gap, str | pl.Expr):
@@ -51,14 +53,14 @@ class SessionWindow:
 def session(
     gap: Gap, *, allowed_lateness: Duration = "0s", time: WindowTime = "event"
 ) -> SessionWindow:
-    """Windows that end when no record of the key has come for `gap`.
+    """Return windows that end when no record of the key has come for `gap`.
 
     Args:
-        gap: a duration such as `"30m"`. Or one for each record: SQL text or a polars expression over the
-            columns, of whole milliseconds or of durations; behind it `.reduce`, `.aggregate` and
-            `.process` take a function of the record as well, which returns one of these or a duration.
+        gap: a duration such as `"30m"`. Or one for each record: SQL text or a polars expression
+            over the columns, of whole milliseconds or of durations; before `.reduce`, `.aggregate`
+            and `.process` also a function of the record, which returns one of these or a duration.
         allowed_lateness: how long a session that has fired can still be extended, and fires again.
-        time: `processing`: by the machine's clock, for functions of records.
+        time: `processing`: on the machine's clock, for functions of records.
 
     Raises:
         UsageError: a duration that does not parse.

@@ -1,4 +1,4 @@
-"""The functions of SQL expressions: only those of one record; none of files, tables, time or chance."""
+"""The functions of SQL expressions: only functions of one record, without files, tables, time or random."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ FUNCTIONS: Final[dict[str, tuple[int, int]]] = {
     "ARRAY_MEAN": (1, 1), "ARRAY_REVERSE": (1, 1), "ARRAY_SUM": (1, 1), "ARRAY_TO_STRING": (2, 2),
     "ARRAY_UNIQUE": (1, 1), "ARRAY_UPPER": (1, 1),
 }  # fmt: skip
-"""By name, how many arguments at least and at most."""
+"""The least and the most arguments, by name."""
 
 UNITS: Final = words(
     """MILLENNIUM CENTURY DECADE YEAR ISOYEAR QUARTER MONTH WEEK DAY DOW ISODOW DOY HOUR MINUTE SECOND
     MILLISECOND MICROSECOND NANOSECOND EPOCH TIME TIMEZONE"""
 )
-"""What EXTRACT and DATE_PART take out of a time."""
+"""The parts that EXTRACT and DATE_PART take from a time."""
 
 _AGGREGATES: Final = words(
     """SUM AVG MEAN COUNT MIN MAX FIRST LAST MEDIAN STDDEV STDDEV_POP STDDEV_SAMP STDEV VAR VARIANCE
@@ -71,15 +71,15 @@ ACROSS_FIX: Final = (
 
 
 class AcrossError(SqlError):
-    """The expression asks for other records than its own; `message` says how."""
+    """The expression reads other records than its own; `message` says how."""
 
 
 class ClockError(SqlError):
-    """The expression asks for the time of day; `message` is the word it does so with."""
+    """The expression reads the current time; `message` is the word by which it does."""
 
 
 def refuse_clock(word: str) -> None:
-    """Refuse words that mean the time of day.
+    """Refuse words that mean the current time.
 
     Raises:
         ClockError: `word` is one.
@@ -89,12 +89,12 @@ def refuse_clock(word: str) -> None:
 
 
 def check_call(written: str, arguments: int) -> str:
-    """The function's name in capitals, if it is one of `FUNCTIONS` and takes as many arguments.
+    """Return the function's name in capitals, if it is one of `FUNCTIONS` and takes that many arguments.
 
     Raises:
         SqlError: it does not, or there is no such function.
         AcrossError: it is a function of several records.
-        ClockError: it tells the time of day.
+        ClockError: it reads the current time.
     """
     name = written.upper()
     refuse_clock(written)

@@ -1,4 +1,4 @@
-"""SQL text as a tree: a recursive descent, the precedence of operators as in PostgreSQL."""
+"""Parses SQL text into a tree by recursive descent; operators have the precedence of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _DIGITS_MAX: Final = 38
 
 
 def _check_decimal(name: str, numbers: list[int]) -> None:
-    """Polars takes any numbers, and fails with an error of its own when the type is used."""
+    """Check precision and scale: Polars accepts any, and fails when the type is used."""
     digits, behind_point = (*numbers, 0)[:2]
     if len(numbers) > 2 or not 1 <= digits <= _DIGITS_MAX or behind_point > digits:
         shown = ", ".join(map(str, numbers))
         raise SqlError(
             f"there is no type `{name}({shown})`",
-            f"a decimal has 1 to {_DIGITS_MAX} digits, as many as all of them behind the point, as in "
+            f"a decimal has 1 to {_DIGITS_MAX} digits, of which any number may follow the point, as in "
             "DECIMAL(10, 2)",
         )
 
 
 def read_sql(text: str) -> Reading:
-    """Read an expression, perhaps with `AS name` behind it.
+    """Parse an expression, optionally with `AS name` after it.
 
     Raises:
         SqlError: it is none, it has what expressions must not have, or it is too large.
@@ -85,7 +85,7 @@ class _Parser:
             alias = token.text
         rest = self._peek()
         if rest.kind in ("word", "quoted") and alias is None:
-            raise SqlError(f"unexpected `{rest.text}`", "a name for the result stands behind AS")
+            raise SqlError(f"unexpected `{rest.text}`", "AS is followed by a name for the result")
         if rest.kind != "end":
             raise self._unexpected(rest)
         return Reading(node, alias)
@@ -103,7 +103,7 @@ class _Parser:
         return token.kind == "word" and token.text.upper() in words
 
     def _word(self, *words: str) -> str:
-        """The next token, passed over, if it is one of the words; else nothing."""
+        """Consume and return the next token if it is one of the words; otherwise return an empty text."""
         return self._next().text.upper() if self._is(*words) else ""
 
     def _sign(self, *signs: str) -> str:
@@ -139,7 +139,7 @@ class _Parser:
         if kind == "case":
             links = len(parts) // 2  # Polars nests the branches
         elif kind == "in" and not all(map(_is_literal, parts[1:])):
-            links = len(parts)  # the same with values that are computed
+            links = len(parts)  # likewise with computed values
         depth = max((part.depth for part in parts), default=0) + links
         if depth > DEPTH_MAX:
             raise SqlError(
@@ -150,7 +150,7 @@ class _Parser:
             raise SqlError(f"it has more than {OPERATIONS_MAX:,} operations", _LISTS)
         return Node(kind, text, parts, depth)
 
-    # The grammar, the weakest operators first
+    # The grammar, weakest operators first
 
     def _expression(self) -> Node:
         parts = [self._either()]
@@ -202,7 +202,7 @@ class _Parser:
         if self._is("ANY", "SOME") and self._peek(1).text == "(":
             self._next()
             if sign != "=":
-                raise SqlError("ANY stands only behind =", "write ARRAY_CONTAINS(list, value)")
+                raise SqlError("ANY is only allowed after =", "write ARRAY_CONTAINS(list, value)")
             return self._node("call", "ARRAY_CONTAINS", (self._bracketed(), left))
         return self._node("binary", sign, (left, self._operand()))
 
@@ -306,7 +306,7 @@ class _Parser:
         raise self._unexpected(token)
 
     def _named(self, token: Token) -> Node:
-        """What begins with a word: a constant, a call, a column."""
+        """Parse what begins with a word: a constant, a call, a column."""
         word, behind = token.text.upper(), self._peek()
         if word in _QUERIES and (word == "SELECT" or behind.kind != "end"):
             raise SqlError(
@@ -367,7 +367,7 @@ class _Parser:
         return tuple(found)
 
     def _value(self, closes: str) -> Node:
-        """An element of a list; that of a long list is mostly one token."""
+        """Parse an element of a list; those of long lists are mostly single tokens."""
         kind, text = self._tokens[self._at]
         if kind in ("number", "text") and self._peek(1).text in (",", closes):
             self._at += 1

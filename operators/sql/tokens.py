@@ -1,4 +1,4 @@
-"""SQL text as tokens."""
+"""Splits SQL text into tokens."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TOKEN = re.compile(
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
+    """Return the words of a text, as a set."""
     return frozenset(text.split())
 
 
 class SqlError(Exception):
-    """The text is not an expression that headgate takes; `fix` says what to write instead."""
+    """The text is not an expression that headgate accepts; `fix` says what to write instead."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)
@@ -37,14 +37,14 @@ class SqlError(Exception):
 
 
 class Token(NamedTuple):
-    """A piece of the text; of a quoted name, `text` is the name itself."""
+    """A token of the text; for a quoted name, `text` is the name itself."""
 
     kind: TokenKind
     text: str
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens of `text`, the last of kind `end`; comments and white space are left out.
+    """Return the tokens of `text`, the last of kind `end`; comments and white space are left out.
 
     Raises:
         SqlError: a character that belongs to no token, or a text beyond `TEXT_MAX`.
@@ -71,7 +71,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def arguments(text: str) -> list[str]:
-    """The parts of a list, as they are written: cut at the commas that stand in no bracket and no quotes.
+    """Return the parts of a list as written, split at commas outside of brackets and quotes.
 
     Raises:
         SqlError: a character that belongs to no token, or brackets that do not match.
@@ -95,7 +95,7 @@ def arguments(text: str) -> list[str]:
 
 
 def canonical(text: str) -> str:
-    """The same text for all that differ in white space and comments only.
+    """Return a text that is equal for texts that differ in white space and comments only.
 
     Raises:
         SqlError: as for `tokens`.
@@ -105,7 +105,7 @@ def canonical(text: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column's name as SQL that means this name whatever it is."""
+    """Return a column's name quoted as SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

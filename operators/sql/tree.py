@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 NESTING_MAX: Final = 40
-"""How many brackets, calls, CASE and NOT may stand inside each other, in levels."""
+"""The deepest nesting of brackets, calls, CASE and NOT, in levels."""
 DEPTH_MAX: Final = 250
-"""How many operations may depend on each other in a row (the links of `a + b + c`), in operations."""
+"""The longest chain of dependent operations (the links of `a + b + c`), in operations."""
 OPERATIONS_MAX: Final = 10_000
-"""Operators, calls and branches of one expression, in operations; values of an `IN` list are none."""
+"""The most operators, calls and branches of one expression; values of an `IN` list do not count."""
 SIMPLER: Final = "split it into several select steps, each making a column that the next one reads"
 
 Kind: TypeAlias = Literal[
@@ -25,20 +25,20 @@ Kind: TypeAlias = Literal[
     "zone",  # text: a time zone as SQL text; parts: the timestamp
     "sign",  # text: + or -
     "not",
-    "is",  # text: what stands behind, such as `IS NOT NULL`
+    "is",  # text: what follows, such as `IS NOT NULL`
     "binary",  # text: the operator
     "all",  # parts joined by AND
     "any",  # parts joined by OR
-    "in",  # text: IN or NOT IN; parts: what is looked for, then the values
-    "between",  # text: BETWEEN or NOT BETWEEN; parts: what, from, to
-    "case",  # parts: condition and result by turns; then perhaps the result else
+    "in",  # text: IN or NOT IN; parts: the operand, then the values
+    "between",  # text: BETWEEN or NOT BETWEEN; parts: operand, from, to
+    "case",  # parts: condition and result in turn, then optionally the ELSE result
     "array",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation. `depth` is how many depend on each other in a row, itself included."""
+    """An operation. `depth` is the length of its chain of dependent operations, itself included."""
 
     kind: Kind
     text: str = ""
@@ -47,20 +47,20 @@ class Node:
 
     @property
     def is_literal(self) -> bool:
-        """Whether it is a value as written."""
+        """True for a literal value."""
         return self.kind == "literal"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read: the expression, and the name that stands behind AS."""
+    """A parsed text: the expression, and the name after AS."""
 
     node: Node
     alias: str | None
 
 
 def columns_of(node: Node) -> frozenset[str]:
-    """The names of all columns in the tree."""
+    """Return the names of all columns in the tree."""
     found: set[str] = set()
     todo = [node]
     while todo:

@@ -1,4 +1,4 @@
-"""The types of pieces of SQL over a stream's columns."""
+"""The types of SQL fragments over a stream's columns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .tokens import quoted
 
 
 def polars_types(schema: pa.Schema) -> dict[str, pl.DataType]:
-    """The Polars types of an Arrow schema."""
+    """Return the Polars types of an Arrow schema."""
     frame = cast(pl.DataFrame, pl.from_arrow(schema.empty_table()))
     return dict(frame.schema)
 
 
 class Types:
-    """Tells the type of SQL over records of `schema`; each text is asked for once."""
+    """Determines the type of SQL over records of `schema`; each text is evaluated once."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._known: dict[str, pl.DataType | None] = {}
 
     def __call__(self, text: str) -> pl.DataType | None:
-        """The type; None if the text does not fit the columns, which is found where all is checked."""
+        """Return the type; None if the text does not fit the columns, which the full check reports."""
         if text not in self._known:
             self._known[text] = self._columns.get(text) or self._ask(text)
         return self._known[text]

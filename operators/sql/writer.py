@@ -1,7 +1,7 @@
-"""Writes the tree of an expression as SQL for Polars, with the meaning that docs/expressions.md gives it.
+"""Writes the tree of an expression as SQL for Polars, with the meaning documented in docs/expressions.md.
 
-Long conditions are written as balanced trees. Polars nests `a AND b AND c` as deep as it is long, its time
-grows with the square of the depth, and some thousand levels end the process.
+Long conditions are written as balanced trees. Polars nests `a AND b AND c` as deep as it is long,
+its time grows with the square of the depth, and some thousand levels crash the process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .tokens import SqlError, quoted
 from .tree import NESTING_MAX, OPERATIONS_MAX, SIMPLER, Node
 
 TypeOf: TypeAlias = Callable[[str], pl.DataType | None]
-"""The type of a piece of SQL over the stream's columns; None if it has none."""
+"""A function from SQL to its type over the stream's columns; None if it has none."""
 
 _BRACKETS_MAX: Final = 46
-"""Polars' reader takes 50 levels."""
+"""Polars' parser accepts 50 levels."""
 _REWRITTEN_MAX: Final = 100_000
-"""The longest SQL of one call that is written in another way than it was given, in characters."""
+"""The longest SQL of one call that is rewritten, in characters."""
 _LEVELS: Final = ({"+", "-"}, {"*", "/", "%"}, {"||"})
 _COMPARED: Final = frozenset(
     ["=", "<>", "<", "<=", ">", ">=", "<=>", "IS DISTINCT FROM", "IS NOT DISTINCT FROM"]
@@ -34,10 +34,10 @@ _NAN: Final = "CAST('NaN' AS DOUBLE)"
 
 
 def write_sql(node: Node, type_of: TypeOf) -> str:
-    """The SQL of `node` for Polars.
+    """Return the SQL of `node` for Polars.
 
     Raises:
-        SqlError: too deep or too large for it, or a function without what it needs.
+        SqlError: too deep or too large for Polars, or a function without a required argument.
     """
     return _Writer(type_of).text(node)
 
@@ -49,7 +49,7 @@ class _Writer:
         self._brackets = 0
 
     def text(self, node: Node) -> str:
-        """The node, without brackets around it."""
+        """Write the node, without brackets around it."""
         self._operations += 1
         if self._operations > 2 * OPERATIONS_MAX + len(node.parts):
             raise SqlError("it is too large", SIMPLER)
@@ -61,7 +61,7 @@ class _Writer:
         return written
 
     def _part(self, node: Node) -> str:
-        """The node as an operand."""
+        """Write the node as an operand."""
         if node.kind == "literal":
             return f"({node.text})" if node.text.startswith("-") else node.text
         return self.text(node) if node.kind in _BARE else f"({self.text(node)})"
@@ -119,7 +119,7 @@ class _Writer:
         if node.text.endswith("NULL"):
             return f"{what} {node.text}"
         wanted = what if node.text.endswith("TRUE") else f"NOT {what}"
-        answer = f"COALESCE({wanted}, FALSE)"  # never null, which Polars' own IS NOT TRUE is
+        answer = f"COALESCE({wanted}, FALSE)"  # never null, unlike Polars' own IS NOT TRUE
         return f"NOT {answer}" if "NOT " in node.text else answer
 
     def _all(self, node: Node) -> str:
@@ -167,7 +167,7 @@ class _Writer:
         return self._part(first) + "".join(reversed(links))
 
     def _same_zone(self, texts: list[str]) -> list[str]:
-        """Points in time that are compared: those without a zone are of UTC, as everywhere in headgate."""
+        """Make points in time comparable: those without a zone are UTC, as everywhere in headgate."""
         types = [self._type_of(text) for text in texts]
         zoned = {kind.time_zone for kind in types if isinstance(kind, pl.Datetime)}
         if len(zoned) < 2:
@@ -187,7 +187,7 @@ class _Writer:
             return written
         return f"{node.text}({', '.join(texts)})"
 
-    # Functions that Polars computes in another way than SQL
+    # Functions that Polars computes differently from SQL
 
     def _call_date(self, text: str, form: str = "") -> str:
         return self._read_time("DATE", text, form)
@@ -207,7 +207,7 @@ class _Writer:
         return f"LOG({number}, {base})" if number else f"LOG10({base})"
 
     def _call_greatest(self, *texts: str) -> str:
-        """NaN is greater than any number, as where numbers are compared; Polars leaves it out."""
+        """Write GREATEST so that NaN is greater than any number, as in comparisons; Polars ignores it."""
         plain = f"GREATEST({', '.join(texts)})"
         types = [self._type_of(text) for text in texts]
         floats = [t for t, kind in zip(texts, types, strict=True) if kind in _FLOATS]
@@ -217,7 +217,7 @@ class _Writer:
         return f"CASE WHEN {nan} THEN {_NAN} ELSE {plain} END"
 
     def _call_round(self, number: str, digits: str = "0") -> str:
-        """Halves go away from zero; Polars rounds those of floats to even numbers."""
+        """Write ROUND so that halves round away from zero; Polars rounds those of floats to even."""
         if self._type_of(number) not in _FLOATS or not _DIGITS.fullmatch(digits):
             return f"ROUND({number}, {digits})"
         if int(digits) == 0:
@@ -231,7 +231,7 @@ class _Writer:
         return f"CASE WHEN ABS({number}) < 1e15 THEN ({scaled}) {back} {power} ELSE {number} END"
 
     def _call_strpos(self, whole: str, part: str) -> str:
-        """Counted in characters; Polars counts bytes, and takes null for not found."""
+        """Write STRPOS in characters; Polars counts bytes, and takes null for not found."""
         return (
             f"CASE WHEN ({whole}) IS NULL OR ({part}) IS NULL THEN NULL "
             f"WHEN STARTS_WITH({whole}, {part}) THEN 1 WHEN STRPOS({whole}, {part}) = 0 THEN 0 "
@@ -244,7 +244,8 @@ class _Writer:
         return f"CASE WHEN ({count}) IS NULL THEN NULL ELSE LEFT({text}, {count}) END"
 
     def _call_substr(self, text: str, start: str, count: str = "") -> str:
-        """A start before the first character counts as in the standard; Polars counts it from the end."""
+        """Write SUBSTR so that a start before 1 counts as in the standard; Polars counts it from
+        the end."""
         plain = f"SUBSTR({text}, {start}, {count})" if count else f"SUBSTR({text}, {start})"
         if _WHOLE.fullmatch(start):
             return plain

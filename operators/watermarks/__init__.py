@@ -1,1 +1,1 @@
-"""How far event time has come: what makes watermarks, and how those of several splits become one."""
+"""The progress of event time: watermark generators, and the merging of watermarks of several splits."""

@@ -1,4 +1,4 @@
-"""What a step that follows the clock remembers: quiet windows must close after a restart, too."""
+"""The state of a step that follows the clock: windows must close after a restart, too, without records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STATE: Final = "watermark"
 
 @final
 class ClockState(msgspec.Struct, frozen=True):
-    """How far one subtask was at a checkpoint.
+    """The progress of one subtask at a checkpoint.
 
     Attributes:
         sent: the last watermark, ms.
-        earned: how far it would have been without the clock, ms.
-        idle: nobody waited for this subtask.
+        earned: the watermark from records alone, without the clock, ms.
+        idle: the subtask was idle.
     """
 
     sent: int = WATERMARK_MIN
@@ -28,19 +28,19 @@ class ClockState(msgspec.Struct, frozen=True):
     idle: bool = False
 
     def cut(self) -> ItemsCut:
-        """As state that every subtask gets back."""
+        """Return it as state that every subtask gets back."""
         return ItemsCut([msgspec.msgpack.encode(self)], "union")
 
 
 def declared() -> Sequence[StateInfo]:
-    """For `Operator.states`."""
+    """Return the declarations for `Operator.states`."""
     return (state_info(STATE, "union"),)
 
 
 def restored(state: RestoredState) -> ClockState:
-    """What all subtasks together had reached: which splits are whose may have changed.
+    """Merge what all subtasks had reached: the assignment of splits may have changed.
 
-    As in the valve: the slowest that was waited for decides; the furthest if none was.
+    As in the valve, the slowest active subtask decides; if all were idle, the furthest.
     """
     items = [msgspec.msgpack.decode(i, type=ClockState) for i in state.items.get(STATE, ())]
     unended = [each for each in items if each.sent != WATERMARK_MAX]

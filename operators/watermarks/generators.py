@@ -1,4 +1,4 @@
-"""What looks at event times and says how far time has come."""
+"""Watermark generators derive watermarks from event times."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from ..elements import WATERMARK_MIN, Timestamps
 
 
 class WatermarkGenerator:
-    """Says how far event time has come; one per split. Subclass it for a rule of your own.
+    """Generates watermarks; one per split. Subclass it for a rule of your own.
 
-    A watermark `t` (ms since 1970 UTC) says: no more records of `t` or before are expected. Those that
-    go back are ignored. What a generator remembers is not state: it starts anew with each attempt.
+    A watermark `t` (ms since 1970 UTC) means that no more records at `t` or before are expected.
+    Watermarks that go back are ignored. The attributes of a generator are not state: a new one is
+    made for each attempt.
     """
 
     def on_batch(self, times: Timestamps) -> int | None:
-        """The event times of one batch, at least one, int64 ms, as they came.
+        """Observe the event times of one batch, at least one, int64 ms, in order of arrival.
 
-        How records are cut into batches is chance. Returns a watermark that is to go out right behind
+        Results must not depend on the batch boundaries. Return a watermark to send directly after
         the batch, or None.
         """
         return None
 
     def on_interval(self) -> int | None:
-        """Called every `pipeline.auto-watermark-interval`, after so many records at full speed, and when
-        its split has ended.
+        """Return the current watermark, or None if it has not changed.
 
-        Returns the watermark reached by now, or None: no other than before.
+        Called every `pipeline.auto-watermark-interval`, after a number of records at full speed,
+        and when the split has ended.
         """
         return None
 
 
 @final
 class BoundedGenerator(WatermarkGenerator):
-    """The latest time seen - bound - 1 ms."""
+    """Generates the latest time seen - bound - 1 ms."""
 
     def __init__(self, bound_ms: int) -> None:
         self._bound_ms = bound_ms
@@ -44,7 +45,7 @@ class BoundedGenerator(WatermarkGenerator):
         return None
 
     def on_latest(self, latest: int) -> None:
-        """Like `on_batch`, for who knows the greatest of the times already."""
+        """Observe a batch whose greatest time is already known."""
         self._latest = max(self._latest, latest)
 
     def on_interval(self) -> int | None:

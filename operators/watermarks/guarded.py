@@ -1,4 +1,4 @@
-"""Calls a user's generator: its errors name the user's line, and its results are watermarks."""
+"""Guards a user's generator: its errors name the user's line, and its results are checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .generators import BoundedGenerator, WatermarkGenerator
 def guarded(
     make: Callable[[], WatermarkGenerator], step: str, origin: Origin
 ) -> Callable[[], WatermarkGenerator]:
-    """What makes generators for `step`, those of users in a guard."""
+    """Return a function that makes generators for `step`, guarding those of users."""
 
     def make_one() -> WatermarkGenerator:
         generator = _call(step, origin, make)

@@ -1,9 +1,9 @@
-"""Event time per split, and the one watermark of the subtask: the minimum of its splits.
+"""Event time per split, and the watermark of the subtask: the minimum of its active splits.
 
-A split counts from the moment it is being read, before its first record: so nothing is late because splits
-are read in turn. One that waits in a queue behind others counts from the moment the reader comes to it, or,
-if asked for, at once. It stops counting when it ends, and while it is silent. All this is about what a
-reader has at hand; across subtasks `runtime/task/valve.py` has the rules.
+A split counts from the moment it is being read, before its first record, so that nothing is late
+because splits are read in turn. A split in a queue counts from the moment the reader reaches it,
+or, if requested, at once. It stops counting when it ends, and while it is idle. All this is about
+the splits of one reader; across subtasks `runtime/task/valve.py` has the rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Lane:
 
     Attributes:
         active_at_s: when it last brought a record, or first could have.
-        due: the watermark that its generator had reached at the restored checkpoint, and not announced.
+        due: the watermark that its generator had reached at the restored checkpoint, not yet
+            announced.
     """
 
     generator: WatermarkGenerator
@@ -34,12 +35,12 @@ class Lane:
     due: int = WATERMARK_MIN
 
     def rise(self, watermark: int | None) -> None:
-        """Go on to `watermark`; never back."""
+        """Advance to `watermark`; never go back."""
         if watermark is not None and watermark > self.watermark:
             self.watermark = watermark
 
     def ask(self) -> None:
-        """Go on to what the generator has reached."""
+        """Advance to the generator's watermark."""
         self.rise(self.reached)
         self.due = WATERMARK_MIN
 
@@ -52,7 +53,7 @@ class Lane:
 
 @final
 class Slowest(NamedTuple):
-    """The split that holds the watermark of its subtask back."""
+    """The split that holds back the watermark of its subtask."""
 
     split: str
     watermark: int
@@ -61,7 +62,10 @@ class Slowest(NamedTuple):
 
 @final
 class Lanes:
-    """All splits of one subtask. `wait_for_queued`: time stands until the last of them is being read."""
+    """All splits of one subtask.
+
+    `wait_for_queued`: no watermark until the last of them is being read.
+    """
 
     def __init__(
         self, make: Callable[[], WatermarkGenerator], now_s: float, wait_for_queued: bool = False
@@ -70,20 +74,20 @@ class Lanes:
         self._wait_for_queued = wait_for_queued
         self._restored: dict[str, int] = {}
         self._due: dict[str, int] = {}
-        """By split: see `Lane.due`."""
+        """The due watermarks by split: see `Lane.due`."""
         self._lanes: dict[str, Lane] = {WHOLE: Lane(make(), now_s)}
         self._queued: dict[str, None] = {}
-        """Splits that the reader has not come to, in order: they are never idle."""
+        """The splits that the reader has not reached, in order: they are never idle."""
         self._told = False
         self._ended = WATERMARK_MIN
-        """The furthest that a split has come which has ended."""
+        """The furthest watermark of an ended split."""
         self._ended_last = WATERMARK_MIN
-        """How far the split had come that ended last."""
+        """The watermark of the split that ended last."""
         self._passed = WATERMARK_MIN
-        """How far splits that were read one after the other have brought time between them."""
+        """The watermark agreed between splits that were read one after the other."""
 
     def open(self, split: str, queued: bool, now_s: float) -> None:
-        """A split to wait for."""
+        """Add a split to wait for."""
         if not self._told:
             self._told = True
             del self._lanes[WHOLE]
@@ -93,7 +97,7 @@ class Lanes:
             self._lanes[split] = self._lane(split, now_s)
 
     def restore(self, splits: Mapping[str, int], due: Mapping[str, int]) -> None:
-        """Splits that were being read go on from where they were. Call this before any other method.
+        """Restore the watermarks of splits that were being read. Call this before any other method.
 
         Args:
             splits: the watermarks they had announced.
@@ -113,7 +117,7 @@ class Lanes:
         lane.due = max(lane.due, self._due.pop(split, WATERMARK_MIN))
 
     def end(self, split: str) -> None:
-        """Nobody has to wait for the split any more."""
+        """End a split, which no longer holds back the watermark."""
         self._queued.pop(split, None)
         lane = self._lanes.pop(split, None)
         if lane is None:
@@ -121,14 +125,17 @@ class Lanes:
         lane.ask()
         self._ended = max(self._ended, lane.watermark)
         if not self._lanes and not self._wait_for_queued:
-            # Small splits begin and end between two ticks, so that none is ever seen being read. What this
-            # one and the one in front of it agree on counts: the next may be behind this one's end.
+            # Small splits begin and end between two ticks, so they are never seen being read. The
+            # time that this one and the one before it agree on counts: the next may be behind this
+            # one's end.
             self._passed = max(self._passed, min(self._ended_last, lane.watermark))
         self._ended_last = lane.watermark
 
     def see(self, split: str, times: Timestamps, latest: int) -> bool:
-        """Records of a split, `latest` the greatest of their times; True if its watermark is to go out
-        at once."""
+        """Observe records of a split, `latest` the greatest of their times.
+
+        Return True if its watermark is to be sent at once.
+        """
         lane = self._lanes.get(split)
         if lane is None:
             self._queued.pop(split, None)
@@ -142,16 +149,16 @@ class Lanes:
         return watermark is not None
 
     def touch(self, split: str, now_s: float) -> None:
-        """The work on records of a split ended now."""
+        """Note that the work on records of a split ended now."""
         self._lanes[split].active_at_s = now_s
 
     def tick(self) -> None:
-        """Ask all generators how far they are."""
+        """Advance all splits to their generators' watermarks."""
         for lane in self._lanes.values():
             lane.ask()
 
     def silence(self, now_s: float, longest_s: float, paused: Set[str]) -> None:
-        """Mark splits idle that have been silent for `longest_s`; those that must wait are not silent."""
+        """Mark splits idle that were silent for `longest_s`; splits in `paused` are not silent."""
         for split, lane in self._lanes.items():
             if split in paused:
                 lane.active_at_s = now_s
@@ -164,22 +171,24 @@ class Lanes:
         slowest = self.slowest
         if slowest is not None:
             return max(slowest.watermark, self._passed)
-        # None is waited for: as far as any has come, as the valve does when all channels are idle or have
-        # ended. With a queue it is only a moment until the reader is at the next.
+        # None is active: as far as any has come, as in the valve when all channels are idle or have
+        # ended. With a queue the reader will reach the next in a moment.
         ended = WATERMARK_MIN if self._queued else self._ended
         return max([ended, self._passed, *(lane.watermark for lane in self._lanes.values())])
 
     @property
     def slowest(self) -> Slowest | None:
-        """The split that the others wait for; None if all are idle or have ended."""
+        """Return the split that the others wait for; None if all are idle or have ended."""
         if self._queued and self._wait_for_queued:
             return Slowest(next(iter(self._queued)), WATERMARK_MIN, queued=True)
         return self._slowest_being_read
 
     @property
     def being_read(self) -> int | None:
-        """The least watermark of splits that are being read and not idle; WATERMARK_MIN: the reader is
-        on its way to the next in the queue; None: there is none."""
+        """Return the least watermark of active splits that are being read.
+
+        WATERMARK_MIN: the reader is on its way to the next in the queue; None: there is none.
+        """
         slowest = self._slowest_being_read
         if slowest is not None:
             return slowest.watermark
@@ -192,29 +201,29 @@ class Lanes:
 
     @property
     def watermarks(self) -> dict[str, int]:
-        """Of the splits being read that have one."""
+        """Return the watermarks of the splits being read that have one."""
         lanes = self._lanes.items()
         return {name: lane.watermark for name, lane in lanes if lane.watermark > WATERMARK_MIN}
 
     @property
     def due(self) -> dict[str, int]:
-        """Of the splits being read: the watermarks that their records allow beyond those announced."""
+        """Return, for splits being read, the watermarks that their records allow beyond those announced."""
         found = {name: lane.reached for name, lane in self._lanes.items()}
         return {name: due for name, due in found.items() if due > self._lanes[name].watermark}
 
     @property
     def none_is_read(self) -> bool:
-        """The reader is between two splits, or has come to the end of the last."""
+        """True if the reader is between two splits, or at the end of the last."""
         return not self._lanes
 
     def above(self, limit: int) -> frozenset[str]:
-        """The splits being read whose watermark is above `limit`."""
+        """Return the splits being read whose watermark is above `limit`."""
         return frozenset(name for name, lane in self._lanes.items() if lane.watermark > limit)
 
     def _active(self) -> Iterator[tuple[str, Lane]]:
         return ((name, lane) for name, lane in self._lanes.items() if not lane.idle)
 
     def counts(self) -> tuple[int, int, int]:
-        """(splits being read, those of them that are idle, splits queued)."""
+        """Return (splits being read, those of them that are idle, splits queued)."""
         idle = sum(lane.idle for lane in self._lanes.values())
         return len(self._lanes), idle, len(self._queued)

@@ -1,4 +1,4 @@
-"""The event-time step in one subtask: gives records their times, and says how far time has come."""
+"""The event-time step in one subtask: gives records their times, and sends watermarks."""
 
 from __future__ import annotations
 
@@ -28,25 +28,29 @@ from .settings import Alignment, WatermarkSettings
 INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
 INTERVAL_DEFAULT_MS: Final = 200
 ROWS_PER_WATERMARK: Final = 65_536
-"""Rows of a subtask between two watermarks, at most. For data at rest it is exact: a watermark goes out
-behind so many rows, wherever a batch ends, and at the end of a split, and nowhere else."""
+"""The most rows of a subtask between two watermarks.
+
+For data at rest it is exact: a watermark follows this many rows, wherever a batch ends, and the end
+of a split, and is sent nowhere else.
+"""
 BEHIND_CLOCK: Final = "records_behind_clock"
 
 
 @final
 class EventTimeStatus(NamedTuple):
-    """How far a step has come in one subtask, for those who look at the job from outside.
+    """The progress of a step in one subtask, for monitoring.
 
     Attributes:
         watermark: the last one sent.
-        idle: nobody waits for this subtask.
+        idle: the subtask is idle.
         held_ms: for how long the watermark has not moved.
-        split: the split that holds it back; empty: the reader does not tell of splits, or none does.
-        queued: that split waits for the reader to come to it.
-        splits: how many there are, the next three included.
-        idle_splits: nobody waits for them.
-        queued_splits: the reader has not come to them.
-        paused_splits: they wait for their alignment group.
+        split: the split that holds it back; empty if the reader does not report splits, or none
+            does.
+        queued: that split is in the queue of the reader.
+        splits: the number of splits, including the next three.
+        idle_splits: the number of idle ones.
+        queued_splits: the number of those that the reader has not reached.
+        paused_splits: the number of those that wait for their alignment group.
     """
 
     watermark: int
@@ -63,10 +67,10 @@ class EventTimeStatus(NamedTuple):
 class EventTimeOperator(Operator):
     """Sets event times and sends watermarks: the least of those of the subtask's splits.
 
-    What generators saw is not state: after a restore they start anew, which only makes the watermark
-    late, never wrong. How far splits and subtask had come is noted, and said again: see `reached.py`. A
-    step that follows the clock remembers how far it was, to go on from there in silence. Watermarks from
-    upstream are swallowed, except the last one.
+    What generators saw is not state: after a restore they start afresh, which only makes the
+    watermark late, never wrong. The progress of splits and subtask is recorded, and announced
+    again: see `reached.py`. A step that follows the clock restores its progress to continue from
+    there without records. Watermarks from upstream are swallowed, except the last one.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class EventTimeOperator(Operator):
         of: str = "",
         on_error: OnError = FAIL,
     ) -> None:
-        """`of`: what the step reads, where its name alone does not say which step it is."""
+        """Create the operator; `of` is the input of the step, where its name alone does not identify it."""
         self._times = times
         self._on_error = on_error
         self._of = of
@@ -129,19 +133,19 @@ class EventTimeOperator(Operator):
             raise PlanError(
                 f"`{self.context.operator_name}` does not run with a source: {what_fails}",
                 where=str(self._origin),
-                fix="put event_time behind the source, at its parallelism, without key_by or "
+                fix="put event_time after the source, at its parallelism, without key_by or "
                 "rebalance, disable_chaining or start_new_chain between them",
             )
 
     # -- splits -------------------------------------------------------------------------------------
 
     def split_opened(self, split: str, queued: bool) -> None:
-        """The reader has another split."""
+        """Add a split of the reader."""
         if self._settings.per_split:
             self._lanes.open(split, queued, self._awake_s())
 
     def split_ended(self, split: str) -> None:
-        """A split is through: perhaps it was the slowest."""
+        """End a split, which may have been the slowest."""
         if self._settings.per_split:
             self._lanes.end(split)
             self._pause_splits()
@@ -185,7 +189,7 @@ class EventTimeOperator(Operator):
             self.output.emit(ColumnBatch(batch.data, times, batch.positions))
         else:
             self.output.emit(ObjectBatch(batch.records, times, batch.positions))
-        # What waits while the rest of the chain works is not silent.
+        # Splits that wait while the rest of the chain works are not silent.
         self._busy_s += self.context.clock.monotonic() - began_s
         self._active_at = self._awake_s()
         self._lanes.touch(split, self._active_at)
@@ -196,7 +200,7 @@ class EventTimeOperator(Operator):
             self._send_reached()
 
     def _timed(self, batch: Batch) -> tuple[Batch, Timestamps]:
-        """The records that have an event time, and their times; the policy says what becomes of others."""
+        """Return the records that have an event time, with their times; the policy handles others."""
         if self._on_error.then == "fail":
             return batch, self._times(batch)
         times, failures = self._times.read(batch, len(batch))
@@ -207,13 +211,13 @@ class EventTimeOperator(Operator):
         return batch.take(kept), times[kept]
 
     def on_watermark(self, timestamp: int) -> None:
-        """Swallow what upstream thinks of event time, except that it is over."""
+        """Swallow watermarks from upstream, except the last one."""
         if timestamp == WATERMARK_MAX:
             self._stop()
             self._emit_watermark(timestamp)
 
     def on_idle(self, idle: bool) -> None:
-        """Upstream without any active input cannot bring records: idle at once."""
+        """Go idle at once when upstream has no active input, as it cannot bring records."""
         self._active_at = self._awake_s()
         self._set_idle(idle)
 
@@ -223,7 +227,7 @@ class EventTimeOperator(Operator):
     # -- the clock ----------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        # Without an interval watermarks need no timer, but silence still does.
+        # Without an interval watermarks need no timer, but idleness still does.
         silences = (self._settings.idle_after_ms, self._settings.close_after_ms)
         shortest_ms = min((max(1, ms) for ms in silences if ms is not None), default=0)
         delay_ms = self._interval_ms or shortest_ms
@@ -236,9 +240,9 @@ class EventTimeOperator(Operator):
         splits, now_s = self.context.splits, self._awake_s()
         in_backlog = splits.history is History.BEING_READ
         if splits.paused or in_backlog:
-            self._active_at = now_s  # what must wait, or takes long to read, is not silent
+            self._active_at = now_s  # a split that must wait, or is slow to read, is not silent
         silent_s = now_s - self._active_at
-        # Data at rest is there: that reading it takes a while is not silence.
+        # Data at rest is complete: a slow read is not silence.
         if self._idle_after_s is not None and not in_backlog and not self._by_rows:
             self._lanes.silence(now_s, self._idle_after_s, splits.paused)
             self._send_reached()
@@ -249,21 +253,21 @@ class EventTimeOperator(Operator):
         self._arm()
 
     def _follow_clock(self, silent_s: float) -> None:
-        """Nothing has come for long: time goes on as if a record had, with the time it would have now."""
+        """Advance the watermark without records: as if one had come with the time it would have now."""
         reached = max(self._lanes.reached, self._restored.sent)
         if reached == WATERMARK_MIN:
             return
         watermark = min(reached + round(1_000 * silent_s), WATERMARK_MAX - 1)
         if watermark <= self._sent:
             return
-        if self._idle:  # nobody listens to those who are idle
+        if self._idle:  # watermarks of an idle subtask are ignored
             self.output.emit_idle(False)
         self._emit_watermark(watermark)
         if self._idle:
             self.output.emit_idle(True)
 
     def restore(self, state: RestoredState) -> None:
-        """Go on where the step was; what it had said by then is said again at once."""
+        """Restore the step's progress; the watermark it had sent is sent again at once."""
         context = self.context
         self._floor = reached.restored(state, self._of, context.subtask_index, context.parallelism)
         self._lanes.restore(self._floor.splits, self._floor.due)
@@ -277,7 +281,7 @@ class EventTimeOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
         context = self.context
         if not self._by_rows:
-            self._lanes.tick()  # what is due counts: perhaps no other record comes
+            self._lanes.tick()  # due watermarks count: perhaps no other record comes
         sent = max(self._sent, self._floor.watermark, self._lanes.reached)
         note = Reached(
             of=self._of,
@@ -300,7 +304,8 @@ class EventTimeOperator(Operator):
         return (*reached.declared(), *clock)
 
     def _awake_s(self) -> float:
-        """Seconds on a clock that stands still while records may wait for us: no silence is so long."""
+        """Return seconds on a clock that stops while records may wait for this subtask: that is no
+        silence."""
         return self.context.clock.monotonic() - self.context.held_s() - self._busy_s
 
     # -- watermarks ---------------------------------------------------------------------------------
@@ -339,7 +344,10 @@ class EventTimeOperator(Operator):
     # -- alignment ----------------------------------------------------------------------------------
 
     def _report(self, alignment: Alignment) -> None:
-        """Say how far this subtask is. Splits that the reader has not come to are no reason to wait."""
+        """Report this subtask's progress.
+
+        Splits that the reader has not reached are no reason to wait.
+        """
         name, active = self.context.operator_name, self._lanes.being_read
         if self._idle or active is None:
             self.context.splits.report(name, alignment.group, None)
@@ -351,7 +359,7 @@ class EventTimeOperator(Operator):
             )
 
     def limit_announced(self, group: str, limit: int) -> None:
-        """Splits above `limit` wait."""
+        """Pause splits above `limit`."""
         alignment = self._settings.alignment
         if alignment is not None and alignment.group == group:
             self._limit = limit
@@ -365,7 +373,7 @@ class EventTimeOperator(Operator):
     # -- what others see ----------------------------------------------------------------------------
 
     def status(self) -> EventTimeStatus:
-        """How far this subtask has come, and what holds it back."""
+        """Return this subtask's progress, and what holds it back."""
         slowest = self._lanes.slowest
         read, idle, queued = self._lanes.counts()
         return EventTimeStatus(

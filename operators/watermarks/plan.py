@@ -1,4 +1,4 @@
-"""The step `Stream.event_time` as the user wrote it: what is wrong with it is said here."""
+"""Planning of `Stream.event_time`: checks the arguments, naming the user's line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..stream import Stream
 
 _PASSING: Final = frozenset({"filter", "select", "map", "flat_map", "event_time"})
-"""Kinds of steps that send on at once what they make of a batch."""
+"""The kinds of steps that emit the results of a batch at once."""
 
 
 def add_event_time(
@@ -63,14 +63,14 @@ def add_event_time(
         raise PlanError(
             "event_time can wait for queued splits only where it knows the splits of a source",
             where=str(origin),
-            fix="call it behind job.read, with nothing but map, filter, select or flat_map between "
+            fix="call it after job.read, with nothing but map, filter, select or flat_map between "
             "them, none of them async, and without per_split=False",
         )
     if settings.close_after_ms is not None and not name:
         raise PlanError(
             "event_time with close_after has no name",
             where=str(origin),
-            fix='how far time has come is remembered under this name; add name="..."',
+            fix='the progress of event time is stored under this name; add name="..."',
         )
     if settings.alignment is not None:
         _check_alignment(stream, settings, settings.alignment, origin)
@@ -97,7 +97,7 @@ def add_event_time(
 def _times(
     stream: Stream[Any], when: object, name: str, policy: OnError, origin: Origin
 ) -> tuple[EventTimes, frozenset[str] | None, str]:
-    """Where the times come from, which columns that reads (None: all), and a text for `explain`."""
+    """Return the source of event times, the columns it reads (None: all), and a text for `explain`."""
     if isinstance(when, str):
         schema = stream._columns("event_time by column", origin)
         if when not in schema.names:
@@ -116,7 +116,7 @@ def _times(
 
 
 def _waits_by_default(stream: Stream[Any], per_split: bool) -> bool:
-    """True right behind a source that ends: with an end in sight, no record has to be late."""
+    """Return True directly after a bounded source: as its end is known, no record has to be late."""
     source = _source_of(stream)
     return per_split and _knows_splits(stream) and source is not None and source.bounded
 
@@ -136,7 +136,7 @@ def _strategy(
         raise PlanError(
             "event_time has both a strategy and max_out_of_order",
             where=str(origin),
-            fix="give one: the strategy says how far records may be out of order",
+            fix="give one: the strategy sets how far records may be out of order",
         )
     return strategy
 
@@ -148,7 +148,7 @@ def _alignment(
         if max_drift is not None or every is not None:
             what = "max_drift" if max_drift is not None else "align_every"
             raise PlanError(
-                f"{what} has no meaning without align", where=str(origin), fix='add align="a name"'
+                f"{what} has no effect without align", where=str(origin), fix='add align="a name"'
             )
         return None
     if not isinstance(group, str) or not group:
@@ -157,7 +157,7 @@ def _alignment(
         raise PlanError(
             f"alignment needs max_drift group=`{group}`",
             where=str(origin),
-            fix='say how far a source may be ahead of the slowest, such as max_drift="30s"',
+            fix='set how far a source may be ahead of the slowest, such as max_drift="30s"',
         )
     drift_ms = parse_duration(max_drift, "max_drift", str(origin))
     every_ms = _optional_ms(every, "align_every", origin)
@@ -180,7 +180,7 @@ def _check_alignment(
         raise PlanError(
             f"alignment stops sources, and there is none right before group=`{alignment.group}`",
             where=str(origin),
-            fix="call event_time behind job.read, with nothing but map, filter, select or flat_map "
+            fix="call event_time after job.read, with nothing but map, filter, select or flat_map "
             "between them, none of them async",
         )
     for node in stream._job.graph.nodes:
@@ -194,9 +194,9 @@ def _check_alignment(
 
 
 def _knows_splits(stream: Stream[Any]) -> bool:
-    """True if each batch that arrives behind `stream` is of one split: what the source has read last.
+    """Return True if each batch after `stream` is of one split: the one that the source has read last.
 
-    Not so for side outputs, and behind steps that collect records before they send them on.
+    That is not so for side outputs, and after steps that collect records before they emit them.
     """
     nodes = _up_to_source(stream)
     return (
@@ -213,7 +213,7 @@ def _passes_batches(node: Node) -> bool:
 
 
 def _reads(stream: Stream[Any], when: str) -> str:
-    """What event times are read of: the column or function, and all sources."""
+    """Return a text for the source of event times: the column or function, and all sources."""
     sources, nodes = set(), [stream._input().node]
     seen: set[int] = set()
     while nodes:
@@ -226,7 +226,7 @@ def _reads(stream: Stream[Any], when: str) -> str:
 
 
 def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
-    """The steps between `stream` and the source whose subtask they share; None: there is no such source."""
+    """Return the steps between `stream` and the source whose subtask they share; None if there is none."""
     input_ = stream._input()
     nodes: list[Node] = []
     while isinstance(input_.partitioning, Forward) and input_.node.chaining is not Chaining.NEVER:
@@ -240,7 +240,7 @@ def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
 
 
 def _source_of(stream: Stream[Any]) -> Source | None:
-    """The source whose subtask runs `stream` as well, if there is one."""
+    """Return the source whose subtask runs `stream` as well, if there is one."""
     nodes = _up_to_source(stream)
     if nodes is None:
         return None

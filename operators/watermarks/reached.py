@@ -1,9 +1,10 @@
-"""How far an event-time step had come at a checkpoint, to say it again after a restore.
+"""The progress of an event-time step at a checkpoint, so that it is announced again after a restore.
 
-A barrier may overtake the last watermark, and the watermark may be due only behind the barrier. Where no
-record comes any more for a while, nobody would send it again: windows would stay open. So each subtask
-notes what it had sent, and where its splits were. It is only a note: a step that has none, or cannot be
-sure that it is its own, waits for records as if it had just begun, and one that no step wants is dropped.
+A barrier may overtake the last watermark, or the watermark may be due only after the barrier. If no
+further record comes for a while, it would never be sent again, and windows would stay open. So each
+subtask records the watermark it sent, and those of its splits. It is only a hint: a step that has
+none, or cannot be sure that it is its own, waits for records as if it had just begun, and a hint
+that no step wants is dropped.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ STATE: Final = "reached"
 
 @final
 class Reached(msgspec.Struct, frozen=True):
-    """The note of one subtask.
+    """The record of one subtask.
 
     Attributes:
-        of: what the step reads; names that were not given by the user may mean another step tomorrow.
+        of: the input of the step; a name not given by the user may mean another step after a
+            change.
         subtask: its index.
         parallelism: of the step.
         sent: the last watermark, or the one that was due, ms.
-        idle: nobody waited for this subtask.
+        idle: the subtask was idle.
         splits: the watermark of each split being read, ms.
-        due: the watermark of each split being read that its records allow and that was not announced, ms.
-            Only of data at rest: there the next watermark has its fixed place.
-        rows: how many rows of data at rest were read since the last such place.
+        due: the watermark of each split being read that its records allow and that was not
+            announced, ms. Only for data at rest, where the next watermark has a fixed place.
+        rows: the rows of data at rest read since the last such place.
     """
 
     of: str
@@ -46,17 +48,17 @@ class Reached(msgspec.Struct, frozen=True):
     rows: int = 0
 
     def cut(self) -> ItemsCut:
-        """As state that every subtask gets back."""
+        """Return it as state that every subtask gets back."""
         return ItemsCut([msgspec.msgpack.encode(self)], "union")
 
 
 @final
 class Floor(msgspec.Struct, frozen=True):
-    """Where a subtask begins after a restore.
+    """The starting point of a subtask after a restore.
 
     Attributes:
-        watermark: no record that is to come can hold it further back.
-        splits: the same of splits that were being read.
+        watermark: no record to come can hold it further back.
+        splits: the watermarks of splits that were being read.
         due: see `Reached`.
         rows: see `Reached`.
     """
@@ -68,15 +70,15 @@ class Floor(msgspec.Struct, frozen=True):
 
 
 def declared() -> Sequence[StateInfo]:
-    """For `Operator.states`."""
+    """Return the declarations for `Operator.states`."""
     return (state_info(STATE, HINT),)
 
 
 def restored(state: RestoredState, of: str, subtask: int, parallelism: int) -> Floor:
-    """What is known for a subtask.
+    """Return the restored progress of a subtask.
 
-    At another parallelism splits may have moved: all go by the slowest that was waited for, or, if none
-    was, by the furthest, as in the valve. What is behind the step went by that as well.
+    At another parallelism splits may have moved: all subtasks start from the slowest active one,
+    or, if all were idle, from the furthest, as in the valve. So did the steps downstream.
     """
     notes = [msgspec.msgpack.decode(i, type=Reached) for i in state.items.get(STATE, ())]
     notes = [note for note in notes if note.of == of and note.sent != WATERMARK_MAX]
@@ -84,7 +86,7 @@ def restored(state: RestoredState, of: str, subtask: int, parallelism: int) -> F
     if own:
         return Floor(own[0].sent, own[0].splits, own[0].due, own[0].rows)
     if not notes or any(note.parallelism == parallelism for note in notes):
-        return Floor()  # this one had ended
+        return Floor()  # this subtask had ended
     active = [note.sent for note in notes if not note.idle]
     watermark = min(active) if active else max(note.sent for note in notes)
     splits = _least(note.splits for note in notes)
@@ -96,7 +98,7 @@ def restored(state: RestoredState, of: str, subtask: int, parallelism: int) -> F
 
 
 def _least(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """By split; one of the same name may be in several subtasks."""
+    """Return the least watermark by split; several subtasks may have one of the same name."""
     found: dict[str, int] = {}
     for splits in maps:
         for split, watermark in splits.items():

@@ -1,4 +1,4 @@
-"""What an event-time step was told, apart from where times come from."""
+"""The settings of an event-time step, apart from the source of times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Alignment:
     Attributes:
         group: the steps with this name wait for each other.
         max_drift_ms: how far a split's watermark may be ahead of the slowest subtask's.
-        every_ms: how often each subtask says how far it is.
+        every_ms: how often each subtask reports its progress.
     """
 
     group: str
@@ -28,21 +28,24 @@ class Alignment:
 
     @property
     def text(self) -> str:
-        """For `explain`."""
+        """Describe the alignment for `explain`."""
         return f"aligned with group {self.group} to {format_duration(self.max_drift_ms)}"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WatermarkSettings:
-    """How a step makes watermarks.
+    """The settings of the watermarks of a step.
 
     Attributes:
-        idle_after_ms: silence after which a split, or the subtask, is not waited for; None: never.
-        close_after_ms: silence after which the watermark goes on with the clock; None: never.
+        idle_after_ms: time without records after which a split, or the subtask, is idle; None:
+            never.
+        close_after_ms: time without records after which the watermark follows the clock; None:
+            never.
         per_split: a generator for each split of the source, not one for all.
-        wait_for_queued: splits that the reader has not come to hold time as well.
-        waits_by_default: the user has not said so: it has no effect where it cannot be had.
+        wait_for_queued: splits that the reader has not reached hold the watermark back as well.
+        waits_by_default: `wait_for_queued` is a default: it has no effect where it is not
+            supported.
     """
 
     strategy: WatermarkStrategy
@@ -55,12 +58,12 @@ class WatermarkSettings:
 
     @property
     def beside_source(self) -> bool:
-        """It goes by what only its source's subtask knows: which split a record is of, or who waits."""
+        """True if it needs what only its source's subtask knows: the split of a record, or who waits."""
         return self.per_split or self.alignment is not None
 
     @property
     def text(self) -> str:
-        """For `explain`."""
+        """Describe the settings for `explain`."""
         parts = [self.strategy.text]
         if self.idle_after_ms is not None:
             parts.append(f"idle after {format_duration(self.idle_after_ms)}")

@@ -1,4 +1,4 @@
-"""WatermarkStrategy: by which rule watermarks follow from event times (features.md TIM-01, TIM-02)."""
+"""WatermarkStrategy: the rule by which watermarks follow from event times."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class WatermarkStrategy:
 
     @classmethod
     def monotonous(cls) -> WatermarkStrategy:
-        """Each split has its records in the order of event time: watermarks follow the latest time."""
+        """Return the rule for splits in order of event time: watermarks follow the latest time."""
         return bounded_by(0)
 
     @classmethod
     def bounded(cls, max_out_of_order: Duration) -> WatermarkStrategy:
-        """Records come at most so far behind the latest time seen in their split.
+        """Return the rule for records that are at most this far behind the latest time of their split.
 
         Raises:
             UsageError: not a duration.
@@ -44,18 +44,20 @@ class WatermarkStrategy:
 
     @classmethod
     def custom(cls, make: Callable[[], WatermarkGenerator]) -> WatermarkStrategy:
-        """A rule of your own.
+        """Return a rule of your own.
 
         Args:
-            make: makes a generator, one for each split; a subclass of `WatermarkGenerator` will do.
+            make: makes a generator, one for each split; a subclass of `WatermarkGenerator`
+                qualifies.
 
         Raises:
-            PlanError: `make` cannot be called, or is a generator instead of what makes one.
+            PlanError: `make` cannot be called, or is a generator instead of a function that makes
+                one.
         """
         origin = capture_origin()
         if isinstance(make, WatermarkGenerator):
             raise PlanError(
-                f"custom needs what makes a generator, not one type=`{type(make).__name__}`",
+                f"custom needs a function that makes generators type=`{type(make).__name__}`",
                 where=str(origin),
                 fix=f"each split needs its own: custom({type(make).__name__})",
             )
@@ -64,6 +66,6 @@ class WatermarkStrategy:
 
 
 def bounded_by(bound_ms: int) -> WatermarkStrategy:
-    """Records come at most `bound_ms` behind the latest time seen."""
+    """Return the rule for records at most `bound_ms` behind the latest time seen."""
     text = f"at most {format_duration(bound_ms)} out of order" if bound_ms else "in order"
     return WatermarkStrategy(partial(BoundedGenerator, bound_ms), text)

@@ -1,1 +1,1 @@
-"""Windows of records: any assigner, trigger and evictor, on keyed state (features.md TIM-06 to TIM-09)."""
+"""Record-at-a-time windows: any assigner, trigger and evictor, on keyed state."""

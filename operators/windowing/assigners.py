@@ -1,4 +1,4 @@
-"""Which windows a record belongs to."""
+"""Window assigners decide which windows a record belongs to."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ T = TypeVar("T")
 
 
 class WindowAssigner(Generic[T]):
-    """Puts records into windows. Derive from it for windows of your own; one instance serves all keys.
+    """Assign records to windows. Derive from it for your own windows; one instance serves all keys.
 
     Attributes:
-        time: which clock the windows are of: `event` or `processing`.
-        merging: windows of a key that meet become one, as sessions do. Each record then has one window.
+        time: the clock that the windows follow, `event` or `processing`.
+        merging: windows of one key that overlap or touch become one, as sessions do. Each record
+            then has exactly one window.
     """
 
     time: WindowTime = "event"
     merging: ClassVar[bool] = False
 
     def assign(self, record: T, timestamp: int) -> Iterable[Window]:
-        """The windows of a record. `timestamp` (ms): its event time, or the machine's time."""
+        """Return the windows of a record. `timestamp` (ms) is its event time or the machine's time."""
         raise NotImplementedError
 
     def default_trigger(self) -> Trigger[Any] | None:
-        """The trigger unless `trigger=` says another; None if one has to be said."""
+        """Return the trigger to use without `trigger=`; None if the user must give one."""
         return EventTime() if self.time == "event" else ProcessingTime()
 
     def describe(self) -> str:
-        """For `explain`."""
+        """Describe the assigner for `explain`."""
         return type(self).__name__
 
     @property
     def identity(self) -> str:
-        """Where the bounds of windows are: what must stay the same for state to be taken over.
+        """Return the text that must stay the same for stored state to be restored.
 
-        The class and its plain attributes. Sessions are what their records have made of them, so their gap
-        may change.
+        It is made of the class and its plain attributes, which fix the bounds of the windows. The
+        bounds of sessions come from their records, so the gap of a session may change.
         """
         plain = {} if self.merging else vars(self)
         sizes = [
@@ -55,7 +56,7 @@ class WindowAssigner(Generic[T]):
 
 
 class Tumbling(WindowAssigner[Any]):
-    """Windows of `size_ms`, one behind the other."""
+    """Windows of `size_ms`, one after the other."""
 
     def __init__(self, size_ms: int, offset_ms: int, time: WindowTime) -> None:
         self._size, self._offset, self.time = size_ms, offset_ms, time
@@ -66,7 +67,7 @@ class Tumbling(WindowAssigner[Any]):
 
 
 class Sliding(WindowAssigner[Any]):
-    """Windows of `size_ms`, one every `every_ms`; the latest first."""
+    """Windows of `size_ms`, of which one begins every `every_ms`; `assign` gives the latest first."""
 
     def __init__(self, size_ms: int, every_ms: int, offset_ms: int, time: WindowTime) -> None:
         self._size, self._every, self._offset = size_ms, every_ms, offset_ms
@@ -79,7 +80,7 @@ class Sliding(WindowAssigner[Any]):
 
 
 class Cumulative(WindowAssigner[Any]):
-    """Windows that begin together, every `size_ms`, and end `step_ms` after each other."""
+    """Windows that begin together, every `size_ms`, and end `step_ms` apart."""
 
     def __init__(self, size_ms: int, step_ms: int, offset_ms: int) -> None:
         self._size, self._step, self._offset = size_ms, step_ms, offset_ms
@@ -92,12 +93,12 @@ class Cumulative(WindowAssigner[Any]):
 
 
 class Session(WindowAssigner[Any]):
-    """A window from each record to a gap behind it; they merge.
+    """Windows that reach from each record to a gap after it, and merge.
 
     Args:
         gap_ms: the same for all records, or a function of the record.
         time: the clock.
-        step: its name, for errors.
+        step: the name of the step, for errors.
     """
 
     merging = True
@@ -142,10 +143,10 @@ class Global(WindowAssigner[Any]):
 def checked_windows(
     made: object, assigner: WindowAssigner[Any], step: str, record: Any
 ) -> list[Window]:
-    """The windows that an assigner gave, if that is what they are.
+    """Check what a user's assigner returned, and return it as a list of windows.
 
     Raises:
-        UserCodeError: they are not.
+        UserCodeError: the result is not made of valid windows.
     """
     windows: list[Any] = list(made) if isinstance(made, Iterable) else [made]
     for window in windows:
@@ -171,7 +172,7 @@ def checked_windows(
 
 
 def not_an_assigner(window: object, where: str) -> PlanError:
-    """What to say of something that is no window."""
+    """Return the error for a `window` argument that is no window."""
     return PlanError(
         f"not a window type=`{type(window).__name__}`",
         where=where,

@@ -1,4 +1,4 @@
-"""Which clock windows are of."""
+"""The clock that windows follow: event time or processing time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ WindowTime: TypeAlias = Literal["event", "processing"]
 
 
 def is_processing(time: object, allowed_lateness: Duration, *others: object) -> bool:
-    """True if windows are of the machine's clock.
+    """Return True if the windows follow the machine's clock.
 
     Args:
-        time: as the user gave it.
-        allowed_lateness: likewise; there is none in processing time.
-        others: options of event time, None if they were not given.
+        time: the value that the user gave.
+        allowed_lateness: the value that the user gave; processing time has no lateness.
+        others: options that exist in event time only, None where they were not given.
 
     Raises:
-        PlanError: no such time, or options that it does not have.
+        PlanError: there is no such time, or it does not have these options.
     """
     if time not in ("event", "processing"):
         raise PlanError(f"the time of a window is event or processing value=`{time}`")

@@ -1,6 +1,6 @@
-"""Which records of a window are left out when it fires, or forgotten afterwards.
+"""Evictors leave records out of a window when it fires, or remove them afterwards.
 
-A window with an evictor keeps all its records: nothing is combined as it comes.
+A window with an evictor keeps all its records: nothing is combined on arrival.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ T = TypeVar("T")
 
 
 class TimedRecord(NamedTuple):
-    """A record in a window, and its event time in ms (None in streams without)."""
+    """A record in a window with its event time in ms (None in a stream without event time)."""
 
     record: Any
     timestamp: int | None
 
 
 class Evictor(Generic[T]):
-    """Takes records out of a window, before or after its function sees them. Derive from it."""
+    """Remove records from a window before or after its function sees them. Derive from it."""
 
     def evict_before(
         self, records: Sequence[TimedRecord], window: Window, watermark: int
     ) -> Sequence[TimedRecord]:
-        """What the function of the window gets of `records`, which are in the order they came."""
+        """Return the records to pass to the window function; `records` are in order of arrival."""
         return records
 
     def evict_after(
         self, records: Sequence[TimedRecord], window: Window, watermark: int
     ) -> Sequence[TimedRecord]:
-        """What the window keeps of those that its function got."""
+        """Return the records that the window keeps, out of those that its function got."""
         return records
 
 
 class _Either(Evictor[T]):
-    """Evicts before, unless told to do so after."""
+    """An evictor that evicts before the function runs, unless told to evict afterwards."""
 
     def __init__(self, after: bool) -> None:
         self._after = after
@@ -60,7 +60,7 @@ class _Either(Evictor[T]):
 
 
 class Count(_Either[Any]):
-    """Keeps the `size` records that came last."""
+    """Keeps the `size` newest records, by arrival."""
 
     def __init__(self, size: int, *, after: bool = False) -> None:
         super().__init__(after)
@@ -71,7 +71,7 @@ class Count(_Either[Any]):
 
 
 class Time(_Either[Any]):
-    """Keeps records that are less than `span` older than the newest; all where there are no event times."""
+    """Keeps records less than `span` older than the newest, or all of them without event time."""
 
     def __init__(self, span: Duration, *, after: bool = False) -> None:
         super().__init__(after)
@@ -86,12 +86,12 @@ class Time(_Either[Any]):
 
 
 class Delta(_Either[T]):
-    """Keeps records that are nearer than `threshold` to the one that came last.
+    """Keeps records that are nearer than `threshold` to the last one that arrived.
 
     Args:
-        threshold: in what `distance` measures.
+        threshold: a limit in the unit of `distance`.
         distance: `(record, last record) -> number`.
-        after: evict when the function has seen the records.
+        after: evict after the function has seen the records.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What users derive from: aggregates of records, and functions of whole windows."""
+"""Base classes for users: aggregates of records, and functions of whole windows."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class AggregateFunction(Generic[In, Acc, Out]):
     """Combines records one at a time; a window keeps one accumulator, and no records."""
 
     def create(self) -> Acc:
-        """An empty accumulator."""
+        """Return an empty accumulator."""
         raise NotImplementedError
 
     def add(self, accumulator: Acc, value: In) -> Acc:
-        """The accumulator with one more record; may change and return the one it got."""
+        """Return the accumulator with one more record; the argument may be changed and returned."""
         raise NotImplementedError
 
     def result(self, accumulator: Acc) -> Out:
-        """What the accumulator says."""
+        """Return the result of the accumulator."""
         raise NotImplementedError
 
     def merge(self, first: Acc, second: Acc) -> Acc:
-        """One accumulator of two; only needed for windows that merge, such as sessions."""
+        """Merge two accumulators into one; only needed for windows that merge, such as sessions."""
         raise NotImplementedError
 
 
 class WindowContext(Context[K], Generic[K]):
-    """What a `WindowProcess` may know besides the records: see `hg.Context`; there are no timers.
+    """The context of a `WindowProcess`: an `hg.Context` without timers.
 
     Attributes:
-        window: the window at hand.
+        window: the window that fires.
     """
 
     def __init__(self, emitter: Emitter) -> None:
@@ -52,34 +52,35 @@ class WindowContext(Context[K], Generic[K]):
 
 
 class WindowProcess(ProcessFunction[K, Out], Generic[K, In, Out]):
-    """A function of the records of a window, each time it fires.
+    """A function that is called with the records of a window each time it fires.
 
-    State declared in the class body is per key, and the same for all windows of the key;
-    `hg.per_window(...)` around a descriptor makes it of the window, and it goes with the window.
+    State declared in the class body belongs to the key and is shared by all windows of the key.
+    `hg.per_window(...)` around a descriptor makes it belong to the window, and it is cleared with
+    the window.
     """
 
     def on_window(
         self, key: K, window: Window, records: list[In], ctx: WindowContext[K]
     ) -> Iterable[Out] | None:
-        """Handle what a window holds; return or yield what goes on, if anything.
+        """Handle the contents of a window; return or yield results, if there are any.
 
         Args:
-            key: of the records.
-            window: its bounds.
-            records: in the order they came; behind `reduce` and `aggregate` the one result.
+            key: the key of the records.
+            window: the bounds of the window.
+            records: in order of arrival; after `reduce` and `aggregate` the single result.
             ctx: clocks and side outputs.
         """
         raise NotImplementedError
 
     def clear(self, key: K, window: Window, ctx: WindowContext[K]) -> None:
-        """The window is gone: clear state per key that is not needed any more."""
+        """Clear state of the key that is no longer needed, because the window is cleared."""
 
 
 def per_window(descriptor: Descriptor) -> Descriptor:
-    """Let a state of a `WindowProcess` be of the key and the window, not of the key alone.
+    """Make a state of a `WindowProcess` belong to the key and the window, not to the key alone.
 
     Raises:
-        PlanError: not keyed state.
+        PlanError: the descriptor is not one of keyed state.
     """
     if not isinstance(descriptor, KeyedState):
         raise PlanError(

@@ -1,9 +1,10 @@
-"""The window operator that takes one record at a time, with Flink's rules (features.md 3.15, TIM-06 to 09).
+"""The window operator that takes one record at a time, with Flink's rules.
 
-For each record: its windows; windows that are gone are skipped, and a record all of whose windows are gone
-is late. In each window the record is kept, or combined, and the trigger asked. Windows that merge become
-one before that: the trigger is told, the content goes together, and timers and memory of the old ones are
-dropped. When event time has passed a window's end by the allowed lateness, all of it is cleared.
+For each record the assigner gives its windows. Expired windows are skipped, and a record whose
+windows have all expired is late. In each other window the record is stored or combined, and the
+trigger is asked. Windows that merge do so before that: the trigger is told, their contents are
+combined, and timers and trigger memory of the old windows are dropped. When the watermark has
+passed the end of a window by the allowed lateness, everything about the window is cleared.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from .window import Window
 
 @dataclass(frozen=True)
 class Windowing:
-    """What a window step does with records. Picklable; each subtask works with a copy.
+    """The settings of a window step. Picklable; each subtask works with a copy.
 
     Attributes:
-        assigner: which windows they belong to.
-        trigger: when these fire.
-        evictor: what is left out then.
+        assigner: assigns records to windows.
+        trigger: decides when windows fire.
+        evictor: leaves records out when they fire.
         lateness_ms: the allowed lateness.
-        combined: how records become one result; None: the function sees all of them.
+        combined: combines records into one result; None: the function sees all of them.
     """
 
     assigner: WindowAssigner[Any]
@@ -63,7 +64,7 @@ class Windowing:
 
 
 class EmitResult(WindowProcess[Any, Any, Any]):
-    """The function of windows whose results go on as they are."""
+    """The window function that passes results on unchanged."""
 
     def on_window(
         self, key: Any, window: Window, records: list[Any], ctx: WindowContext[Any]
@@ -72,7 +73,7 @@ class EmitResult(WindowProcess[Any, Any, Any]):
 
 
 def _bounds(windows: Sequence[Window]) -> tuple[Index, Index]:
-    """Starts and ends."""
+    """Return the starts and the ends of windows."""
     bounds = np.array([(window.start, window.end) for window in windows], np.int64)
     return bounds[:, 0], bounds[:, 1]
 
@@ -81,8 +82,8 @@ class WindowOperator(ProcessOperator):
     """Runs a `WindowProcess` over windows.
 
     Args:
-        step: the function, and the records it takes; its `declared` are `WindowStates`.
-        windowing: the windows.
+        step: the function and the records it takes; its `declared` are `WindowStates`.
+        windowing: the settings of the windows.
     """
 
     _function: WindowProcess[Any, Any, Any]
@@ -101,8 +102,10 @@ class WindowOperator(ProcessOperator):
 
     @property
     def minds_order(self) -> bool:
-        """What comes out depends on when timers fire between the records: windows fire before their end, or
-        share state with others."""
+        """True if results depend on when timers fire between records.
+
+        They do if windows fire before their end, or share state with other windows of the key.
+        """
         return type(self._trigger) is not EventTime or bool(self._step.declared.keyed)
 
     @property
@@ -183,15 +186,15 @@ class WindowOperator(ProcessOperator):
             self._late_output.send(batch.take(np.array(late)), now, lambda: _bounds(last))
 
     def _take(self, record: Any, time: int | None) -> Window | None:
-        """Put a record into its windows; if all of them are gone, returns the last one."""
+        """Put a record into its windows; return the last of them if all have expired."""
         at = time if self._event else self._store.now()
         assert at is not None
         seen = (
             at if time is None else time
-        )  # a trigger by event time works in windows of the clock too
+        )  # a trigger by event time works in windows of processing time too
         assigned = self._assigner.assign(record, at)
         windows = checked_windows(assigned, self._assigner, self._user.step, record)
-        taken = not windows  # of no window by the assigner's wish: that is not late
+        taken = not windows  # the assigner may give no window: such a record is not late
         for window in windows:
             actual = self._merged(window) if self._assigner.merging else window
             if actual is None or self._is_gone(actual):
@@ -218,7 +221,7 @@ class WindowOperator(ProcessOperator):
     # --- windows that merge --------------------------------------------------------------------
 
     def _merged(self, window: Window) -> Window | None:
-        """The window that a new one becomes part of, which is there afterwards; None if it is gone."""
+        """Merge a new window into those of the key; return the merged window, or None if it has expired."""
         store, homes = self._store, self._store.homes()
         actual, met = window, sorted(other for other in homes if window.meets(other))
         for other in met:
@@ -250,7 +253,7 @@ class WindowOperator(ProcessOperator):
     def _follow(
         self, result: TriggerResult, window: Window, home: Window, time: int | None
     ) -> None:
-        """Do what a trigger said. `time`: event time of the results of a window without end."""
+        """Do what the trigger returned. `time` is the event time of results of the global window."""
         if not isinstance(result, TriggerResult):
             raise TypeError(f"a trigger returned {result!r}, which is no hg.TriggerResult")
         if result.fires:
@@ -276,7 +279,7 @@ class WindowOperator(ProcessOperator):
         contents.replace(home, list(evictor.evict_after(kept, window, self._context.watermark)))
 
     def _result(self, records: list[Any]) -> list[Any]:
-        """What the function gets of these records."""
+        """Return the records to pass to the function: all of them, or their combined result."""
         combined = self._combined
         if combined is None or not records:
             return records
@@ -291,7 +294,7 @@ class WindowOperator(ProcessOperator):
         self._store.enter(window)
         before = emitter.time
         emitter.time = window.last
-        if window.is_global:  # its trigger may fire at the end of time, which no record can have
+        if window.is_global:  # a trigger may fire at the end of time, which is no valid event time
             emitter.time = None if time is None else min(time, EVENT_TIME_MAX_MS)
         made = self._function.on_window(context.key, window, records, context)
         if made is not None:
@@ -324,7 +327,7 @@ class WindowOperator(ProcessOperator):
         self._follow(call(timer.timestamp, window, self._at_trigger), window, home, timer.timestamp)
 
     def _clear(self, window: Window, home: Window) -> None:
-        """The window is gone: forget all of it."""
+        """Clear all state of a window that has expired."""
         self._contents.clear(home)
         self._trigger.clear(window, self._at_trigger)
         self._store.window = window

@@ -1,4 +1,4 @@
-"""Makes window steps of records: checks what was given, with the user's line, and adds the node."""
+"""Planning of record-at-a-time windows: checks the arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ _AGGREGATE: Final = ("create", "add", "result")
 
 
 def one_key(record: object) -> int:
-    """The key of all records of a stream that is not keyed."""
+    """Return the one key that all records of a stream without keys share."""
     return 0
 
 
 class Windows:
-    """Windows of records over a keyed stream, checked; `add` makes the step.
+    """Record-at-a-time windows over a keyed stream, checked; its methods add the step.
 
     Args:
         stream: the records.
         keyed_by: their keys.
         window: a window of `hg.tumbling` and so on, or a `hg.WindowAssigner`.
-        trigger: instead of that of the window.
-        evictor: what is left out.
-        allowed_lateness_ms: instead of that of the window; for assigners of the user's own.
+        trigger: replaces the trigger of the window.
+        evictor: leaves records out.
+        allowed_lateness_ms: replaces that of the window; for assigners of the user's own.
         origin: the user's line.
 
     Raises:
-        PlanError: they do not fit each other, or the stream.
+        PlanError: the arguments do not fit each other, or the stream.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Windows:
         into: SchemaLike | None,
         origin: Origin,
     ) -> Stream[Any]:
-        """The step of `.reduce(...)`: without `process` its results are records as those of the stream."""
+        """Add the step of `.reduce(...)`; without `process` its results have the stream's record type."""
         check_plain(function, "reduce", origin)
         check_returns(function, "reduce", origin)
         check_takes(function, ("the value so far", "the record"), "reduce", origin)
@@ -130,7 +130,7 @@ class Windows:
         into: SchemaLike | None,
         origin: Origin,
     ) -> Stream[Any]:
-        """The step of `.aggregate(...)`."""
+        """Add the step of `.aggregate(...)`."""
         if isinstance(function, type):
             raise PlanError(
                 f"aggregate needs an instance, got the class `{function.__name__}`",
@@ -154,7 +154,7 @@ class Windows:
         into: SchemaLike | None,
         origin: Origin,
     ) -> Stream[Any]:
-        """The step of `.process(...)`."""
+        """Add the step of `.process(...)`."""
         return self._add(None, function, name, into, origin)
 
     def _add(
@@ -199,7 +199,8 @@ class Windows:
         origin: Origin,
     ) -> ProcessStep:
         stream, keyed_by = self._stream, self._keyed_by
-        # Triggers, evictors and assigners see records too: never only what one function reads.
+        # Triggers, evictors and assigners see the records too, so all columns are read, not only
+        # those that one function uses.
         reader = RowReader(stream.schema, stream._row_type, repr)
         reader.columns, reader.record_class = None, stream._row_type
         declared = declared_states(
@@ -248,7 +249,7 @@ class Windows:
                 raise PlanError(
                     f"`{method.__name__}` of `{kind}` is async, and windows call plain functions",
                     where=str(origin),
-                    fix="do the awaiting in an async map behind it",
+                    fix="await in an async map after it",
                 )
         if type(function).on_timer is not ProcessFunction.on_timer:
             raise PlanError(
@@ -334,17 +335,17 @@ class Windows:
 
 
 def _by_clock(assigner: WindowAssigner[Any], trigger: Trigger[Any]) -> ByClock | None:
-    """What of the windows goes by the machine's clock."""
+    """Return which parts of the windows follow the machine's clock."""
     if assigner.time == "processing" and not isinstance(assigner, Global):
         return ByClock.WINDOWS
     return ByClock.TRIGGER if triggers.goes_by_clock(trigger) else None
 
 
 def assigner_of(window: object, step: str, where: str) -> WindowAssigner[Any]:
-    """The assigner of a window as users write it.
+    """Return the assigner of a window as users write it.
 
     Raises:
-        PlanError: not a window, or one that is only there for columns.
+        PlanError: not a window, or one that exists for columns only.
     """
     if isinstance(window, WindowAssigner):
         return window
@@ -368,7 +369,7 @@ def assigner_of(window: object, step: str, where: str) -> WindowAssigner[Any]:
 def _pane_assigner(window: TimeWindow, where: str) -> WindowAssigner[Any]:
     if window.zone:
         raise PlanError(
-            f"windows of days in a time zone are there for columns only window=`{window.describe()}`",
+            f"windows of days in a time zone exist for columns only window=`{window.describe()}`",
             where=where,
             fix="use .agg(...), or write a hg.WindowAssigner",
         )
@@ -383,15 +384,15 @@ def _pane_assigner(window: TimeWindow, where: str) -> WindowAssigner[Any]:
 def implied(
     window: object, trigger: Trigger[Any] | None, evictor: Evictor[Any] | None, where: str
 ) -> tuple[Trigger[Any] | None, Evictor[Any] | None]:
-    """The trigger and evictor of a window: those that were given, or what the window itself says.
+    """Return the trigger and evictor of a window: those given, or those that the window implies.
 
     Raises:
-        PlanError: the window says it and something else was given, or it says it in a way only `agg` knows.
+        PlanError: the window implies one and another was given, or only `agg` supports it.
     """
     early = getattr(window, "early", None)
     if early:
         raise PlanError(
-            f"results before the end are said with a trigger here window=`{describe(window)}`",
+            f"early results need a trigger here window=`{describe(window)}`",
             where=where,
             fix="such as trigger=hg.triggers.ContinuousEventTime(...), without emit_every= and emit_rows=",
         )
@@ -409,6 +410,6 @@ def implied(
 
 
 def describe(window: object) -> str:
-    """A window for messages and `explain`."""
+    """Describe a window for messages and `explain`."""
     text: str = getattr(window, "describe", lambda: type(window).__name__)()
     return text

@@ -1,7 +1,7 @@
-"""What is remembered of windows: their records or accumulators, triggers' memory, timers, merges.
+"""The keyed state of windows: records or accumulators, trigger memory, timers and merges.
 
-All of it is keyed state: the namespace is the window. Windows that merge keep their content under the
-window that came first (their *home*), so that it is not moved whenever a session grows.
+The namespace of all of it is the window. Windows that merge keep their contents under the window
+that came first (their *home*), so that contents are not moved whenever a session grows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TRIGGER: Final = "window_trigger"
 HOMES: Final = "window_homes"
 WATERMARK: Final = "window_watermark"
 TABLES: Final = frozenset({RECORDS, ACCUMULATOR, TRIGGER, HOMES, WATERMARK})
-"""Of the windows' own: no state of a function can be called like that."""
+"""The prefix of the windows' own states; no state of a function can have such a name."""
 _TIMER: Final = "\0"
-"""Begins entries of a trigger's memory that name its timers."""
+"""The prefix of entries in a trigger's memory that name its timers."""
 _OF_TRIGGER, _CLEANUP = "t", "z"
-"""Kinds of timers; at the same time those of triggers come first."""
+"""Kinds of timers. At equal times those of triggers fire first."""
 Span: TypeAlias = tuple[int, int]
 
 
@@ -71,12 +71,12 @@ class WindowStates(Declared):
 
     @property
     def per_window(self) -> list[KeyedState]:
-        """The user's states that are of a window."""
+        """Return the user's states that belong to a window."""
         return [descriptor for descriptor in self.keyed.values() if descriptor.per_window]
 
 
 def window_states(declared: Declared, *, incremental: bool, merging: bool) -> WindowStates:
-    """The states of a step whose function declares `declared`."""
+    """Return the states of a step whose function declares `declared`."""
     return WindowStates(
         declared.keyed,
         declared.lists,
@@ -90,12 +90,12 @@ def window_states(declared: Declared, *, incremental: bool, merging: bool) -> Wi
 
 
 class WindowStore:
-    """The windows of the current key; `window` says which of them triggers speak of.
+    """The windows of the current key; `window` is the one that the trigger is called for.
 
     Attributes:
-        key: the current one.
-        window: the one at hand.
-        merged: in `on_merge`: the windows that the one at hand takes the place of.
+        key: the current key.
+        window: the current window.
+        merged: during `on_merge`, the windows that the current one replaces.
     """
 
     def __init__(
@@ -112,42 +112,42 @@ class WindowStore:
 
     @property
     def watermark(self) -> int:
-        """How far event time has come, ms."""
+        """Return the watermark, ms."""
         return self._context.watermark
 
     @property
     def input_ended(self) -> bool:
-        """True once no record can come any more."""
+        """Return True once no more records can arrive."""
         return self._context.input_ended
 
     def now(self) -> int:
-        """The machine's clock, ms."""
+        """Return the time of the machine's clock, ms."""
         return self._clock.now_ms()
 
     def enter(self, window: Window) -> None:
-        """State is of this window from now on."""
+        """Switch the namespace of state to this window."""
         self._backend.set_namespace((window.start, window.end))
 
     # --- memory of triggers --------------------------------------------------------------------
 
     def recall(self, name: str, default: Any) -> Any:
-        """What the trigger remembers of the window under a name."""
+        """Return what the trigger stored under a name for the window."""
         self.enter(self.window)
         value = self._memory.get(name)
         return default if value is ABSENT else value
 
     def remember(self, name: str, value: Any) -> None:
-        """Remember something of the window."""
+        """Store a value under a name for the window."""
         self.enter(self.window)
         self._memory.put(name, value)
 
     def forget(self, name: str) -> None:
-        """Forget it."""
+        """Remove the value stored under a name."""
         self.enter(self.window)
         self._memory.delete(name)
 
     def recall_merged(self, name: str) -> list[Any]:
-        """What is remembered of the windows that the one at hand takes the place of."""
+        """Return what is stored for the windows that the current one replaces."""
         found = []
         for window in self.merged:
             self.enter(window)
@@ -165,7 +165,7 @@ class WindowStore:
         return f"{kind}:{self.window.start}:{self.window.end}:{tag}"
 
     def set_timer(self, clock: str, timestamp: int, tag: str) -> None:
-        """A timer of the trigger, for the window."""
+        """Set a timer of the trigger for the window."""
         table, full = self._table(clock), self._tag(_OF_TRIGGER, tag)
         if clock == "event" and self.input_ended:
             self._after_end.count(self.key, full, f"window=`{self.window}` ")
@@ -181,13 +181,13 @@ class WindowStore:
         self.forget(f"{_TIMER}{clock}:{tag}")
 
     def set_cleanup(self, clock: str, timestamp: int) -> None:
-        """Have the window cleared at this time."""
+        """Set the timer that clears the window."""
         self._table(clock).set(self.key, self._tag(_CLEANUP, ""), timestamp)
         if clock != "event":
             self._timers.arm()
 
     def drop(self) -> None:
-        """The window has no timers any more, and its trigger remembers nothing of it."""
+        """Delete the timers of the window and the memory of its trigger."""
         self.enter(self.window)
         for name, _ in list(self._memory.entries()):
             if name.startswith(_TIMER):
@@ -201,19 +201,19 @@ class WindowStore:
     # --- windows that merge --------------------------------------------------------------------
 
     def homes(self) -> dict[Window, Window]:
-        """The windows of the key, and under which of them each has its content; without merging: none."""
+        """Return the windows of the key with their homes; empty if windows do not merge."""
         assert self._homes is not None
         return {Window(*span): Window(*home) for span, home in self._homes.entries()}
 
     def home(self, window: Window) -> Window | None:
-        """Where a window has its content; None if it is gone. Without merging: itself."""
+        """Return the home of a window; None if it has been cleared. Without merging: the window itself."""
         if self._homes is None:
             return window
         home = self._homes.get((window.start, window.end))
         return None if home is ABSENT else Window(*home)
 
     def set_home(self, window: Window, home: Window | None) -> None:
-        """Say where a window has its content; None: it is gone."""
+        """Set the home of a window; None removes it."""
         if self._homes is None:
             return
         span: Span = (window.start, window.end)
@@ -224,13 +224,13 @@ class WindowStore:
 
 
 def parsed_tag(tag: str) -> tuple[bool, Window]:
-    """Of a timer: whether it is the one that clears the window, and the window."""
+    """Return whether the timer with this tag clears its window, and the window."""
     kind, start, end, _ = tag.split(":", 3)
     return kind == _CLEANUP, Window(int(start), int(end))
 
 
 class Contents:
-    """What windows hold: their records, in the order they came."""
+    """The contents of windows that keep their records, in order of arrival."""
 
     def __init__(self, backend: KeyedBackend, store: WindowStore) -> None:
         self._table = backend.entry_table(RECORDS)
@@ -242,31 +242,31 @@ class Contents:
         self._table.put(self._table.last() + 1, (record, timestamp))
 
     def records(self, home: Window) -> list[TimedRecord]:
-        """All records."""
+        """Return all records."""
         self._store.enter(home)
         return [TimedRecord(*pair) for _, pair in self._table.entries()]
 
     def replace(self, home: Window, records: Sequence[TimedRecord]) -> None:
-        """Hold these instead."""
+        """Replace the records."""
         self.clear(home)
         for position, (record, timestamp) in enumerate(records):
             self._table.put(position, (record, timestamp))
 
     def merge(self, home: Window, others: Iterable[Window]) -> None:
-        """Take over what other windows hold; they are empty afterwards."""
+        """Move the records of other windows here."""
         for other in others:
             for record, timestamp in self.records(other):
                 self.add(home, record, timestamp)
             self.clear(other)
 
     def clear(self, home: Window) -> None:
-        """Hold nothing."""
+        """Remove all records."""
         self._store.enter(home)
         self._table.clear()
 
 
 class Accumulators:
-    """What windows hold where records are combined as they come."""
+    """The contents of windows whose records are combined on arrival."""
 
     def __init__(
         self, backend: KeyedBackend, store: WindowStore, function: AggregateFunction[Any, Any, Any]
@@ -276,7 +276,7 @@ class Accumulators:
         self._function = function
 
     def add(self, home: Window, record: Any, timestamp: int | None) -> None:
-        """Combine a record with what is there."""
+        """Combine a record with the accumulator."""
         self._store.enter(home)
         held = self._table.get()
         if held is ABSENT:
@@ -284,13 +284,13 @@ class Accumulators:
         self._table.put(self._function.add(held, record))
 
     def result(self, home: Window) -> list[Any]:
-        """The result, alone in a list; an empty list if there is nothing."""
+        """Return the result, alone in a list; an empty list if there is none."""
         self._store.enter(home)
         held = self._table.get()
         return [] if held is ABSENT else [self._function.result(held)]
 
     def merge(self, home: Window, others: Iterable[Window]) -> None:
-        """Combine with what other windows hold; they are empty afterwards."""
+        """Merge the accumulators of other windows into this one, and remove them."""
         for other in others:
             self._store.enter(other)
             held = self._table.get()
@@ -302,13 +302,13 @@ class Accumulators:
             self._table.put(held if mine is ABSENT else self._function.merge(mine, held))
 
     def clear(self, home: Window) -> None:
-        """Hold nothing."""
+        """Remove the accumulator."""
         self._store.enter(home)
         self._table.delete()
 
 
 class Reduced(AggregateFunction[Any, Any, Any]):
-    """A reduce as an aggregate: the accumulator is a list of at most one value."""
+    """A reduce function as an aggregate: its accumulator is a list of at most one value."""
 
     def __init__(self, function: Any) -> None:
         self._function = function

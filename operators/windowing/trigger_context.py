@@ -1,4 +1,4 @@
-"""What a trigger is handed: clocks, timers of its window, and a memory of its window."""
+"""The context of a trigger: clocks, and the timers and memory of its window."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ if TYPE_CHECKING:
 
 
 class TriggerTimers:
-    """Timers of one window, on one clock; one per tag. They go with the window."""
+    """The timers of one window on one clock, one per tag. They are deleted with the window."""
 
     def __init__(self, store: WindowStore, clock: str) -> None:
         self._store = store
         self._clock = clock
 
     def at(self, when: datetime | int, *, tag: str = "") -> None:
-        """Call `on_event_time`, or `on_processing_time`, at a point in time; one of this tag is moved.
+        """Call `on_event_time` or `on_processing_time` at a point in time.
+
+        A timer that this tag already has is moved.
 
         Args:
             when: an aware datetime, or ms since 1970 UTC.
             tag: tells the timers of a window apart.
         """
-        at_end = when == self._store.window.last  # that of the global window is at the end of time
+        at_end = when == self._store.window.last  # the global window ends at the end of time
         time = self._store.window.last if at_end else instant_ms(when)
         self._store.set_timer(self._clock, time, tag)
 
@@ -36,21 +38,21 @@ class TriggerTimers:
 
 
 class TriggerProcessingTimers(TriggerTimers):
-    """The same by the machine's clock, which it shows."""
+    """Timers on the machine's clock, which can be read here too."""
 
     @property
     def now(self) -> int:
-        """The time of the machine, ms since 1970 UTC."""
+        """Return the machine's time, ms since 1970 UTC."""
         return self._store.now()
 
 
 class TriggerContext:
-    """What a trigger may know and do about the window at hand.
+    """The view that a trigger has of its window.
 
     Attributes:
         event_time: timers in event time: `at`, `cancel`.
         processing_time: the machine's clock: `now`, `at`, `cancel`.
-        processing_windows: the windows are in processing time.
+        processing_windows: whether the windows are in processing time.
     """
 
     def __init__(self, store: WindowStore, processing_windows: bool) -> None:
@@ -61,12 +63,12 @@ class TriggerContext:
 
     @property
     def watermark(self) -> int:
-        """How far event time has come, ms; far in the past before the first watermark."""
+        """The watermark, ms; far in the past before the first one."""
         return self._store.watermark
 
     @property
     def input_ended(self) -> bool:
-        """True once no record can come any more: a trigger must then stop setting its timers again."""
+        """True once no more records can arrive: a trigger must then stop setting its timers again."""
         return self._store.input_ended
 
     @property
@@ -75,17 +77,17 @@ class TriggerContext:
         return self._store.key
 
     def get(self, name: str, default: Any = None) -> Any:
-        """What was remembered of this window under a name."""
+        """Return what was stored for this window under a name."""
         return self._store.recall(name, default)
 
     def set(self, name: str, value: Any) -> None:
-        """Remember something of this window; goes into the checkpoint."""
+        """Store a value for this window; it is part of checkpoints."""
         self._store.remember(name, value)
 
     def remove(self, name: str) -> None:
-        """Forget it."""
+        """Remove the value stored under a name."""
         self._store.forget(name)
 
     def merged(self, name: str) -> list[Any]:
-        """In `on_merge`: what was remembered of the windows that the new one takes the place of."""
+        """Return, in `on_merge`, what was stored for the windows that the new one replaces."""
         return self._store.recall_merged(name)

@@ -1,7 +1,7 @@
-"""When a window shows what it holds: the interface, and the triggers that there are.
+"""Triggers decide when a window emits its contents: the interface and the built-in triggers.
 
-One instance serves all keys and windows of a subtask: what a trigger has to remember of a window it keeps
-in its context, where it is part of the checkpoint.
+One instance serves all keys and windows of a subtask. A trigger keeps what it has to remember of a
+window in its context, where it is part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class TriggerResult(Enum):
-    """What happens to the window: `FIRE` emits what it holds, `PURGE` forgets it."""
+    """The action on a window: `FIRE` emits its contents, `PURGE` removes them."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -30,12 +30,12 @@ class TriggerResult(Enum):
 
     @property
     def fires(self) -> bool:
-        """True if results are wanted."""
+        """True if results are emitted."""
         return self.value[0]
 
     @property
     def purges(self) -> bool:
-        """True if the records are to be forgotten."""
+        """True if the records are removed."""
         return self.value[1]
 
 
@@ -43,10 +43,11 @@ _CONTINUE, _FIRE = TriggerResult.CONTINUE, TriggerResult.FIRE
 
 
 class Trigger(Generic[T]):
-    """Says when a window fires. Derive from it, and override what is needed.
+    """Decides when a window fires. Derive from it, and override what is needed.
 
     Attributes:
-        can_merge: windows that merge, such as sessions, can be used: `on_merge` is implemented.
+        can_merge: `on_merge` is implemented, so the trigger works with windows that merge, such as
+            sessions.
     """
 
     can_merge: bool = False
@@ -55,29 +56,31 @@ class Trigger(Generic[T]):
     def on_element(
         self, record: T, timestamp: int, window: Window, ctx: TriggerContext
     ) -> TriggerResult:
-        """A record came to the window.
+        """Handle a record that came to the window.
 
-        `timestamp` (ms) is the record's event time; in a stream without event time, the machine's time.
+        `timestamp` (ms) is the record's event time; in a stream without event time, the machine's
+        time.
         """
         raise NotImplementedError
 
     def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
-        """A timer of `ctx.event_time` is due."""
+        """Handle a due timer of `ctx.event_time`."""
         return _CONTINUE
 
     def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
-        """A timer of `ctx.processing_time` is due."""
+        """Handle a due timer of `ctx.processing_time`."""
         return _CONTINUE
 
     def on_merge(self, window: Window, ctx: TriggerContext) -> None:
-        """The window took the place of others: set its timers; `ctx.merged(name)` has what they remembered.
+        """Set the timers of a window that replaced others.
 
-        Timers and memory of the others are gone afterwards, by their `clear`.
+        `ctx.merged(name)` has what the others remembered. Their timers and memory are removed
+        afterwards, after `clear` was called for each.
         """
         raise NotImplementedError
 
     def clear(self, window: Window, ctx: TriggerContext) -> None:
-        """The window is gone. What the context remembers, and its timers, go by themselves."""
+        """Clean up for a window that is cleared. Its memory and timers in the context go by themselves."""
 
 
 _END: Final = "end"
@@ -151,7 +154,7 @@ class Count(Trigger[Any]):
 class ContinuousEventTime(Trigger[Any]):
     """Fires whenever the watermark passes a multiple of `interval`, and at the end of the window.
 
-    A global window has no end: there the multiple that is pending when the input ends is the last one.
+    A global window has no end: the last firing is at the multiple pending when the input ends.
     """
 
     can_merge = True
@@ -187,16 +190,18 @@ class ContinuousEventTime(Trigger[Any]):
     def _next(self, after: int, window: Window, ctx: TriggerContext) -> None:
         time = min(after + self._interval_ms, window.last)
         if ctx.input_ended and window.last - time > END_REPEATS_MAX * self._interval_ms:
-            time = window.last  # no record can come: what would fire until then is always the same
+            # no more records can arrive: every firing until then would be the same
+            time = window.last
         ctx.set(_NEXT, time)
-        if time < window.last:  # that has a timer of its own
+        if time < window.last:  # the end of the window has a timer of its own
             ctx.event_time.at(time, tag=_NEXT)
 
 
 class ContinuousProcessingTime(Trigger[Any]):
-    """Fires whenever the machine's clock passes a multiple of `interval` while the window is there.
+    """Fires whenever the machine's clock passes a multiple of `interval` while the window exists.
 
-    And at the end of windows in processing time, not at that of windows in event time.
+    It also fires at the end of windows in processing time, but not at the end of windows in event
+    time.
     """
 
     can_merge = True
@@ -231,10 +236,10 @@ class ContinuousProcessingTime(Trigger[Any]):
 
 
 class Delta(Trigger[T]):
-    """Fires when a record is further than `threshold` from the one that fired last.
+    """Fires when a record is further than `threshold` from the one that last fired.
 
     Args:
-        threshold: in what `distance` measures.
+        threshold: a limit in the unit of `distance`.
         distance: `(earlier record, record) -> number`.
     """
 
@@ -253,7 +258,7 @@ class Delta(Trigger[T]):
 
 
 class Purging(Trigger[T]):
-    """As another trigger, but a window that has fired forgets its records."""
+    """Fires like another trigger, and removes the records of a window that has fired."""
 
     def __init__(self, trigger: Trigger[T]) -> None:
         if not isinstance(trigger, Trigger):
@@ -289,12 +294,12 @@ def _innermost(trigger: Trigger[Any]) -> Trigger[Any]:
 
 
 def goes_by_clock(trigger: Trigger[Any]) -> bool:
-    """True if a trigger, or the one in it, does something when the machine's clock says so."""
+    """Return True if a trigger, or the one it wraps, acts on the machine's clock."""
     return type(_innermost(trigger)).on_processing_time is not Trigger.on_processing_time
 
 
 def needs_event_time(trigger: Trigger[Any]) -> bool:
-    """True if a trigger, or the one in it, only ever fires by event time."""
+    """Return True if a trigger, or the one it wraps, only fires by event time."""
     return isinstance(_innermost(trigger), EventTime | ContinuousEventTime)
 
 

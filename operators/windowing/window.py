@@ -1,4 +1,4 @@
-"""A window as the functions of records see it."""
+"""The window that functions of records see."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ class Window:
 
     @property
     def last(self) -> int:
-        """The last ms that belongs to it: its results have this event time."""
+        """The last ms of the window, which is the event time of its results."""
         return self.end - 1
 
     @property
     def is_global(self) -> bool:
-        """True of the one window that all records of a key are in."""
+        """True for the one window that holds all records of a key."""
         return self == GLOBAL
 
     @property
     def start_at(self) -> datetime:
-        """The start as an aware datetime; not of `GLOBAL`."""
+        """The start as an aware datetime; `GLOBAL` has none."""
         return _EPOCH + timedelta(milliseconds=self.start)
 
     @property
     def end_at(self) -> datetime:
-        """The end as an aware datetime; not of `GLOBAL`."""
+        """The end as an aware datetime; `GLOBAL` has none."""
         return _EPOCH + timedelta(milliseconds=self.end)
 
     def meets(self, other: Window) -> bool:
-        """True if the two overlap or touch."""
+        """Return True if the two overlap or touch."""
         return self.start <= other.end and other.start <= self.end
 
     def cover(self, other: Window) -> Window:
-        """The smallest window that holds both."""
+        """Return the smallest window that holds both."""
         return Window(min(self.start, other.start), max(self.end, other.end))
 
 

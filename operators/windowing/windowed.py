@@ -1,4 +1,4 @@
-"""Windows of records on the fluent API: `reduce`, `aggregate`, `process`."""
+"""The fluent API of record-at-a-time windows: `reduce`, `aggregate`, `process`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATE: Final = "its state is stored under this name"
 
 
 class RecordWindows(Generic[T]):
-    """What can be made of windows with a function of records; subclasses say which windows."""
+    """The operations on windows that take a function of records; subclasses provide the windows."""
 
     def _windows(self, origin: Origin) -> Windows:
         raise NotImplementedError
@@ -40,15 +40,15 @@ class RecordWindows(Generic[T]):
         name: str,
         into: SchemaLike | None = None,
     ) -> Stream[Any]:
-        """Combine the records of each key and window, two at a time, as they come.
+        """Combine the records of each key and window, two at a time, as they arrive.
 
-        A window keeps one value. Results have the last ms of the window as event time; records that come
-        too late are in the result's `.late` stream.
+        A window keeps one value. Results have the last ms of the window as event time; late records
+        are in the result's `.late` stream.
 
         Args:
             function: `(value so far, record) -> new value`; the first record is the first value.
-            process: gets the value of a window, alone in a list, with the key and the window; without
-                it the value is the result.
+            process: gets the value of a window, alone in a list, with the key and the window;
+                without it the value is the result.
             name: the address of the state.
             into: columns to make of the results of `process`.
         """
@@ -64,12 +64,12 @@ class RecordWindows(Generic[T]):
         name: str,
         into: SchemaLike | None = None,
     ) -> Stream[Any]:
-        """Combine the records of each key and window into an accumulator, as they come.
+        """Combine the records of each key and window into an accumulator, as they arrive.
 
         Args:
             function: an instance: `create`, `add`, `result`, and `merge` for windows that merge.
-            process: gets the result of a window, alone in a list, with the key and the window; without
-                it that result goes on.
+            process: gets the result of a window, alone in a list, with the key and the window;
+                without it the result is emitted.
             name: the address of the state.
             into: columns to make of the results; without it they stay Python objects.
         """
@@ -84,7 +84,7 @@ class RecordWindows(Generic[T]):
         name: str,
         into: SchemaLike | None = None,
     ) -> Stream[Out]:
-        """Call a function with all records of a window, each time it fires: it keeps them until then.
+        """Call a function with all records of a window, which are kept until then, each time it fires.
 
         Args:
             function: an instance; each subtask works with a copy of it.
@@ -96,7 +96,7 @@ class RecordWindows(Generic[T]):
 
 
 class RecordWindowedStream(RecordWindows[T]):
-    """Records in windows that only functions of records know, because of `why`."""
+    """Windows that only functions of records can use; `why` says for what reason."""
 
     def __init__(
         self,
@@ -118,18 +118,18 @@ class RecordWindowedStream(RecordWindows[T]):
     def _windows(self, origin: Origin) -> Windows:
         return self._made
 
-    if not TYPE_CHECKING:  # a checker is to say that there are none
+    if not TYPE_CHECKING:  # a type checker shall report that these do not exist
 
         def agg(self, **arguments: Any) -> NoReturn:
-            """Not here: aggregates of columns know no triggers, evictors and assigners of your own."""
+            """Refuse: aggregates of columns do not support triggers, evictors and custom assigners."""
             raise self._refused("agg")
 
         def join(self, *arguments: Any, **named: Any) -> NoReturn:
-            """Not here, see `agg`."""
+            """Refuse, see `agg`."""
             raise self._refused("join")
 
         def co_group(self, *arguments: Any, **named: Any) -> NoReturn:
-            """Not here, see `agg`."""
+            """Refuse, see `agg`."""
             raise self._refused("co_group")
 
     def _refused(self, what: str) -> PlanError:
@@ -149,15 +149,15 @@ def why_records(
     keyed_by_columns: bool,
     known: bool,
 ) -> str:
-    """Why these windows need functions of records; empty if they do not.
+    """Return why these windows need functions of records; empty if they do not.
 
     Args:
-        columns: the stream has columns.
-        window: as the user gave it.
+        columns: whether the stream has columns.
+        window: the value that the user gave.
         trigger: None if none was given.
-        evictor: likewise.
-        keyed_by_columns: not by a function.
-        known: `agg` knows this kind of window.
+        evictor: None if none was given.
+        keyed_by_columns: False if a function gives the keys.
+        known: whether `agg` supports this kind of window.
     """
     if not keyed_by_columns:
         return (
@@ -169,7 +169,7 @@ def why_records(
     if not columns:
         return "these are Python objects"
     if isinstance(window, SessionWindow) and window.processing:
-        return "these are sessions of the machine's clock"
+        return "these are sessions in processing time"
     if callable(getattr(window, "gap", None)):
         return "the gap of the session is a function of a record"
     return "" if known else f"{describe(window)} is called for each record"

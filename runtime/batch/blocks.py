@@ -1,16 +1,16 @@
 """Batches as rows of a Spark DataFrame, and back: one row per block of records.
 
-    edge          the exchange that the block travels on; `RESULT` and below: what a sink wrote
+    edge          the exchange that the block travels on; `RESULT` and below: the output of a sink
     target        the subtask it goes to
-    phase         `MARK`: in front of all, it says which subtask this is, and has a source's splits; 0: read
-                  before everything else (a broadcast input); 1: in the order of event time
-    first_ms      the earliest event time in it; the least there is if its records have none
-    input_index   which input of the receiver
-    sender, seq   where it comes from, and its number there: among equals this, with `edge`, is the order
+    phase         `MARK`: first of all, it identifies the subtask, and has a source's splits; 0: read before
+                  everything else (a broadcast input); 1: in event-time order
+    first_ms      its earliest event time; the least value if its records have none
+    input_index   the input of the receiver
+    sender, seq   its origin and its number there: with `edge` they order blocks of equal time
     payload       the records, in the frames that workers exchange
 
-A block is sorted by event time and holds little of it, so that a receiver that reads blocks in the order of
-`first_ms` has few of them in its hands.
+A block is sorted by event time and spans little of it, so that a receiver that reads blocks in the order of
+`first_ms` holds few of them at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCHEMA: Final = (
     "edge int, target int, phase int, first_ms long, input_index int, sender int, seq long, "
     "payload binary"
 )
-"""Of the DataFrames, as Spark writes it."""
+"""The schema of the DataFrames, in Spark's notation."""
 ORDER: Final = ("phase", "first_ms", "input_index", "edge", "sender", "seq")
 """The order in which a receiver wants its blocks."""
 ROWS: Final = pa.schema(
@@ -54,18 +54,20 @@ ROWS: Final = pa.schema(
 )
 MARK: Final = -1
 RESULT: Final = -1
-"""The `edge` of what the sink node 0 wrote; that of node n is `RESULT - n`."""
+"""The `edge` of the output of sink node 0; that of node n is `RESULT - n`."""
 SORTED_ROWS: Final = 131_072
-"""A sender sorts so many records for one receiver at a time, or fewer if they are large."""
+"""The most records that a sender sorts for one receiver at a time; fewer if they are large."""
 SORTED_BYTES: Final = 16 << 20
 BLOCK_ROWS: Final = 8_192
 BLOCKS_PER_BATCH: Final = 16
-"""Spark and its Python workers exchange so many at a time at most: a block may have `SORTED_BYTES`, and one
-with a single record more."""
+"""The most bytes that Spark and its Python workers exchange at a time.
+
+A block may have `SORTED_BYTES`, and one more with a single record.
+"""
 
 
 class Block(NamedTuple):
-    """One row, see the module's text."""
+    """One row, see the module's docstring."""
 
     edge: int
     target: int
@@ -78,14 +80,14 @@ class Block(NamedTuple):
 
 
 def to_rows(blocks: Iterable[Block]) -> pa.RecordBatch:
-    """Blocks as what Spark takes from a task."""
+    """Return blocks as the rows that Spark takes from a task."""
     columns = zip(*blocks, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
 
 
 def in_batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Blocks as they go to Spark together: a few, and not many bytes, since a column has at most 2 GiB."""
+    """Group blocks for Spark: a few at a time, and few bytes, since a column has at most 2 GiB."""
     some: list[Block] = []
     size = 0
     for block in blocks:
@@ -99,19 +101,19 @@ def in_batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
 
 
 def from_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Block]:
-    """The blocks that Spark hands to a task."""
+    """Yield the blocks that Spark passes to a task."""
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ROWS.names]
         yield from map(Block, *columns)
 
 
 def encode(batch: Batch, sender: str) -> bytes:
-    """A batch as a payload; `sender` is the step it comes from, for errors."""
+    """Encode a batch as a payload; `sender` is the step it comes from, for errors."""
     return b"".join(bytes(part) for part in ElementEncoder(0, sender).batch(batch, 0))
 
 
 def decode(payload: bytes) -> Batch:
-    """The reverse of `encode`."""
+    """Decode a payload made by `encode`."""
     decoder, offset, found = ElementDecoder(0), 0, None
     while offset < len(payload):
         header = unpack_header(payload, offset)
@@ -124,7 +126,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Batches of one stream, at least one, as one."""
+    """Concatenate batches of one stream, at least one."""
     columns = [batch for batch in batches if isinstance(batch, ColumnBatch)]
     if columns:
         return concatenated(columns)
@@ -135,12 +137,12 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def size_of(batch: Batch) -> int:
-    """About how many bytes a batch has; objects are not measured."""
+    """Return about how many bytes a batch has; objects are not measured."""
     return batch.nbytes if isinstance(batch, ColumnBatch) else 0
 
 
 class BlockWriter:
-    """One output of a subtask: cuts batches by receiver, sorts by event time, and gives out blocks."""
+    """One output of a subtask: splits batches by receiver, sorts by event time, and emits blocks."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class BlockWriter:
         partitioner: Partitioner,
         give: Callable[[Block], None],
     ) -> None:
-        """`targets`: the subtask behind each channel of the partitioner."""
+        """Create a writer. `targets`: the subtask at each channel of the partitioner."""
         self._edge, self._phase, self._input_index = edge, phase, input_index
         self._sender, self._sender_name = sender, sender_name
         self._targets = targets
@@ -174,10 +176,10 @@ class BlockWriter:
                 self._flush(channel)
 
     def broadcast(self, element: Control) -> None:
-        """Receivers make watermarks themselves, of the order of the blocks."""
+        """Do nothing: receivers derive watermarks from the order of the blocks."""
 
     def flush(self) -> None:
-        """Give out all that waits: nothing follows."""
+        """Emit all waiting blocks at the end."""
         for channel in sorted(self._waiting):
             self._flush(channel)
 

@@ -1,4 +1,4 @@
-"""The DataFrames of a job: one per vertex, made of those of the vertices in front of it."""
+"""The DataFrames of a job: one per vertex, made of those of the vertices before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stage import StageTask, make_stage
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The DataFrame of all sinks' results, and those that several vertices read, to be let go."""
+    """The DataFrame of all sinks' results, and the persisted ones, to be released."""
 
     results: Any
     shared: list[Any]
@@ -32,14 +32,14 @@ def make_frames(
     scratch: str | None,
     count: Callable[[dict[str, int]], None],
 ) -> Frames:
-    """The job as DataFrames; nothing runs.
+    """Return the job as DataFrames; nothing runs.
 
     Args:
         plan: its vertices come after those they read.
         session: see `session.py`.
         splits: of each source, by name.
-        options: what operators see.
-        attempt: part of the names of what sinks write.
+        options: the options for operators.
+        attempt: part of the names of sinks' files.
         scratch: directory for state on disk; None: the system's.
         count: takes the counters of each subtask.
     """
@@ -55,7 +55,7 @@ def make_frames(
         sinks = [node for node in vertex.nodes if node.sink is not None]
         readers = {edge.target for edge in plan.outputs_of(vertex)}
         if len(readers) + bool(sinks) > 1:
-            # Spark would run the stage again for each of them.
+            # Otherwise Spark would run the stage again for each of them.
             frame = frame.persist(_on_disk())
             shared.append(frame)
         frames[vertex.id] = frame
@@ -68,7 +68,7 @@ def make_frames(
 
 
 def _splits(session: Any, vertex: Vertex, splits: list[bytes]) -> Any:
-    """A row for each subtask of a source, with its splits."""
+    """Return a row for each subtask of a source, with its splits."""
     width = vertex.parallelism
     rows = [
         (0, index, MARK, 0, 0, 0, 0, bytearray(msgspec.msgpack.encode(splits[index::width])))
@@ -78,7 +78,7 @@ def _splits(session: Any, vertex: Vertex, splits: list[bytes]) -> Any:
 
 
 def _inputs(plan: PhysicalPlan, vertex: Vertex, frames: Mapping[int, Any], session: Any) -> Any:
-    """The blocks for `vertex`, each in the partition of its subtask, in order."""
+    """Return the blocks for `vertex`, each in the partition of its subtask, in order."""
     edges = plan.inputs_of(vertex)
     # One vertex may send on several edges; each row is taken once.
     by_source: dict[int, list[int]] = {}
@@ -93,8 +93,11 @@ def _inputs(plan: PhysicalPlan, vertex: Vertex, frames: Mapping[int, Any], sessi
 
 
 def _marks(session: Any, subtasks: int) -> Any:
-    """A row in front of each subtask's blocks that says which it is: Spark's own number of a task is that
-    of the stage, which may have the tasks of several vertices, and a subtask may have no blocks."""
+    """Return a row before each subtask's blocks that identifies the subtask.
+
+    Spark's own number of a task is that of the stage, which may have the tasks of several vertices,
+    and a subtask may have no blocks.
+    """
     columns = (
         "int(0) edge",
         "int(id) target",

@@ -1,7 +1,7 @@
-"""Blocks in the order of their first event time become batches in the order of event time. Pure.
+"""Turns blocks in the order of their first event time into batches in event-time order. Pure.
 
-What waits is what blocks that were read have beyond the first event time of the next one. So no record is
-ever late: event time is declared to be just before the next block.
+It holds the records of read blocks that are beyond the first event time of the next block. So no
+record is ever late: event time is declared to be just before the next block.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...operators.elements import WATERMARK_MIN, Batch
 from .blocks import Block, joined
 
 RELEASED_ROWS: Final = 65_536
-"""Records are handed on in about so many at a time."""
+"""The number of records that are passed on at a time."""
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class Release(NamedTuple):
-    """What a receiver does next: records of an input, or event time has come to `watermark`."""
+    """The next action of a receiver: records of an input, or event time has reached `watermark`."""
 
     batch: Batch | None
     input_index: int = 0
@@ -33,7 +33,7 @@ class Release(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """Records of one block, in the order of event time, and where it is from: the order of equals."""
+    """Records of one block, in event-time order, with their origin, which orders equal ones."""
 
     input_index: int
     batch: Batch
@@ -42,7 +42,7 @@ class _Run:
 
 @dataclass(slots=True)
 class TimeOrder:
-    """Takes blocks in their order, and gives out batches and watermarks.
+    """Takes blocks in their order, and returns batches and watermarks.
 
     Attributes:
         decode: makes the records of a block.
@@ -59,30 +59,30 @@ class TimeOrder:
     _phase: int = 0
 
     def take(self, block: Block) -> Iterator[Release]:
-        """The next block has been read, whose records are not yet given out."""
+        """Take the next block, whose records are not yet released."""
         if block.phase != self._phase:
             yield from self._release(None)
             self._phase = block.phase
         if self._rows >= self._enough:
             yield from self._release(block.first_ms)
-            # What overlaps with much is not sorted again for every block.
+            # A large overlap is not sorted again for every block.
             self._enough = max(RELEASED_ROWS, 2 * self._rows)
         batch = self.decode(block.payload)
         self._waiting.append(_Run(block.input_index, batch, (block.edge, block.sender, block.seq)))
         self._rows += len(batch)
 
     def end(self) -> Iterator[Release]:
-        """There are no more blocks."""
+        """Release the rest: there are no more blocks."""
         yield from self._release(None)
 
     def _release(self, before: int | None) -> Iterator[Release]:
-        """Give out what is before an event time (ms), or everything."""
+        """Release the records before an event time (ms), or all."""
         due: list[_Run] = []
         kept: list[_Run] = []
         for run in self._waiting:
             cut = len(run.batch)
             if before is not None:
-                # Records without event time are those of blocks that are in order already.
+                # Records without event time are from blocks that are in order already.
                 times = run.batch.timestamps
                 cut = cut if times is None else int(np.searchsorted(times, before, side="left"))
             if cut:
@@ -101,7 +101,8 @@ class TimeOrder:
 
 
 def _exactly(due: list[_Run], *, watermarks: bool) -> Iterator[Release]:
-    """The records of all inputs by event time; of equal ones those of the first input come first."""
+    """Yield the records of all inputs by event time; among equal ones those of the first input come
+    first."""
     inputs = sorted({run.input_index for run in due})
     batches = [_sorted(due, index) for index in inputs]
     times = np.concatenate([_times(batch) for batch in batches])
@@ -126,7 +127,7 @@ def _by_input(due: list[_Run]) -> Iterator[Release]:
 
 
 def _sorted(due: list[_Run], index: int) -> Batch:
-    """The records of one input by event time; equal ones in the order in which they came."""
+    """Return the records of one input by event time; equal ones in order of arrival."""
     runs = sorted((run for run in due if run.input_index == index), key=lambda run: run.rank)
     batch = joined([run.batch for run in runs])
     if len(runs) == 1 or batch.timestamps is None:

@@ -1,4 +1,4 @@
-"""Which jobs cannot run as a batch, said before anything is started."""
+"""Refuses jobs that cannot run as a batch, before anything is started."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..batch_options import RUNTIME_MODE
 from ..options import Options
 
 _INSTEAD: Final = {
-    ByClock.WINDOWS: "take windows of event time, or ",
+    ByClock.WINDOWS: "use event-time windows, or ",
     ByClock.EARLY: "leave emit_every out (the results at the end are the same), or ",
-    ByClock.TRIGGER: "take a trigger of event time or of counts, or ",
+    ByClock.TRIGGER: "use an event-time or count trigger, or ",
     ByClock.TIMERS: "set timers with ctx.event_time, or ",
 }
 
 
 def runs_as_batch(graph: Graph, options: Options) -> bool:
-    """What `execution.runtime-mode` means for this job."""
+    """Return whether `execution.runtime-mode` makes this job a batch."""
     mode = options.get(RUNTIME_MODE)
     if mode == "AUTOMATIC":
         return all(node.source.bounded for node in graph.sources() if node.source is not None)
@@ -27,7 +27,7 @@ def runs_as_batch(graph: Graph, options: Options) -> bool:
 
 
 def batch_problems(graph: Graph) -> Iterator[PlanError]:
-    """Every reason why a job cannot run as a batch."""
+    """Yield every reason why a job cannot run as a batch."""
     for node in graph.nodes:
         if node.source is not None and not node.source.bounded:
             yield PlanError(
@@ -40,7 +40,9 @@ def batch_problems(graph: Graph) -> Iterator[PlanError]:
                 node, "a loop has no order in which its steps could run one after another"
             )
         elif node.by_clock is not None:
-            why = f"{node.by_clock.value} depend on when records come, and here all are there"
+            why = (
+                f"{node.by_clock.value} depend on when records arrive, and a batch has all at once"
+            )
             yield _refused(node, why, _INSTEAD[node.by_clock])
 
 

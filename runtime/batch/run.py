@@ -1,7 +1,7 @@
 """Runs a bounded job on Spark: splits, DataFrames, one Spark job for all sinks, and the commit.
 
 Everything that sinks write is durable but invisible until the Spark job has succeeded; then it is
-committed, sink by sink. If anything fails before, nothing is ever visible.
+committed, sink by sink. If anything fails before that, nothing becomes visible.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger("headgate.batch")
 
 
 def run_batch(spec: JobSpec) -> JobOutcome:
-    """Run the job to its end and return how it ended.
+    """Run the job to its end and return its outcome.
 
     Raises:
         UsageError: Spark, or Java, is missing or of the wrong kind; nothing was run.
@@ -79,7 +79,7 @@ def run_batch(spec: JobSpec) -> JobOutcome:
     for row in sorted(results, key=lambda row: (row.edge, row.target, row.seq)):
         written.setdefault(RESULT - row.edge, []).append(bytes(row.payload))
     try:
-        # Not before: a batch that fails leaves the output of the one before it alone.
+        # Not before: a batch that fails must not touch earlier output.
         replaced = asyncio.run(begin_output(batch, spec.graph, _log.info)) or {}
         asyncio.run(_commit(plan, written, options))
         asyncio.run(delete_output(batch, spec.graph, replaced, replaced, _log.info))
@@ -96,25 +96,29 @@ def run_batch(spec: JobSpec) -> JobOutcome:
 
 
 def explain_batch(spec: JobSpec) -> str:
-    """Spark's plan of the job. Spark is started for it; no source is read."""
+    """Return Spark's plan of the job. Spark is started for it; no source is read."""
     options = Options(spec.options)
     plan = batch_plan(spec)
     splits: dict[str, list[bytes]] = {v.head.name: [] for v in plan.vertices}
     with spark_session(options, spec.name) as session:
         frames = _frames(plan, session, splits, options, lambda counters: None)
-        with redirect_stdout(io.StringIO()) as shown:  # Spark prints it
+        with redirect_stdout(io.StringIO()) as shown:  # Spark prints the plan
             frames.results.explain(mode="formatted")
         return shown.getvalue().rstrip()
 
 
 def batch_plan(spec: JobSpec) -> PhysicalPlan:
-    """The physical plan, with sinks that keep what they write invisible where they can."""
-    nodes = {id(node): replace(node, sink=_staged(node.sink)) for node in spec.graph.nodes}
+    """Return the physical plan, with sinks that keep their output invisible where they can."""
+    # Spark places its tasks itself, so slot sharing groups would only cut chains.
+    nodes = {
+        id(node): replace(node, sink=_staged(node.sink), slot_sharing_group=None)
+        for node in spec.graph.nodes
+    }
     for node in nodes.values():
         node.inputs = tuple(replace(input_, node=nodes[id(input_.node)]) for input_ in node.inputs)
     return make_plan(
         Graph(list(nodes.values())),
-        # No job can have this name: what the stream of this one has yet to commit stays untouched.
+        # No job can have this name, so uncommitted output of the streaming job stays untouched.
         job_name=f"{spec.name}@batch",
         parallelism=spec.parallelism,
         max_parallelism=spec.max_parallelism,
@@ -137,23 +141,26 @@ def _frames(
     options: Options,
     count: Any,
 ) -> Frames:
-    # Also where AUTOMATIC came to it.
+    # Also if AUTOMATIC resulted in batch.
     effective = options.effective() | {RUNTIME_MODE.key: "BATCH"}
     return make_frames(plan, session, splits, effective, _attempt(), _scratch(options), count)
 
 
 def _scratch(options: Options) -> str | None:
-    """The first directory for temporary files; None: the system's."""
+    """Return the first directory for temporary files; None: the system's."""
     return (options.get(LOCAL_DIRS) or "").split(",")[0].strip() or None
 
 
 def _attempt() -> int:
-    """Grows from run to run: sinks delete what older runs left that was never committed."""
+    """Return a number that grows from run to run: sinks delete uncommitted output of older runs."""
     return SystemClock().now_ms() // 1_000
 
 
 def _counters(session: Any) -> Any:
-    """Adds up the counters of all subtasks. A task that Spark repeats counts again."""
+    """Return an accumulator of the counters of all subtasks.
+
+    A task that Spark repeats counts again.
+    """
     from pyspark.accumulators import AccumulatorParam
 
     class Sums(AccumulatorParam):  # type: ignore[misc, unused-ignore]
@@ -167,7 +174,7 @@ def _counters(session: Any) -> Any:
 
 
 async def _commit(plan: PhysicalPlan, written: Mapping[int, list[bytes]], options: Options) -> None:
-    """Make visible what each sink has written."""
+    """Commit the output of each sink."""
     with ThreadPoolExecutor(1, thread_name_prefix="commit") as threads:
         for vertex in plan.vertices:
             for node in vertex.nodes:

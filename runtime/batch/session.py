@@ -1,4 +1,4 @@
-"""The Spark session that a batch job runs in: the one that there is, else one of its own."""
+"""The Spark session of a batch job: the active one, or a new one."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ _JAVA_ENDS_S: Final = 30.0
 
 @contextmanager
 def spark_session(options: Options, job: str) -> Iterator[Any]:
-    """A session with our settings. One that was there stays as it is; one of our own goes, with its Java.
+    """Return a session with our settings.
+
+    An existing one stays as it is; our own is stopped with its Java.
 
     Raises:
-        UsageError: there is no Spark, no Java for it, or a session that is of no use.
+        UsageError: there is no Spark, no Java for it, or an unsuitable session.
     """
     check_pyspark("batch execution")
     from pyspark import SparkContext
@@ -81,7 +83,7 @@ def spark_session(options: Options, job: str) -> Iterator[Any]:
 
 
 def _end_java(context: Any) -> None:
-    """Spark leaves its Java running, for the next session, until Python ends."""
+    """Stop the Java process, which Spark leaves running for the next session until Python ends."""
     gateway = context._gateway
     java = getattr(gateway, "proc", None)
     if java is None:
@@ -97,7 +99,7 @@ def _end_java(context: Any) -> None:
 
 
 def _settled(session: Any) -> Any:
-    """A session beside `session`, with settings of its own."""
+    """Return a session derived from `session`, with its own settings."""
     if not hasattr(session, "_jsparkSession"):
         raise UsageError(
             "batch execution needs a session of Spark itself, and the active one is of Spark Connect",

@@ -1,4 +1,4 @@
-"""The splits of a batch job's sources; what a source has to make first lies in a directory meanwhile."""
+"""The splits of a batch job's sources; data that a source prepares is in a directory meanwhile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _log = logging.getLogger("headgate.batch")
 def source_splits(
     plan: PhysicalPlan, spec: JobSpec, scratch: str | None
 ) -> Iterator[dict[str, list[bytes]]]:
-    """The splits of each source, by name, for as long as the job runs.
+    """Yield the splits of each source, by name, for as long as the job runs.
 
     Args:
-        scratch: where the directory is made; None: the system's place for it.
+        scratch: the parent of the directory; None: the system's place.
 
     Raises:
-        UserCodeError: a source cannot be cut.
-        HeadgateError: as the source says.
+        UserCodeError: a source could not be divided.
+        HeadgateError: an error of the source.
     """
     if scratch is not None:
         Path(scratch).mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ async def _cut_all(plan: PhysicalPlan, spec: JobSpec, directory: str) -> dict[st
 
 async def _cut(node: Node, parallelism: int, spec: JobSpec, storage: SourceStorage) -> list[bytes]:
     source = node.source
-    assert source is not None  # as the caller has seen
+    assert source is not None  # the caller has checked
     run = SourceRun(
         job=spec.name,
         run=spec.run,

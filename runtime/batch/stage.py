@@ -1,4 +1,4 @@
-"""What Spark calls: the function that runs a subtask, and how errors get home from there."""
+"""The function that Spark calls to run a subtask, and the transport of its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ERROR: Final = "headgate-error:"
 def make_stage(
     plan: PhysicalPlan, vertex: Vertex, options: dict[str, str], attempt: int, scratch: str | None
 ) -> Stage:
-    """`vertex` as it travels to Spark's tasks: without the rest of the graph."""
+    """Return `vertex` in the form sent to Spark's tasks: without the rest of the graph."""
     outgoing = tuple(
         Outgoing(
             edge,
@@ -41,26 +41,26 @@ def make_stage(
 
 
 def phase_of(plan: PhysicalPlan, edge: ExchangeEdge) -> int:
-    """0 for what is read before everything else: broadcast inputs beside others."""
+    """Return 0 for inputs that are read before everything else: broadcast inputs beside others."""
     inputs = plan.inputs_of(plan.vertices[edge.target])
     others = [each for each in inputs if not isinstance(each.partitioning, Broadcast)]
     return 0 if others and isinstance(edge.partitioning, Broadcast) else 1
 
 
 class StageTask:
-    """Runs one subtask of a stage; what Spark calls in its Python workers.
+    """Runs one subtask of a stage; Spark calls it in its Python workers.
 
-    Whatever is ready is handed over after each batch: a subtask holds its state, what `TimeOrder` and
-    `BlockWriter` hold, and no more.
+    Ready output is returned after each batch: a subtask only holds its state and the contents of
+    `TimeOrder` and `BlockWriter`.
     """
 
     def __init__(self, stage: bytes, count: Callable[[dict[str, int]], None]) -> None:
-        """`stage`: shipped. `count` takes the counters of a subtask that is through."""
+        """Create the task. `stage`: shipped. `count` takes the counters of a finished subtask."""
         self._stage = stage
         self._count = count
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The blocks that go out, and what a sink wrote, of the blocks that come in."""
+        """Yield the output blocks, and the results of sinks, for the input blocks."""
         try:
             blocks_in = from_rows(batches)
             mark = next(blocks_in, None)
@@ -85,12 +85,12 @@ async def _next(steps: AsyncIterator[list[Block]]) -> list[Block] | None:
 
 
 def packed(error: HeadgateError) -> str:
-    """An error as text that comes through Spark unharmed."""
+    """Encode an error as text that passes through Spark unchanged."""
     return f"{error}\n{_ERROR}{base64.b64encode(pickle.dumps(error)).decode()}:"
 
 
 def unpacked(text: str) -> HeadgateError | None:
-    """The error in the text of one of Spark's; None if there is none."""
+    """Decode the error in the text of one of Spark's; None if there is none."""
     _, found, rest = text.partition(_ERROR)
     if not found:
         return None

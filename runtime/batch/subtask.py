@@ -39,12 +39,12 @@ _THREADS: Final = 2
 COMMIT: Final = 1
 """The number of the one checkpoint that a batch job has: its end."""
 DROPPED: Final = ".dropped."
-"""Stands in the names of counters between a step and the kind of what it has dropped."""
+"""Separates, in the names of counters, a step from the kind of its drops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """An exchange that leaves the vertex, as its sender needs it."""
+    """An outgoing exchange of the vertex, as its sender needs it."""
 
     edge: ExchangeEdge
     phase: int
@@ -54,7 +54,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A vertex as it travels to Spark's tasks; without the rest of the graph."""
+    """A vertex in the form sent to Spark's tasks, without the rest of the graph."""
 
     job_name: str
     max_parallelism: int
@@ -63,11 +63,11 @@ class Stage:
     options: dict[str, str]
     attempt: int
     scratch: str | None
-    """Directory for state on disk; None: the system's."""
+    """The directory for state on disk; None: the system's."""
 
 
 class _NoReports:
-    """Nobody listens: how a task ended is how its call ended."""
+    """Ignores reports: the outcome of a task is that of its call."""
 
     def acked(
         self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
@@ -103,10 +103,10 @@ class Subtask:
     _metrics: MetricsGroup = field(default_factory=lambda: MetricsGroup(MetricsRegistry(), {}))
 
     async def run(self, blocks: Iterator[Block]) -> AsyncGenerator[list[Block], None]:
-        """Blocks to hand over, as soon as there are any.
+        """Yield blocks as soon as there are any.
 
         Args:
-            blocks: of the inputs, in their order; of a source: its splits. Waiting for one blocks.
+            blocks: of the inputs, in their order; for a source: its splits. Waiting for one blocks.
         """
         if self.stage.scratch is not None:
             Path(self.stage.scratch).mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class Subtask:
             shutil.rmtree(directory, ignore_errors=True)
 
     def counters(self) -> dict[str, int]:
-        """What the operators counted, by operator and metric."""
+        """Return the operators' counters, by operator and metric."""
         found: dict[str, int] = {}
         for scope in self._metrics.scopes():
             for name, count in scope.counts().items():
@@ -150,7 +150,7 @@ class Subtask:
 
     @property
     def is_source(self) -> bool:
-        """It reads splits, which come as its only block."""
+        """True if it reads splits, which come as its only block."""
         return self.stage.vertex.head.source is not None
 
     def _take(self) -> list[Block]:
@@ -227,7 +227,7 @@ class Subtask:
     async def _read(
         self, env: TaskEnvironment, blocks: Iterator[Block]
     ) -> AsyncGenerator[None, None]:
-        """Of a source: all records of the splits that came as one block."""
+        """Process all records of the splits of a source, which came as one block."""
         head = self._chain.head
         source = self.stage.vertex.head.source
         if source is None:
@@ -260,7 +260,7 @@ class Subtask:
             reader.close()
 
     async def _receive(self, blocks: Iterator[Block]) -> AsyncGenerator[None, None]:
-        """Of other vertices: the records in the order of event time, and the watermarks in between."""
+        """Process the records of other vertices in event-time order, with watermarks in between."""
         mine = (self._checked(block) for block in blocks)
         order = TimeOrder(decode, exact=self._minds_order)
         releases = (release for block in mine for release in order.take(block))
@@ -274,7 +274,7 @@ class Subtask:
 
     @property
     def _minds_order(self) -> bool:
-        """Timers of the first step have their place between the records."""
+        """Return True if timers of the first step must fire at their place between the records."""
         operator = self._chain.head.operator
         if isinstance(operator, WindowOperator):
             return operator.minds_order
@@ -314,7 +314,7 @@ class Subtask:
     # -- timers -------------------------------------------------------------------------------------
 
     def _mail(self, mail: Callable[[], Any]) -> None:
-        """A timer: they fire only while a coroutine of the subtask waits, never in the middle of a call."""
+        """Run a timer: timers fire only while a coroutine of the subtask waits, never within a call."""
         try:
             mail()
         except BaseException as error:
@@ -328,7 +328,7 @@ class Subtask:
         self._raise()
 
     async def _give_way(self) -> None:
-        """Let timers fire that are due."""
+        """Let due timers fire."""
         await asyncio.sleep(0)
         self._raise()
 
@@ -351,7 +351,7 @@ class Subtask:
                 await call_and_wait(chained, self._roll, node.id, operator)
 
     def _roll(self, node: int, operator: SinkOperator) -> Awaitable[None] | None:
-        """Make durable, and invisible, what a sink has written; its committables are the result."""
+        """Make the output of a sink durable, and invisible; its committables are the result."""
         precommit = operator.writer.roll(COMMIT)
         if precommit is None:
             return None

@@ -1,4 +1,4 @@
-"""Event time when all records are there: nothing is late, since nobody guesses how far time has come."""
+"""Event time when all records exist: nothing is late, since watermarks are not heuristic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ...operators.elements import WATERMARK_MAX, Batch
 class OnlyTheEnd(Output):
     """The output of an event-time step, of whose watermarks only the last one counts.
 
-    Where event time matters, records have been sorted by it, and the watermarks are made of that order.
+    Where event time matters, records have been sorted by it, and the watermarks are derived from
+    that order.
     """
 
     output: Output
@@ -28,4 +29,4 @@ class OnlyTheEnd(Output):
             self.output.emit_watermark(timestamp)
 
     def emit_idle(self, idle: bool) -> None:
-        """A source that is read to its end is never idle."""
+        """Ignore idleness: a source that is read to its end is never idle."""

@@ -5,6 +5,7 @@ Nothing heavy is imported before a verb needs it, so that `headgate --help` answ
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 
 
@@ -13,6 +14,9 @@ def main() -> None:
     from .app import app
     from .console import report
 
+    if sys.stderr is not None:
+        # Native code that a script calls may end the process: this prints the line of the script.
+        faulthandler.enable(all_threads=False)
     try:
         app()
     except Exception as error:

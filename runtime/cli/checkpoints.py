@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ...operators.durations import format_duration
-from .console import print_table
+from .console import FAILED, print_table
 from .jobs import request
 from .load import OnCluster, Settings, Storage, TokenFile, where
 from .stop import JobName
@@ -28,16 +28,16 @@ def checkpoints(
 ) -> None:
     """Show the last checkpoints of a running job: durations, sizes, and a sentence about each."""
     place = where(storage, cluster, token_file, settings)
-    found = (
-        request(job, "checkpoints", place)
-        if number is None
-        else request(job, "checkpoints", place, id=number)
-    )
+    found = request(job, "checkpoints", place)
+    if number is not None:
+        if number not in (row["id"] for row in found["history"]):
+            typer.echo(
+                f"job {job}: checkpoint {number} is not remembered (web.checkpoints.history)"
+            )
+            raise typer.Exit(FAILED)
+        found = request(job, "checkpoints", place, id=number)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
-    elif number is not None and not found:
-        typer.echo(f"job {job}: checkpoint {number} is not remembered (web.checkpoints.history)")
-        raise typer.Exit(1)
     elif number is not None:
         print_one(found)
     elif not found["history"]:

@@ -10,7 +10,7 @@ from ...errors import JobError
 from ..control import registry
 
 if TYPE_CHECKING:
-    from ..control.client import CoordinatorClient
+    from ..control.job_client import JobClient
     from ..control.registry import JobRecord
     from ..finding import Where
 
@@ -63,7 +63,7 @@ async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
     return found
 
 
-async def status_of(client: CoordinatorClient) -> dict[str, Any] | None:
+async def status_of(client: JobClient) -> dict[str, Any] | None:
     """What the job says of itself; None: no answer. The client is closed."""
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
@@ -82,15 +82,15 @@ def statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | 
 async def _statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
     from ..availability_options import CLUSTER_CONNECT_TIMEOUT
     from ..cluster.named_jobs import list_on_cluster
-    from ..control.client import CoordinatorClient
     from ..options import Options
+    from ..rest.client import RestClient
 
     timeout_ms = Options(dict(where.options)).get(CLUSTER_CONNECT_TIMEOUT)
     found = []
     for name, addresses, token in await list_on_cluster(where.cluster, timeout_ms):
         status: dict[str, Any] | None = None
         with contextlib.suppress(JobError):
-            status = await status_of(await CoordinatorClient.connect(addresses, token))
+            status = await status_of(await RestClient.connect(addresses, token))
         began_ms = (status or {}).get("began_ms") or 0
         record = registry.JobRecord(
             name=name,

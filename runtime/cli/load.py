@@ -66,7 +66,7 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         metavar="PATH",
-        help="A file with the token of the job's control port, for a job that is found by --storage.",
+        help="A file with the token of the job, for a job that is found by --storage.",
     ),
 ]
 Settings = Annotated[

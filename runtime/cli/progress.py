@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..control.messages import WARNINGS, Event
+from ..control.events import WARNINGS, Event
 from ..observe.logs import FORMAT_VARIABLE
 from .console import say
 from .rates import Progress

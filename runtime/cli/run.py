@@ -19,8 +19,8 @@ from .console import CANCELLED, FAILED, OK, report, say
 from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 if TYPE_CHECKING:
+    from ..control.events import Event
     from ..control.interrupts import Interrupts
-    from ..control.messages import Event
     from ..job_spec import JobSpec
     from ..protocol.job_result import JobOutcome
     from .progress import Reporter
@@ -314,7 +314,7 @@ class _Watch:
 
     def event(self, event: Event) -> None:
         """One event of the coordinator."""
-        from ..control.messages import BEGUN
+        from ..control.events import BEGUN
 
         if self._accepted is not None and event.kind in BEGUN:
             self._accepted()

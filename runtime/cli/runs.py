@@ -48,16 +48,16 @@ def stored_jobs(place: Where) -> list[tuple[StoredJob, str]]:
 
 async def _status(job: StoredJob, place: Where) -> str:
     """How the newest run ended; of one that goes on what its coordinator says, or that it listens."""
-    from ..control.client import CoordinatorClient
     from ..coordinator.former import ask_leader
     from ..finding import found_in_storage
+    from ..rest.client import RestClient
     from .jobs import status_of
 
     if job.ended is not None:
         return job.ended.status.shown
     try:
         found = found_in_storage(job, place)
-        status = await status_of(await CoordinatorClient.connect(found.addresses, found.token))
+        status = await status_of(await RestClient.connect(found.addresses, found.token))
     except HeadgateError:
         status = None
     if status is not None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control import registry
-from ..control.client import CoordinatorClient
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
@@ -22,11 +23,10 @@ from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
 from ..options import Options
 from ..protocol.job_result import JobOutcome
-from ..rest_options import REST_PORT
+from ..rest.client import RestClient
+from ..rest.listener import needs_port
+from ..rest.server import RestServer
 from ..storage.base import StoreOpener
-
-if TYPE_CHECKING:
-    from ..rest.server import RestServer
 
 DISMISS_S: Final = 5.0
 """A new coordinator waits no longer for the one it has taken over."""
@@ -58,8 +58,8 @@ async def host_coordinator(
         open_store: makes checkpoint stores.
         cluster_name: shown by `headgate list`.
         host: the address of this machine among the peers.
-        token: secret of the control connections; None: a random one.
-        on_listening: called once clients can connect.
+        token: secret of workers and clients; None: a random one.
+        on_listening: called once clients in other processes can connect.
         metrics: what the endpoint of this process serves, besides the job; None: nothing besides.
         takes_over: another coordinator has led this run: it is no mistake of the user if the store is away.
         on_ended: awaited when the job has ended. Until it returns the REST API and the metrics stay open.
@@ -86,50 +86,80 @@ async def host_coordinator(
         metrics_url=endpoint.url if endpoint is not None else "",
         takes_over=takes_over,
     )
-    rest: RestServer | None = None
-    opening: asyncio.Task[None] | None = None
+    rest = RestServer(coordinator.clients, coordinator.server.token, options, clock)
+    place = _Place(clock, cluster_name, host, takes_over)
     try:
-        if options.get(REST_PORT) is not None:
-            from ..rest.server import RestServer  # aiohttp takes a moment to import
-
-            rest = RestServer(coordinator.clients, coordinator.server.token, options, clock)
-            opening = await _open_rest(rest, coordinator, takes_over=takes_over)
-        outcome = await _serve(coordinator, clock, cluster_name, host, on_listening)
+        outcome = await _serve(coordinator, rest, options, place, on_listening)
         if on_ended is not None:
             await on_ended(outcome)
         return outcome
     finally:
-        if opening is not None:
-            opening.cancel()
-        if rest is not None:
-            await asyncio.shield(rest.close())
+        await asyncio.shield(rest.close())
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
 
 
-async def _open_rest(
-    rest: RestServer, coordinator: JobCoordinator, *, takes_over: bool
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a coordinator runs, as `host_coordinator` was told."""
+
+    clock: Clock
+    cluster_name: str
+    host: str
+    takes_over: bool
+
+
+async def _open_port(
+    rest: RestServer, coordinator: JobCoordinator, host: str, *, takes_over: bool
 ) -> asyncio.Task[None] | None:
-    """Open the REST API. After a takeover a task does it: its port may be taken, and the job must go on.
+    """Open the TCP port of the REST API.
+
+    After a takeover it may be taken for longer than it is waited for, and the job must go on: then a task
+    that is returned keeps trying. Those who find the job by its log get to know the port only if it was
+    open when this coordinator began to lead.
 
     Raises:
         HeadgateError: no port can be opened, and nothing has run yet.
     """
 
+    async def listen() -> None:
+        await rest.listen(host)
+        coordinator.rest_url = rest.url
+        coordinator.rest_addresses = rest.addresses
+
     async def keep_trying() -> None:
         while not rest.url:
+            await asyncio.sleep(REST_RETRY_S)
             try:
-                await rest.listen()
+                await listen()
             except HeadgateError as error:
-                _log.warning("no REST API yet, trying again: %s", error)
-                await asyncio.sleep(REST_RETRY_S)
-        coordinator.rest_url = rest.url
+                _log.warning("no port for the REST API yet, trying again: %s", error)
 
-    if takes_over:
+    try:
+        await listen()
+    except HeadgateError as error:
+        if not takes_over:
+            raise
+        _log.warning("no port for the REST API yet, trying again: %s", error)
         return asyncio.get_running_loop().create_task(keep_trying(), name="open REST API")
-    await rest.listen()
-    coordinator.rest_url = rest.url
     return None
+
+
+@contextlib.asynccontextmanager
+async def _rest_api(
+    rest: RestServer, coordinator: JobCoordinator, options: Options, place: _Place
+) -> AsyncIterator[None]:
+    """Open the REST API; what keeps trying to open its port ends with the block."""
+    await rest.listen_unix(registry.rest_socket_path(coordinator.spec.name, os.getpid()))
+    coordinator.rest_addresses = rest.addresses
+    opening: asyncio.Task[None] | None = None
+    if needs_port(options, place.host):
+        opening = await _open_port(rest, coordinator, place.host, takes_over=place.takes_over)
+    try:
+        yield
+    finally:
+        if opening is not None:
+            opening.cancel()
 
 
 async def _dismiss(former: registry.JobRecord) -> None:
@@ -140,7 +170,7 @@ async def _dismiss(former: registry.JobRecord) -> None:
     """
     try:
         async with asyncio.timeout(DISMISS_S):
-            client = await CoordinatorClient.connect(former.addresses, former.token)
+            client = await RestClient.connect(former.addresses, former.token)
             try:
                 await client.request("cancel")
             finally:
@@ -151,9 +181,9 @@ async def _dismiss(former: registry.JobRecord) -> None:
 
 async def _serve(
     coordinator: JobCoordinator,
-    clock: Clock,
-    cluster_name: str,
-    host: str,
+    rest: RestServer,
+    options: Options,
+    place: _Place,
     on_listening: Callable[[JobCoordinator], None] | None,
 ) -> JobOutcome:
     spec = coordinator.spec
@@ -165,21 +195,22 @@ async def _serve(
         registry.forget(before)
     elif before is not None and spec.take_over:
         coordinator.on_lead = partial(_dismiss, before)
-    await coordinator.server.listen(registry.socket_path(spec.name, pid), host)
-    registry.register(
-        registry.JobRecord(
-            name=spec.name,
-            addresses=coordinator.server.addresses,
-            token=coordinator.server.token,
-            pid=pid,
-            started_ms=clock.now_ms(),
-            cluster=cluster_name,
-        )
-    )
-    if on_listening is not None:
-        on_listening(coordinator)
+    await coordinator.server.listen(registry.socket_path(spec.name, pid), place.host)
     try:
-        return await coordinator.run()
+        async with _rest_api(rest, coordinator, options, place):
+            registry.register(
+                registry.JobRecord(
+                    name=spec.name,
+                    addresses=list(coordinator.rest_addresses),
+                    token=coordinator.server.token,
+                    pid=pid,
+                    started_ms=place.clock.now_ms(),
+                    cluster=place.cluster_name,
+                )
+            )
+            if on_listening is not None:
+                on_listening(coordinator)
+            return await coordinator.run()
     finally:
         registry.leave_failures(spec.name, coordinator.failures)
         registry.unregister(spec.name, pid)

@@ -86,8 +86,10 @@ class InProcessCluster:
         """All workers ever started, for tests that kill some."""
         return self._workers
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> InProcessWorker:
-        """Start a worker; it greets the coordinator over an in-memory link."""
+    async def start_worker(
+        self, worker_id: str, control: ControlEndpoint, group: str
+    ) -> InProcessWorker:
+        """Start a worker, whatever its group takes; it greets the coordinator over an in-memory link."""
         near, far = MemoryLink.pair()
         hub = ExchangeHub(worker_id, control.token, limits=self._limits, listener=self._listener)
         worker = Worker(

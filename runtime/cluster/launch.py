@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
 from ..admission import ListenerLimits
-from ..control.messages import Event
+from ..control.events import Event
+from ..control.job_client import Connect
 from ..control.tokens import make_token
 from ..coordinator.job import JobCoordinator
-from ..coordinator.placement import workers_needed
+from ..coordinator.local_client import connect_locally
+from ..coordinator.placement import worker_groups
 from ..job_spec import JobSpec
 from ..listening import Listener
 from ..network_options import DATA_PORT
@@ -23,6 +26,7 @@ from .embedded import prepare_environment
 from .host import host_coordinator
 from .inprocess import InProcessCluster
 
+_log = logging.getLogger("headgate.cluster")
 EventHandler = Callable[[Event], None]
 IN_PROCESS = "in-process"
 LOCAL = "local"
@@ -33,7 +37,7 @@ async def launch(
     cluster: str,
     *,
     on_event: EventHandler | None = None,
-    on_listening: Callable[[list[str], str], None] | None = None,
+    on_listening: Callable[[Connect], None] | None = None,
     on_connected: Callable[[], None] | None = None,
 ) -> JobOutcome:
     """Run `spec` on `cluster` to its end.
@@ -42,7 +46,7 @@ async def launch(
         spec: the job.
         cluster: `in-process`, `local`, or the address of a Ray cluster.
         on_event: sees everything the coordinator announces.
-        on_listening: gets the control addresses and the token, again after each takeover.
+        on_listening: gets what connects to the coordinator, again after each takeover.
         on_connected: called once the cluster is there; the job has not begun before that.
 
     Raises:
@@ -51,6 +55,7 @@ async def launch(
     """
     if not is_shared(cluster):
         _check_data_ports(spec)
+        _note_resources(spec, on_event)
     if cluster == IN_PROCESS:
         if on_connected is not None:
             on_connected()
@@ -80,13 +85,26 @@ def _check_data_ports(spec: JobSpec) -> None:
     """
     options = Options(spec.options)
     ports = options.get(DATA_PORT)
-    workers = workers_needed(spec.plan, spec.slots_per_worker) + options.get(REDUNDANT_WORKERS)
+    groups = worker_groups(spec.plan, spec)
+    workers = len(groups) + len(set(groups)) * options.get(REDUNDANT_WORKERS)
     if ports[0] != 0 and len(ports) < workers:
         raise OptionError(
             f"too few data ports for the workers of this machine key=`{DATA_PORT.key}` "
             f"ports=`{len(ports)}` workers=`{workers}`",
             fix=f"write a range, such as {ports[0]}-{min(ports[0] + workers - 1, 65535)}, or 0",
         )
+
+
+def _note_resources(spec: JobSpec, on_event: EventHandler | None) -> None:
+    """Say that nobody reserves what slots take, where all workers share this machine."""
+    groups = ", ".join(name for name, each in spec.resources.items() if str(each))
+    if not groups:
+        return
+    text = f"the resources of slot sharing groups are not reserved on one machine: {groups}"
+    if on_event is None:
+        _log.info("%s", text)
+    else:
+        on_event(Event(kind="start", text=text))
 
 
 def is_shared(cluster: str) -> bool:
@@ -105,7 +123,7 @@ def unknown_cluster(cluster: str) -> UsageError:
 async def _in_process(
     spec: JobSpec,
     on_event: EventHandler | None,
-    on_listening: Callable[[list[str], str], None] | None,
+    on_listening: Callable[[Connect], None] | None,
 ) -> JobOutcome:
     clock = SystemClock()
     options = Options(spec.options)
@@ -120,7 +138,7 @@ async def _in_process(
         if on_event is not None:
             coordinator.on_event = on_event
         if on_listening is not None:
-            on_listening(coordinator.server.addresses, coordinator.server.token)
+            on_listening(connect_locally(coordinator.clients))
 
     try:
         return await host_coordinator(

@@ -13,12 +13,6 @@ from ...errors import HeadgateError, JobError
 from ..protocol.job_result import JobOutcome
 from .ray_actors import Lead
 
-TAKEOVER_TIMEOUT_S = 240.0
-"""If nobody leads for so long, a job whose coordinator crashed is given up.
-
-A process that dies while Ray is still starting it is missed by Ray only after a minute (its
-`worker_register_timeout_seconds`). There is time for this to happen twice.
-"""
 FIND_TIMEOUT_S = 60.0
 """Commands that look for a job they did not start wait no longer for one that leads."""
 ANSWER_TIMEOUT_S = 5.0
@@ -37,16 +31,14 @@ class Leaders:
     def __init__(self, actors: Sequence[Any]) -> None:
         self.actors = actors
 
-    async def find(
-        self, but: Lead | None = None, within_s: float = TAKEOVER_TIMEOUT_S
-    ) -> Lead | JobOutcome:
+    async def find(self, within_s: float, but: Lead | None = None) -> Lead | JobOutcome:
         """Wait for one that leads, or that knows how the job ended.
 
         One that leads may only believe so; `while_leading` finds out.
 
         Args:
+            within_s: the longest time to wait, in seconds.
             but: this one does not lead, whatever it says.
-            within_s: wait no longer than so many seconds.
 
         Raises:
             HeadgateError: a coordinator could not start, or none is left, or none leads in time.

@@ -57,7 +57,7 @@ async def _find(actors: list[Any]) -> tuple[tuple[str, ...], str]:
     for actor in actors:
         token: str | None = await settled(actor, "credentials")
         if token is not None:
-            return tuple(lead.addresses), token
+            return lead.addresses, token
     raise JobNotFound("the job does not run: its coordinator was removed from the cluster")
 
 

@@ -27,7 +27,7 @@ from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
-from ..control.link import MESSAGE_BYTES_MAX, Link, connect
+from ..control.link import Link, connect
 from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
@@ -127,7 +127,7 @@ class WorkerActor:
         """Connect to the coordinator and serve it. Never retried: the coordinator makes new ones."""
         setup.enter()
         self._hosted.grace_s = setup.grace_s
-        self._hosted.message_bytes_max = setup.limits.message_size_max_bytes
+        self._hosted.limits = setup.limits
         if setup.console is not None:
             attach(setup.console)
         tune_process()
@@ -162,8 +162,8 @@ class HostedWorker:
         """This process was asked to end."""
         self.grace_s = 0.0
         """For so long it waits for its coordinator then."""
-        self.message_bytes_max = MESSAGE_BYTES_MAX
-        """Of messages of its coordinators."""
+        self.limits = ListenerLimits()
+        """The bounds of the connections to its coordinators."""
         self._worker: Worker | None = None
         self._token = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -189,13 +189,13 @@ class HostedWorker:
 
     async def _connect(self, worker: Worker, addresses: list[str]) -> None:
         pulse = Pulse(addresses, self._token, worker.worker_id, SystemClock())
-        worker.reconnect(await _connect(addresses, self.message_bytes_max), pulse)
+        worker.reconnect(await _connect(addresses, self.limits), pulse)
 
 
-async def _connect(addresses: list[str], message_bytes_max: int) -> Link:
+async def _connect(addresses: list[str], limits: ListenerLimits) -> Link:
     for address in addresses:
         try:
-            return await connect(address, message_bytes_max)
+            return await connect(address, limits.message_size_max_bytes, limits.unsent_max_bytes)
         except OSError as error:
             _log.info("no coordinator address=`%s`: %s", address, error)
     raise JobError(f"no coordinator at {', '.join(addresses)}")
@@ -215,7 +215,7 @@ async def _run_worker(
     endpoint = open_endpoint(metrics, port, setup.metrics_host, setup.limits, setup.own_host())
     listening = await hub.start(directory, setup.own_host())
     # Last of all, because the coordinator does not wait long for the first message of a connection.
-    link = await _connect(addresses, setup.limits.message_size_max_bytes)
+    link = await _connect(addresses, setup.limits)
     clock = SystemClock()
     worker = Worker(
         worker_id,
@@ -288,14 +288,14 @@ class RayCluster:
         self.notify: Callable[[str], None] = _log.warning
         """Told what workers wait for that have no room."""
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> RayWorker:
+    async def start_worker(self, worker_id: str, control: ControlEndpoint, group: str) -> RayWorker:
         """Start a worker actor; on an existing cluster, wait until Ray has room for it.
 
         Raises:
             JobError: there was no room in time.
         """
         rules = self._setup.nodes
-        asked = None if rules is None else await ask(rules)
+        asked = None if rules is None else await ask(rules, group)
         actor = WorkerActor.options(  # type: ignore[attr-defined]
             name=worker_id,
             lifetime="detached",
@@ -400,9 +400,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Where a coordinator that leads is to be found."""
+    """Where the REST API of a coordinator that leads is to be found."""
 
-    addresses: list[str]
+    addresses: tuple[str, ...]
     pid: int
     generation: int
     """0: it has none yet."""
@@ -431,8 +431,7 @@ class CoordinatorActor:
         self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._takes_over = self._restarted or not (pair is None or pair.first)
         self._outcome: JobOutcome | None = None
-        self._coordinator: JobCoordinator | None = None
-        self._listening: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
+        self._listening: concurrent.futures.Future[JobCoordinator] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._main, args=(job,), name="coordinator", daemon=True
         )
@@ -441,7 +440,7 @@ class CoordinatorActor:
     def _main(self, job: bytes) -> None:
         over = Turn.OVER
         # Nobody listens behind the end. Who asks for the leader then is told why it failed, if it did.
-        listening: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
+        listening: concurrent.futures.Future[JobCoordinator] = concurrent.futures.Future()
         try:
             uvloop.run(self._run(unship(job)))
         except Exception as error:
@@ -501,14 +500,13 @@ class CoordinatorActor:
             self._takes_over = True
 
     def _listens(self, coordinator: JobCoordinator) -> None:
-        self._coordinator = coordinator
-        self._listening.set_result(coordinator.server.addresses)
+        self._listening.set_result(coordinator)
 
     def turn(self) -> Answer:
         """For the other process of a pair."""
         listening, turn = self._listening, self._turn
         listens = turn is Turn.LEADS and listening.done()
-        return Answer(turn, tuple(listening.result()) if listens else ())
+        return Answer(turn, listening.result().rest_addresses if listens else ())
 
     def lead(self) -> Lead | None:
         """Where to find this coordinator; None: it is not its turn, or it does not listen yet.
@@ -519,9 +517,8 @@ class CoordinatorActor:
         listening = self._listening
         if not listening.done():
             return None
-        addresses = listening.result()
-        generation = 0 if self._coordinator is None else self._coordinator.generation
-        return Lead(addresses, os.getpid(), generation)
+        coordinator = listening.result()
+        return Lead(coordinator.rest_addresses, os.getpid(), coordinator.generation)
 
     def ended(self) -> JobOutcome | None:
         """How the job ended under this coordinator; None: it did not, or the coordinator failed."""
@@ -532,7 +529,7 @@ class CoordinatorActor:
         return self._run_id
 
     def credentials(self) -> str:
-        """The token of the control server: for somebody whom Ray has let in."""
+        """The token of the job: for somebody whom Ray has let in."""
         return self._token
 
     def alive(self) -> bool:

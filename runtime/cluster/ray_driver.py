@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import ray
@@ -19,20 +20,23 @@ from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..availability_options import (
     CLUSTER_CONNECT_TIMEOUT,
+    COORDINATOR_RETURN_TIMEOUT,
     SHUTDOWN_GRACE,
     STANDBY_COORDINATORS,
 )
 from ..control import registry
-from ..control.client import CoordinatorClient, outcome_of
-from ..control.messages import Event
+from ..control.events import Event
+from ..control.job_client import Connect, JobClient, outcome_of
 from ..control.tokens import make_token
 from ..coordinator.ended import outcome_of_end
 from ..coordinator.job import JobCoordinator
+from ..coordinator.local_client import connect_locally
 from ..job_spec import JobSpec
 from ..listening import LOOPBACK, Listener
 from ..metrics_options import METRICS_HOST, METRICS_PORT
 from ..options import Options
 from ..protocol.job_result import JobOutcome
+from ..rest.client import RestClient
 from ..shipping import ship
 from ..storage.open_store import open_store_at
 from ..storage.stored_jobs import find_job
@@ -40,7 +44,7 @@ from .connect import ray_cluster
 from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
-from .leaders import SEARCH_EVERY_S, TAKEOVER_TIMEOUT_S, Leaders, settled
+from .leaders import SEARCH_EVERY_S, Leaders, settled
 from .ray_actors import (
     NAMESPACE,
     CoordinatorActor,
@@ -62,7 +66,7 @@ async def run_on_ray(
     address: str | None,
     *,
     on_event: Callable[[Event], None] | None,
-    on_listening: Callable[[list[str], str], None] | None,
+    on_listening: Callable[[Connect], None] | None,
     on_connected: Callable[[], None] | None,
 ) -> JobOutcome:
     """Run `spec` on an embedded Ray (`address` None) or on the cluster at `address`."""
@@ -106,7 +110,7 @@ async def host_here(
     console_stem: str,
     takes_over: bool,
     on_event: Callable[[Event], None],
-    on_listening: Callable[[list[str], str], None],
+    on_listening: Callable[[Connect], None],
     on_connected: Callable[[], None],
     on_ended: Callable[[JobOutcome], Awaitable[None]],
 ) -> JobOutcome:
@@ -120,7 +124,7 @@ async def host_here(
         console_stem: where workers print to, if somebody reads there (`console.py`).
         takes_over: another process has led this run.
         on_event: sees everything the coordinator announces.
-        on_listening: gets the control addresses and the token.
+        on_listening: gets what connects to the coordinator.
         on_connected: called once the cluster is there; the job has not begun before that.
         on_ended: awaited when the job has ended. Until it returns the REST API and the metrics stay open.
 
@@ -132,7 +136,7 @@ async def host_here(
 
         def listening(coordinator: JobCoordinator) -> None:
             coordinator.on_event = on_event
-            on_listening(coordinator.server.addresses, coordinator.server.token)
+            on_listening(connect_locally(coordinator.clients))
 
         return await host_on_ray(
             spec,
@@ -160,7 +164,7 @@ async def _begun(spec: JobSpec, leaders: Leaders, token: str) -> None:
         return
 
 
-async def _beginning(client: CoordinatorClient) -> JobOutcome | Literal["begun"] | None:
+async def _beginning(client: JobClient) -> JobOutcome | Literal["begun"] | None:
     """Whether the job begins; or how it ended before that; None: the coordinator went away before."""
     try:
         async for event in client.events():
@@ -236,7 +240,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         grace_s=options.get(SHUTDOWN_GRACE) / 1000,
         detached=not local,
         data=Listener.data(options),
-        nodes=None if local else rules_of(options, spec.slots_per_worker),
+        nodes=None if local else rules_of(spec),
     )
 
 
@@ -287,7 +291,7 @@ async def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
         registry.register(
             registry.JobRecord(
                 name=job,
-                addresses=lead.addresses,
+                addresses=list(lead.addresses),
                 token=token,
                 pid=lead.pid,
                 started_ms=SystemClock().now_ms(),
@@ -309,20 +313,23 @@ async def _follow(
     leaders: Leaders,
     token: str,
     on_event: Callable[[Event], None] | None,
-    on_listening: Callable[[list[str], str], None] | None,
+    on_listening: Callable[[Connect], None] | None,
 ) -> JobOutcome:
     """Watch the job until it ends; when its coordinator dies, wait for the next one."""
     found = await _reach(spec, leaders, token)
     while not isinstance(found, JobOutcome):
         lead = found.lead
         if on_listening is not None:
-            on_listening(lead.addresses, token)
+            on_listening(partial(RestClient.connect, lead.addresses, token))
         try:
             outcome = await leaders.while_leading(lead, _watch(found.client, on_event))
         finally:
             await found.client.close()
         if outcome is None:
-            text = f"the coordinator of job {spec.name} died (pid {lead.pid}); waiting for its successor"
+            text = (
+                f"the connection to the coordinator of job {spec.name} broke (pid {lead.pid}); "
+                "looking for it, or its successor"
+            )
             _tell(on_event, text, lead.pid)
             found = await _reach(spec, leaders, token)
         elif outcome.reason == FENCED:
@@ -340,7 +347,7 @@ class _Reached:
     """A coordinator that leads, and a connection to it."""
 
     lead: Lead
-    client: CoordinatorClient
+    client: JobClient
 
 
 async def _reach(
@@ -351,7 +358,7 @@ async def _reach(
     Args:
         spec: the job.
         leaders: the processes of its coordinator.
-        token: the secret of their control servers.
+        token: their secret.
         but: this one does not lead, whatever it says.
 
     Raises:
@@ -359,14 +366,15 @@ async def _reach(
             here; and the job log does not say that the run has ended.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + TAKEOVER_TIMEOUT_S
+    patience_s = Options(spec.options).get(COORDINATOR_RETURN_TIMEOUT) / 1000
+    until = loop.time() + patience_s
     while True:
         try:
-            found = await leaders.find(but)
+            found = await leaders.find(patience_s, but)
             if isinstance(found, JobOutcome):
                 return found
             try:
-                client = await CoordinatorClient.connect(found.addresses, token)
+                client = await RestClient.connect(found.addresses, token)
             except JobError:
                 # Either its process died just now, or its job has just ended: then it knows how.
                 if loop.time() >= until:
@@ -402,9 +410,7 @@ def _tell(on_event: Callable[[Event], None] | None, text: str, pid: int) -> None
         on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
 
 
-async def _watch(
-    client: CoordinatorClient, on_event: Callable[[Event], None] | None
-) -> JobOutcome | None:
+async def _watch(client: JobClient, on_event: Callable[[Event], None] | None) -> JobOutcome | None:
     """Pass events on until the job ends; None if the coordinator went away before."""
     try:
         async for event in client.events():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,25 +11,53 @@ import ray
 
 from ...errors import JobError
 from ...operators.durations import format_duration
+from ...operators.resources import Resources
+from ..job_spec import JobSpec
 from ..options import Options
-from ..protocol.worker_nodes import Demand, Node, NodeRules, Shortage, demand, shortage
+from ..protocol.worker_nodes import (
+    CPU,
+    GPU,
+    MEMORY,
+    NO_WORKERS,
+    NO_WORKERS_LABEL,
+    Demand,
+    Node,
+    NodeRules,
+    Shortage,
+    demand,
+    shortage,
+    worker_resources,
+)
 from ..ray_options import SLOT_RESOURCE, WORKERS_ON_HEAD
 from ..recovery_options import REGISTRATION_TIMEOUT
 
+_log = logging.getLogger("headgate.cluster")
 LOOK_EVERY_S = 10.0
 """How often a worker that has not started yet is looked after."""
 _HEAD_RESOURCE = "node:__internal_head__"
 _NODE_LABEL = "ray.io/node-id"
 
 
-def rules_of(options: Options, slots: int) -> NodeRules:
-    """The rules for the workers of a job, each of which has so many slots."""
+def rules_of(spec: JobSpec) -> NodeRules:
+    """The rules for the workers of a job."""
+    options = Options(spec.options)
+    slot_resource = options.get(SLOT_RESOURCE)
     return NodeRules(
-        slot_resource=options.get(SLOT_RESOURCE),
-        slots=slots,
+        resources={
+            group: worker_resources(_of_slot(spec, group), spec.slots_of(group), slot_resource)
+            for group in spec.plan.slots_by_group
+        },
+        slot_resource=slot_resource,
         on_head=options.get(WORKERS_ON_HEAD),
         patience_ms=options.get(REGISTRATION_TIMEOUT),
     )
+
+
+def _of_slot(spec: JobSpec, group: str) -> Resources:
+    """What a slot of a group takes of a node of Ray."""
+    if group in spec.group_resources:
+        return Resources(custom={spec.group_resources[group]: 1})
+    return spec.resources.get(group, Resources())
 
 
 def live_nodes() -> list[Node]:
@@ -39,28 +68,56 @@ def live_nodes() -> list[Node]:
     return [
         Node(
             each["NodeID"],
-            _HEAD_RESOURCE in each["Resources"],
-            each["Resources"],
-            free.get(each["NodeID"]),
+            is_head=_HEAD_RESOURCE in each["Resources"],
+            hosts_workers=each["Labels"].get(NO_WORKERS_LABEL) != NO_WORKERS,
+            resources=each["Resources"],
+            free=free.get(each["NodeID"]),
         )
         for each in ray.nodes()
         if each["Alive"]
     ]
 
 
+def is_queued(asked: Demand) -> bool | None:
+    """True if Ray looks for room for such a worker; None: unknown. Blocks."""
+    try:
+        from ray.autoscaler.v2.sdk import get_cluster_status
+    except ImportError:  # it is no public function, and another release may have none
+        return None
+    try:
+        status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    except Exception as error:
+        _log.info("Ray does not say which workers it has no room for: %s", error)
+        return None
+    shapes = [
+        each.bundle
+        for demand in status.resource_demands.ray_task_actor_demand
+        for each in demand.bundles_by_count
+    ]
+    return asked.resources in shapes
+
+
+_OPTION_OF = {CPU: "num_cpus", GPU: "num_gpus", MEMORY: "memory"}
+
+
 def actor_options(asked: Demand) -> dict[str, Any]:
     """The same demand as options of an actor, which Ray spreads over the nodes that fit."""
-    options: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
-    if asked.resources:
-        options["resources"] = asked.resources
+    labels = {NO_WORKERS_LABEL: f"!{NO_WORKERS}"}
     if asked.not_on:
-        options["label_selector"] = {_NODE_LABEL: f"!{asked.not_on}"}
+        labels[_NODE_LABEL] = f"!{asked.not_on}"
+    options: dict[str, Any] = {"scheduling_strategy": "SPREAD", "label_selector": labels}
+    options |= {
+        _OPTION_OF[name]: amount for name, amount in asked.resources.items() if name in _OPTION_OF
+    }
+    custom = {name: n for name, n in asked.resources.items() if name not in _OPTION_OF}
+    if custom:
+        options["resources"] = custom
     return options
 
 
-async def ask(rules: NodeRules) -> Demand:
-    """What to ask of Ray for a worker, as the cluster is now."""
-    return demand(rules, await asyncio.to_thread(live_nodes))
+async def ask(rules: NodeRules, group: str) -> Demand:
+    """What to ask of Ray for a worker of a slot sharing group, as the cluster is now."""
+    return demand(rules, await asyncio.to_thread(live_nodes), group)
 
 
 async def until_placed(
@@ -99,7 +156,7 @@ async def until_placed(
 
 
 def _shortage(rules: NodeRules, asked: Demand) -> Shortage | None:
-    return shortage(rules, asked, live_nodes())
+    return shortage(rules, asked, live_nodes(), queued=is_queued(asked))
 
 
 def _no_room(rules: NodeRules, found: Shortage | None) -> JobError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...errors import JobError
 from ...operators.clock import Clock
-from ..control.client import CoordinatorClient
+from ..control.job_client import JobClient, Silent
 from ..protocol.standby import (
     Step,
     Turn,
@@ -19,6 +19,7 @@ from ..protocol.standby import (
     step_by_turn,
     step_fenced,
 )
+from ..rest.client import RestClient
 
 ASK_EVERY_S = 0.1
 """While the other neither leads nor is gone."""
@@ -30,7 +31,7 @@ class Answer:
 
     turn: Turn
     addresses: tuple[str, ...] = ()
-    """Of its control server, if it leads and listens."""
+    """Of its REST API, if it leads and listens."""
 
 
 class Standby:
@@ -51,7 +52,7 @@ class Standby:
 
         Args:
             ask: the other process.
-            token: the secret of both control servers.
+            token: the secret of both coordinators.
             clock: time.
             first: this is the one that the job began with.
             restarted: this process is there in place of one that died.
@@ -98,7 +99,11 @@ class Standby:
     async def _watch(self, addresses: tuple[str, ...]) -> Watched | None:
         """Until the leader at these addresses leads no more; None if it cannot be reached (yet)."""
         try:
-            client = await CoordinatorClient.connect(addresses, self._token)
+            client = await RestClient.connect(
+                addresses, self._token, timeout_s=self._silent_max_ms / 1000
+            )
+        except Silent:
+            return Watched.LOST
         except JobError:
             return None
         loop = asyncio.get_running_loop()
@@ -115,7 +120,7 @@ class Standby:
             await asyncio.gather(hearing, asking, return_exceptions=True)
             await client.close()
 
-    async def _ask_on(self, client: CoordinatorClient) -> Turn:
+    async def _ask_on(self, client: JobClient) -> Turn:
         """Ask a leader whether it lives until it does not answer in time, or has hung up."""
         try:
             while True:
@@ -128,7 +133,7 @@ class Standby:
             return Turn.GONE
 
 
-async def _hear(client: CoordinatorClient) -> Watched:
+async def _hear(client: JobClient) -> Watched:
     try:
         async for event in client.events():
             if event.kind == "ended":

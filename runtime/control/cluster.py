@@ -47,8 +47,10 @@ class WorkerHandle(Protocol):
 class Cluster(Protocol):
     """Starts workers."""
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> WorkerHandle:
-        """Start a worker that connects to `control` and says Hello.
+    async def start_worker(
+        self, worker_id: str, control: ControlEndpoint, group: str
+    ) -> WorkerHandle:
+        """Start a worker for a slot sharing group that connects to `control` and says Hello.
 
         Raises:
             JobError: the cluster has no room, or refuses.

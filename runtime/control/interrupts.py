@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ...errors import HeadgateError
-from .client import CoordinatorClient
+from .job_client import Connect, JobClient
 
 
 class Interrupts:
@@ -34,13 +34,13 @@ class Interrupts:
         self._note = note
         self._hands_over = hands_over
         self._leaving = False
-        self._checkpoints = checkpoints
+        self.checkpoints = checkpoints
         self._count = 0
         self._answered = 0
         self._begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[Any] | None = None
-        self._where: tuple[list[str], str] | None = None
+        self._connect: Connect | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._before: dict[int, Any] = {}
 
@@ -71,11 +71,11 @@ class Interrupts:
         """The cluster is there, and the job begins: from now on the first Ctrl-C asks it to stop."""
         self._begun = True
 
-    def listening(self, addresses: list[str], token: str) -> None:
+    def listening(self, connect: Connect) -> None:
         """The coordinator can be reached here from now on; it hears what was asked before."""
         for number in self._before:  # Ray puts a SIGTERM handler of its own into this process
             signal.signal(number, self._on_signal)
-        self._where = (addresses, token)
+        self._connect = connect
         if self._count > self._answered:
             self._ask()
 
@@ -94,11 +94,12 @@ class Interrupts:
         if self.cancelled:
             self._note("stopping at once")
         elif self._leaving:
-            self._note("leaving the run to its next start, with a checkpoint")
+            how = ", with a checkpoint" if self.checkpoints else ""
+            self._note(f"leaving the run to its next start{how}")
         else:
-            how = "with a final checkpoint " if self._checkpoints else ""
+            how = "with a final checkpoint " if self.checkpoints else ""
             self._note(f"stopping {how}(press Ctrl-C again to stop at once)")
-        if self._where is not None:
+        if self._connect is not None:
             self._ask()
         elif self.cancelled and self._main is not None:
             self._main.cancel()
@@ -110,11 +111,11 @@ class Interrupts:
         task.add_done_callback(self._requests.discard)
 
     async def _request(self, verb: str) -> None:
-        assert self._where is not None
+        assert self._connect is not None
         asked = self._count
-        client: CoordinatorClient | None = None
+        client: JobClient | None = None
         try:
-            client = await CoordinatorClient.connect(*self._where)
+            client = await self._connect()
             await client.request(verb)
             self._answered = max(self._answered, asked)
         except HeadgateError as error:

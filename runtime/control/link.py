@@ -13,13 +13,13 @@ from typing import Protocol
 
 import msgspec
 
-from ..listener_options import MESSAGE_SIZE_MAX
+from ..listener_options import MESSAGE_SIZE_MAX, UNSENT_SIZE_MAX
 from .messages import Messages, decode, encode
 
 MESSAGE_BYTES_MAX = MESSAGE_SIZE_MAX.default
 """A larger message is refused by those who know no options, such as clients."""
-UNSENT_BYTES_MAX = 256 << 20
-"""A peer in front of which this much waits when another message comes is taken for dead."""
+UNSENT_BYTES_MAX = UNSENT_SIZE_MAX.default
+"""The same bound of unsent bytes for those who know no options."""
 CONNECT_S = 10.0
 """An address that does not answer by then is none."""
 _LENGTH = struct.Struct("<I")
@@ -95,10 +95,20 @@ class StreamLink:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        unsent_bytes_max: int = UNSENT_BYTES_MAX,
     ) -> None:
+        """An open connection.
+
+        Args:
+            reader: the peer's side of it.
+            writer: this side.
+            message_bytes_max: the connection is closed if the peer sends a larger message.
+            unsent_bytes_max: it is closed if more than this waits for the peer in front of a message.
+        """
         self._reader = reader
         self._writer = writer
         self._message_bytes_max = message_bytes_max
+        self._unsent_bytes_max = unsent_bytes_max
 
     def trust(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         """The peer has shown the token: from now on it may send messages up to that size."""
@@ -111,7 +121,7 @@ class StreamLink:
     def send(self, message: Messages) -> None:
         if self._writer.is_closing():
             return
-        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+        if self._writer.transport.get_write_buffer_size() > self._unsent_bytes_max:
             self._writer.transport.abort()
             return
         data = encode(message)
@@ -141,8 +151,12 @@ def is_local(address: str) -> bool:
     return address.startswith(("unix:", "tcp:127.", "tcp:localhost:", "tcp:::1:", "tcp:[::1]:"))
 
 
-async def connect(address: str, message_bytes_max: int = MESSAGE_BYTES_MAX) -> StreamLink:
-    """Open a link to `unix:<path>` or `tcp:<host>:<port>`; the peer's messages have a largest size.
+async def connect(
+    address: str,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    unsent_bytes_max: int = UNSENT_BYTES_MAX,
+) -> StreamLink:
+    """Open a link to `unix:<path>` or `tcp:<host>:<port>`, with the bounds of `StreamLink`.
 
     Raises:
         OSError: nobody listens there, or answers in time.
@@ -151,7 +165,7 @@ async def connect(address: str, message_bytes_max: int = MESSAGE_BYTES_MAX) -> S
     async with asyncio.timeout(CONNECT_S):
         if kind == "unix":
             reader, writer = await asyncio.open_unix_connection(rest)
-            return StreamLink(reader, writer, message_bytes_max)
-        host, _, port = rest.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        return StreamLink(reader, writer, message_bytes_max)
+        else:
+            host, _, port = rest.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+        return StreamLink(reader, writer, message_bytes_max, unsent_bytes_max)

@@ -1,4 +1,4 @@
-"""Everything the coordinator, its workers and its clients say to each other.
+"""Everything the coordinator and its workers say to each other.
 
 Ray's actor calls are neither ordered nor quick on a busy actor (ARCHITECTURE.md, decision 3), so control
 travels on a connection of our own: in order, framed, msgpack. Messages that concern an attempt carry its
@@ -7,7 +7,7 @@ number; whoever gets a message of another attempt ignores it (features.md REC-11
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -27,7 +27,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True
 class Hello(Message, frozen=True):
     """First message on a link: who is there.
 
-    `role` is `worker`, `client`, or `pulse`: the second link of a worker, that of the thread that says it
+    `role` is `worker` or `pulse`: the second link of a worker, that of the thread that says it
     is alive.
     """
 
@@ -382,44 +382,6 @@ class Statistics(Message, frozen=True):
     subtasks: tuple[SubtaskStatistics, ...]
 
 
-# ---- client to coordinator and back ---------------------------------------------------------------
-
-
-class Request(Message, frozen=True):
-    """A client's wish.
-
-    `verb`: status, subscribe, checkpoints, checkpoint, savepoint, rescale, stop, cancel.
-    """
-
-    id: int
-    verb: str
-    body: bytes = b"{}"
-    """The arguments of the verb, a JSON object."""
-
-
-class Reply(Message, frozen=True):
-    """The answer to a Request; `error` is the pickled HeadgateError of a refusal."""
-
-    id: int
-    body: bytes = b"null"
-    """JSON."""
-    error: bytes = b""
-
-
-BEGUN: Final = frozenset({"start", "status"})
-"""Kinds of events that a coordinator announces only once the job is its own."""
-WARNINGS: Final = frozenset({"failure", "dropped", "waiting"})
-"""Kinds of events that are logged as warnings."""
-
-
-class Event(Message, frozen=True):
-    """Something a subscriber may want to show; `body` is JSON."""
-
-    kind: str
-    text: str
-    body: bytes = b"null"
-
-
 Messages: TypeAlias = (
     Hello
     | Welcome
@@ -453,9 +415,6 @@ Messages: TypeAlias = (
     | SubtaskTerminated
     | WatermarkReached
     | Statistics
-    | Request
-    | Reply
-    | Event
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)

@@ -24,7 +24,7 @@ ENDED_MAX: Final = 100
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a running job's coordinator listens."""
+    """Where the REST API of a running job's coordinator listens."""
 
     name: str
     addresses: list[str]
@@ -57,9 +57,18 @@ def run_dir() -> Path:
 
 
 def socket_path(name: str, pid: int) -> str:
-    """A Unix socket path for a coordinator; short whatever the job is called."""
+    """A Unix socket path for workers of a coordinator; short whatever the job is called."""
+    return _socket(name, pid, "sock")
+
+
+def rest_socket_path(name: str, pid: int) -> str:
+    """A Unix socket path for the REST API of a coordinator."""
+    return _socket(name, pid, "rest")
+
+
+def _socket(name: str, pid: int, suffix: str) -> str:
     digest = hashlib.blake2s(f"{name}/{pid}".encode(), digest_size=6).hexdigest()
-    return str(run_dir() / f"{digest}.sock")
+    return str(run_dir() / f"{digest}.{suffix}")
 
 
 def _file(name: str) -> Path:
@@ -114,12 +123,10 @@ def unregister(name: str, pid: int) -> None:
 
 
 def forget(record: JobRecord) -> None:
-    """Remove what a coordinator that was killed has left: its record, and its Unix socket."""
+    """Remove what a coordinator that was killed has left: its record, and its Unix sockets."""
     unregister(record.name, record.pid)
-    for address in record.addresses:
-        path = Path(address.removeprefix("unix:"))
-        if address.startswith("unix:") and path.parent == run_dir():
-            path.unlink(missing_ok=True)
+    for path in (socket_path(record.name, record.pid), rest_socket_path(record.name, record.pid)):
+        Path(path).unlink(missing_ok=True)
 
 
 def is_alive(record: JobRecord) -> bool:

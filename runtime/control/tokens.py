@@ -1,4 +1,4 @@
-"""The token of a control port: random, or the content of a file that every side has."""
+"""The token of a job: random, or the content of a file that every side has."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ...errors import FencedError, HeadgateError, JobNotReady, StorageError
+from ...operators.resources import DEFAULT_GROUP
 from ..availability_options import ORPHANED_MAX
 from ..control.messages import (
     Adopt,
@@ -27,6 +28,7 @@ from ..protocol.adoption import Adopted, Refused, WorkerReport, decide, refusal_
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import Deployment
 from .context import ClientWish, JobContext, JobEvent, Prepared
+from .placement import worker_groups
 from .restore import continues
 from .states import State, deploying, ended_by_wish, ends_at_once, running
 from .workers import FromWorker, Worker, WorkerLost
@@ -86,9 +88,12 @@ class Adopting(State):
             job.adopt(plan_of(job, deployment), deployment.parallelism)
         except HeadgateError as error:
             return None, Refused(str(error))
-        found = asyncio.get_running_loop().create_task(
-            job.pool.find(deployment.workers), name="find workers"
-        )
+        groups = worker_groups(job.plan, job.spec)
+        fits = len(groups) == len(deployment.workers)
+        # Those of another plan are looked for as well: nobody else would end them.
+        groups = groups if fits else [DEFAULT_GROUP] * len(deployment.workers)
+        own = dict(zip(deployment.workers, groups, strict=True))
+        found = asyncio.get_running_loop().create_task(job.pool.find(own), name="find workers")
         silent = asyncio.get_running_loop().create_task(
             self._lose_silent(job, found), name="lose silent workers"
         )
@@ -102,6 +107,7 @@ class Adopting(State):
             return wish, Refused("a client wants it to end")
         plan = job.plan
         refusal = "it has loops" if plan.loops else ""
+        refusal = refusal or ("" if fits else "its workers had another number of slots")
         refusal = refusal or refusal_by_log(log.view, job.spec.run, plan.fingerprint())
         if refusal:
             return None, Refused(refusal)
@@ -109,7 +115,7 @@ class Adopting(State):
         live = {id_: report for id_, report in self._reports.items() if id_ in job.pool.live}
         verdict = decide(log.view, subtasks, live)
         if isinstance(verdict, Adopted):
-            if not self._is_in_place(job, deployment, live):
+            if not self._is_in_place(job, own, live):
                 return None, Refused("the subtasks run on other workers than they should")
             job.attempt = deployment.attempt
             job.executions.begin(job.executions.failover.everything, deployment.attempt)
@@ -151,12 +157,13 @@ class Adopting(State):
                 job.pool.lose(worker.worker_id, "it did not say what it runs")
 
     def _is_in_place(
-        self, job: JobContext, deployment: Deployment, reports: Mapping[str, WorkerReport]
+        self, job: JobContext, own: Mapping[str, str], reports: Mapping[str, WorkerReport]
     ) -> bool:
         """Take the workers as they are; False if not each subtask is where they say."""
-        hosts = {id_: job.pool.live[id_].host_id for id_ in deployment.workers}
-        workers = job.seats.order(hosts, len(hosts))  # nobody sits anywhere yet: as they are
-        job.executions.place(workers, job.spec.slots_per_worker)
+        hosts = {id_: job.pool.live[id_].host_id for id_ in own}
+        # Nobody sits anywhere yet: all stay as they are.
+        workers = job.seats.order(hosts, own, list(own.values()))
+        job.executions.place(workers, job.spec)
         found = {
             SubtaskId(*subtask): id_
             for id_, report in reports.items()

@@ -1,17 +1,21 @@
-"""Clients of a coordinator: the CLI, `job.run()`, the REST API. They ask, and may subscribe to events."""
+"""What clients ask of a coordinator, and what it tells them, whichever way they come.
+
+`rest/server.py` asks on behalf of clients in other processes, and `local_client.py` of those in this one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
-from ...errors import HeadgateError, InternalError, JobError
-from ..control.link import Link
-from ..control.messages import Event, Heartbeat, Reply, Request
+import msgspec
+
+from ...errors import HeadgateError, JobError
+from ..control.events import Event, Subscriber
+from ..protocol.job_result import JobFailure
 from .context import ClientWish
 from .states import HAND_OVER
 
@@ -19,15 +23,17 @@ EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
 VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_OVER})
 """The verbs that the states of a job carry out."""
+ANSWER_S: Final = 5.0
+"""Once the job has ended, requests under way in this process get so long to be answered."""
 ENDED = "the job has ended"
+T = TypeVar("T")
 Arguments: TypeAlias = Mapping[str, Any]
 View: TypeAlias = Callable[[Arguments], dict[str, Any]]
 Before: TypeAlias = Callable[[Arguments], Awaitable[dict[str, Any] | None]]
-Subscriber: TypeAlias = Callable[[Event], None]
 
 
-class ClientServer:
-    """Serves client links, and the REST API in the same process."""
+class Clients:
+    """The clients of one coordinator."""
 
     def __init__(
         self,
@@ -46,46 +52,12 @@ class ClientServer:
         self._views = views
         self._before = before
         self._subscribers: set[Subscriber] = set()
-        self._links: set[Link] = set()
         self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._open: list[ClientWish] = []
         """Wishes without an answer yet."""
         self._ended = False
-
-    async def serve(self, link: Link) -> None:
-        """Serve one client until it hangs up."""
-        self._links.add(link)
-        try:
-            while (message := await link.receive()) is not None:
-                if isinstance(message, Request):
-                    self._answer_later(link, message)
-                elif not isinstance(message, Heartbeat):
-                    return
-        finally:
-            self._links.discard(link)
-            self._subscribers.discard(link.send)
-
-    def _answer_later(self, link: Link, request: Request) -> None:
-        task = asyncio.get_running_loop().create_task(
-            self._answer(link, request), name=f"client {request.verb}"
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, link: Link, request: Request) -> None:
-        try:
-            body = await self._carry_out(link, request)
-        except HeadgateError as error:
-            link.send(Reply(id=request.id, error=_pickled(error)))
-        else:
-            link.send(Reply(id=request.id, body=json.dumps(body).encode()))
-
-    async def _carry_out(self, link: Link, request: Request) -> dict[str, Any]:
-        if request.verb == "subscribe":
-            self.subscribe(link.send)
-            return self.view("status")
-        return await self.ask(request.verb, _arguments(request))
+        self._closed = False
 
     def view(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """What a verb that only reads has to show.
@@ -118,51 +90,51 @@ class ClientServer:
         finally:
             self._open.remove(wish)
 
+    def in_background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Do `work` whether or not somebody still waits for it; `close` waits for its end."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Hand over the events that are kept, and each one from now on, until the result is called."""
         for event in self._history:
-            subscriber(event)
+            subscriber.put(event)
+        subscriber.replayed()
+        if self._closed:
+            subscriber.close()
         self._subscribers.add(subscriber)
         return lambda: self._subscribers.discard(subscriber)
+
+    @property
+    def followed(self) -> bool:
+        """True while somebody follows the events."""
+        return bool(self._subscribers)
 
     def publish(self, event: Event) -> None:
         """Send an event to all subscribers. Progress is not kept for late ones."""
         if event.kind != "progress":
             self._history.append(event)
         for subscriber in list(self._subscribers):
-            subscriber(event)
+            subscriber.put(event)
 
-    def end(self, body: dict[str, Any], error: HeadgateError | None) -> None:
-        """The job is over: the last event says how, and carries the error if it failed.
+    def end(self, body: dict[str, Any], failure: JobFailure | None) -> None:
+        """The job is over: the last event says how, and why if it failed.
 
         Nobody is left to hear the wishes that came while it ended.
         """
         self._ended = True
         for wish in self._open:
             wish.refuse(JobError(ENDED))
-        detail = dict(body)
-        if error is not None:
-            detail["error"] = _pickled(error).hex()
+        detail = {**body, "error": None if failure is None else msgspec.to_builtins(failure)}
         text = f"job ended: {body['status']}"
         self.publish(Event(kind="ended", text=text, body=json.dumps(detail).encode()))
 
-    async def drain(self) -> None:
-        """Let answers and events reach the clients."""
+    async def close(self) -> None:
+        """Let answers reach those in this process who wait for them, and end the events."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5.0)
-        for link in list(self._links):
-            await link.drain()
-
-
-def _arguments(request: Request) -> dict[str, Any]:
-    arguments = json.loads(request.body)
-    if not isinstance(arguments, dict):
-        raise HeadgateError(f"the arguments of a request must be an object verb=`{request.verb}`")
-    return arguments
-
-
-def _pickled(error: HeadgateError) -> bytes:
-    try:
-        return pickle.dumps(error)
-    except Exception:
-        return pickle.dumps(InternalError(str(error)))
+            await asyncio.wait(self._tasks, timeout=ANSWER_S)
+        self._closed = True
+        for subscriber in self._subscribers:
+            subscriber.close()

@@ -38,7 +38,7 @@ from .context import AttemptFailed, ClientWish, Failure, JobContext, JobEvent, P
 from .in_flight import assign_in_flight, check_in_flight
 from .job_spans import restored as restored_span
 from .manifests import size_of
-from .placement import workers_needed
+from .placement import worker_groups
 from .restore import assign_state, check_restorable, finished_subtasks
 from .restored import Restored, find_restored, plan_for, reader_of
 from .source_runs import source_run
@@ -89,13 +89,14 @@ class Deploying(State):
                 check_in_flight(restored.manifest, plan)
         job.adopt(plan, parallelism)
         job.warm_spares()
-        needed = workers_needed(plan, job.spec.slots_per_worker)
+        needed = worker_groups(plan, job.spec)
         asked = job.clock.monotonic()
         await job.pool.ensure(needed)
         job.figures.workers_ms = round(1000 * (job.clock.monotonic() - asked))
         live = dict(sorted(job.pool.staying.items()))
         hosts = {worker_id: worker.host_id for worker_id, worker in live.items()}
-        workers = [live[worker_id] for worker_id in job.seats.order(hosts, needed)]
+        groups = {worker_id: worker.group for worker_id, worker in live.items()}
+        workers = [live[worker_id] for worker_id in job.seats.order(hosts, groups, needed)]
         job.pool.retire(workers)
         await job.checkpoints.swept()
         await self._deploy(job, workers, restored)
@@ -106,7 +107,7 @@ class Deploying(State):
         self, job: JobContext, workers: list[Worker], restored: Restored | None
     ) -> None:
         executions = job.executions
-        executions.place([worker.worker_id for worker in workers], job.spec.slots_per_worker)
+        executions.place([worker.worker_id for worker in workers], job.spec)
         job.restored = restored
         everything = executions.failover.everything
         self._next_progress = job.clock.monotonic() + PROGRESS_S

@@ -43,7 +43,7 @@ class Ended(State):
                 end.status,
                 end.reason,
                 checkpoint=job.checkpoints.last_completed,
-                failure=_logged(end.failure),
+                failure=logged_failure(end.failure),
             )
             try:
                 await _clean_up(job, end.status)
@@ -111,7 +111,8 @@ def outcome_of_end(end: JobEnded) -> JobOutcome:
     )
 
 
-def _logged(failure: Failure | None) -> JobFailure | None:
+def logged_failure(failure: Failure | None) -> JobFailure | None:
+    """A failure as the job log and the clients get it."""
     if failure is None:
         return None
     return JobFailure.of(failure.kind.value, failure.text, failure.where, failure.error)

@@ -13,7 +13,7 @@ from ..protocol.restart import GiveUp, RestartDecision
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext, JobEvent
 from .deploying import failure_of_subtask, failure_of_worker
-from .placement import workers_needed
+from .placement import worker_groups
 from .states import End, State, deploying, ended, ended_by_wish, ends_at_once
 from .workers import FromWorker, WorkerLost
 
@@ -58,7 +58,7 @@ class Failing(State):
             return ended(end)
         if not self._merged:
             job.count_restart()
-        job.pool.prepare(workers_needed(job.plan, job.spec.slots_per_worker))
+        job.pool.prepare(worker_groups(job.plan, job.spec))
         everything = job.executions.failover.everything
         tasks = job.executions.tasks(everything)
         job.restarted_tasks += len(tasks)

@@ -47,10 +47,14 @@ class Reach(enum.Enum):
 Ask = Callable[[Leader], Awaitable[Reach]]
 
 
-def this_leader(addresses: list[str], now_ms: int) -> Leader:
+def this_leader(addresses: list[str], now_ms: int, rest: tuple[str, ...] = ()) -> Leader:
     """This process, for those who come later."""
     return Leader(
-        host=socket.gethostname(), pid=os.getpid(), started_ms=now_ms, addresses=tuple(addresses)
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_ms=now_ms,
+        addresses=tuple(addresses),
+        rest=rest,
     )
 
 

@@ -29,14 +29,16 @@ from ..availability_options import (
 )
 from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
+from ..control.events import Event
 from ..control.link import Link
-from ..control.messages import CheckpointAcked, Event, Hello, StepStuck
+from ..control.messages import CheckpointAcked, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules
 from ..listener_options import CONTROL_TOKEN_IN_STORAGE
 from ..listening import Listener
 from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.metrics import MetricsRegistry
 from ..observe.spans import open_spans
+from ..observe.storage_figures import StorageFigures
 from ..options import (
     TAKEOVERS_MAX,
     TAKEOVERS_WINDOW,
@@ -46,7 +48,7 @@ from ..protocol.checkpoint_statistics import CheckpointHistory
 from ..protocol.checkpoints import CheckpointCoordinator
 from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
-from ..protocol.job_result import JobOutcome
+from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import restart_strategy
 from ..protocol.start_failures import StartFailures
@@ -66,14 +68,14 @@ from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
 from ..storage.control_tokens import publish_token, withdraw_token
 from ..storage.joblog_store import JobLog
-from ..storage.open_store import open_store_at
+from ..storage.open_store import counted, open_store_at
 from ..storage.probe import probe_races
 from ..storage.sweep import sweep_orphans
 from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
-from .clients import ClientServer
+from .clients import Clients
 from .context import Failure, JobContext, JobEvent, Tick
-from .ended import again, outcome_of_end
+from .ended import again, logged_failure, outcome_of_end
 from .enrichers import FailureEnrichers, load_enrichers
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .handing_over import REASON, STATUS
@@ -129,8 +131,9 @@ class JobCoordinator:
         self.spec = spec
         self._clock = clock
         self._steady_clock = SteadyClock(clock)
-        self._open_store = open_store
-        self._open_at = open_at
+        self._storage = StorageFigures()
+        self._open_store = counted(open_store, self._storage)
+        self._open_at = counted(open_at, self._storage)
         self._options = Options(spec.options)
         self._registry = metrics or MetricsRegistry()
         self._metrics = self._registry.group(job_name=spec.name)
@@ -157,24 +160,10 @@ class JobCoordinator:
             Listener.control(self._options),
         )
         self.rest_url = ""
-        """Where the REST API of this process is, if it has one."""
-        self.clients = ClientServer(
-            self._events.put_nowait,
-            {
-                "status": lambda _: self._describe(),
-                "checkpoints": lambda given: self._describe_checkpoints(given.get("id")),
-                "subtasks": lambda given: describe_subtasks(self._begun(), given["vertex"]),
-                "config": lambda _: describe_config(self._begun()),
-                "plan": lambda _: describe_plan(self._begun()),
-                "metrics": lambda _: describe_metrics(
-                    self._registry, self._describe().get("metrics", [])
-                ),
-            },
-            {
-                "dispose": lambda given: dispose_savepoint(self._begun(), given.get("path")),
-                "savepoint": self._savepoint_before,
-            },
-        )
+        """Where the REST API of this process is, if it has a TCP port."""
+        self.rest_addresses: tuple[str, ...] = ()
+        """Where clients in other processes find it; told in the job log."""
+        self.clients = self._clients()
         self._pool = WorkerPool(
             cluster,
             self.server,
@@ -194,13 +183,31 @@ class JobCoordinator:
             leadership=self._leadership,
         )
 
+    def _clients(self) -> Clients:
+        """Return what answers clients: views, and the requests that are the same in every state."""
+        return Clients(
+            self._events.put_nowait,
+            {
+                "status": lambda _: self._describe(),
+                "checkpoints": lambda given: self._describe_checkpoints(given.get("id")),
+                "subtasks": lambda given: describe_subtasks(self._begun(), given["vertex"]),
+                "config": lambda _: describe_config(self._begun()),
+                "plan": lambda _: describe_plan(self._begun()),
+                "metrics": lambda _: describe_metrics(
+                    self._registry, self._describe().get("metrics", [])
+                ),
+            },
+            {
+                "dispose": lambda given: dispose_savepoint(self._begun(), given.get("path")),
+                "savepoint": self._savepoint_before,
+            },
+        )
+
     async def _on_hello(self, hello: Hello, link: Link) -> None:
         if hello.role == "worker":
             await self._pool.serve(hello, link)
         elif hello.role == "pulse":
             await self._pool.serve_pulse(hello, link)
-        else:
-            await self.clients.serve(link)
 
     def _on_stuck(self, worker_id: str, stuck: StepStuck) -> None:
         if self._context is not None:
@@ -269,18 +276,20 @@ class JobCoordinator:
             while state is not None:
                 state = await self._leadership.while_leading(state.run(context))
             outcome = _outcome(context)
+            failure = None if context.end is None else logged_failure(context.end.failure)
         except _OverBefore as over:
             outcome = self._over = outcome_of_end(over.end)
+            failure = over.end.failure
         except (HeadgateError, asyncio.CancelledError) as error:
             if isinstance(error, FencedError):
                 self._leadership.lose(error)
             if isinstance(error, HeadgateError):
                 kind = "fenced" if isinstance(error, FencedError) else "refused"
-                self.clients.end({"status": "FAILED", "reason": kind}, error)
+                self.clients.end({"status": "FAILED", "reason": kind}, _failure_of(error))
             raise
         except Exception as error:
             broken = InternalError(f"the coordinator broke: {type(error).__name__}: {error}")
-            self.clients.end({"status": "FAILED", "reason": "internal"}, broken)
+            self.clients.end({"status": "FAILED", "reason": "internal"}, _failure_of(broken))
             raise broken from error
         finally:
             for task in (beat, progress):
@@ -296,15 +305,12 @@ class JobCoordinator:
             await self._spans.close()
             if store is not None:
                 await store.close()
-        self.clients.end(
-            outcome.as_json(),
-            outcome.error,
-        )
+        self.clients.end(outcome.as_json(), failure)
         return outcome
 
     async def close(self) -> None:
-        """Stop listening, once clients have had their last word."""
-        await self.clients.drain()
+        """Stop listening, once the clients in this process have had their last word."""
+        await self.clients.close()
         await self.server.close()
 
     # -- the start ----------------------------------------------------------------------------------
@@ -314,6 +320,7 @@ class JobCoordinator:
         if checkpoint is None:
             return None, None, None
         store = self._open_store(checkpoint.storage, self.spec.name, self.spec.options)
+        self._storage.register(self._metrics.add())
         try:
             await store.open()
             if not self._takes_over:  # whoever led this run before has tried it
@@ -379,7 +386,7 @@ class JobCoordinator:
             restore_from=spec.restore_from,
             parallelism=spec.parallelism,
             max_parallelism=spec.plan.max_parallelism,
-            leader=this_leader(self.server.addresses, self._clock.now_ms()),
+            leader=this_leader(self.server.addresses, self._clock.now_ms(), self.rest_addresses),
             follow=follow,
         )
         return before
@@ -608,9 +615,17 @@ def _announce_start(context: JobContext, log: JobLog, before: LogView | None) ->
         context.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
 
 
+def _failure_of(error: HeadgateError) -> JobFailure:
+    """The failure of a coordinator that does not lead its job to an end."""
+    return JobFailure.of(FailureKind.of(error).value, error.message, "coordinator", error)
+
+
 def _outcome(context: JobContext) -> JobOutcome:
     end = context.end
-    if context.handed_over and context.log is not None:
+    if context.handed_over:
+        restarts = context.restarts
+        if context.log is not None:
+            restarts = context.log.view.history.restarts
         return JobOutcome(
             STATUS,
             REASON,
@@ -618,7 +633,7 @@ def _outcome(context: JobContext) -> JobOutcome:
             dropped=context.dropped.totals,
             run=context.spec.run,
             began_ms=context.began_ms,
-            restarts=context.log.view.history.restarts,
+            restarts=restarts,
         )
     if end is None:
         raise HeadgateError("the job ended without an end")

@@ -32,7 +32,10 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
     scope.gauge("job_state_since_timestamp_seconds", lambda: job.status_since_ms / 1000)
     scope.gauge("job_parallelism", lambda: job.parallelism)
     scope.gauge("job_workers", lambda: len(job.pool.live))
-    scope.gauge("job_slots", lambda: len(job.pool.live) * job.spec.slots_per_worker)
+    scope.gauge(
+        "job_slots",
+        lambda: sum(job.spec.slots_of(worker.group) for worker in job.pool.live.values()),
+    )
     scope.gauge("coordinator_generation", lambda: job.generation)
     scope.gauge("coordinator_orphaned_seconds", lambda: _seconds(job.adopted_after_ms, none=-1))
     scope.gauge("restore_timestamp_seconds", lambda: _seconds(job.restored_at_ms))

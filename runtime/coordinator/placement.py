@@ -1,23 +1,41 @@
-"""Which worker hosts which subtask: slot i hosts subtask i of every vertex (slot sharing)."""
+"""Which worker hosts which subtask: slot i of a group hosts subtask i of each of its vertices.
+
+The workers of an attempt are in one order everywhere: by slot sharing group, in the order in which the plan
+has them, and within a group by the slots they give it. So a list of workers says what each one is for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ..plan import PhysicalPlan
 
 
-def workers_needed(plan: PhysicalPlan, slots_per_worker: int) -> int:
-    """The number of workers that give the job its slots."""
-    return -(-plan.slots // slots_per_worker)
+class Slots(Protocol):
+    """The sizes of workers; a `JobSpec` knows them."""
+
+    def slots_of(self, group: str) -> int:
+        """Slots of a worker of a slot sharing group."""
+        ...
 
 
-def place(
-    plan: PhysicalPlan, workers: Sequence[str], slots_per_worker: int
-) -> dict[tuple[int, int], str]:
-    """Worker of each (vertex, index). A narrow vertex uses the first slots only."""
+def worker_groups(plan: PhysicalPlan, slots: Slots) -> list[str]:
+    """The slot sharing group of each worker that the job needs."""
+    return [
+        group
+        for group, needed in plan.slots_by_group.items()
+        for _ in range(-(-needed // slots.slots_of(group)))
+    ]
+
+
+def place(plan: PhysicalPlan, workers: Sequence[str], slots: Slots) -> dict[tuple[int, int], str]:
+    """Worker of each (vertex, index). A narrow vertex uses the first slots of its group only."""
+    groups = worker_groups(plan, slots)
     return {
-        (vertex.id, index): workers[index // slots_per_worker]
+        (vertex.id, index): workers[
+            groups.index(vertex.group) + index // slots.slots_of(vertex.group)
+        ]
         for vertex in plan.vertices
         for index in range(vertex.parallelism)
     }
@@ -30,17 +48,32 @@ class Seats:
     """
 
     def __init__(self) -> None:
-        self._last: list[tuple[str, str]] = []
+        self._last: dict[str, list[tuple[str, str]]] = {}
 
-    def order(self, workers: Mapping[str, str], count: int) -> list[str]:
-        """`count` of the workers, in the order of seats: each where it sat last; on a seat whose worker
-        is gone one of the same machine if there is one; on the rest the oldest that are left.
+    def order(
+        self, workers: Mapping[str, str], own: Mapping[str, str], groups: Sequence[str]
+    ) -> list[str]:
+        """One worker of its group for each seat: each where it sat last; on a seat whose worker is gone
+        one of the same machine if there is one; on the rest the oldest that are left.
 
         Args:
             workers: the machine of each worker, the oldest first.
-            count: of seats; not more than there are workers.
+            own: the slot sharing group of each worker.
+            groups: of the seats, those of a group side by side; no more than there are workers of it.
         """
-        last = [*self._last[:count], *[("", "")] * (count - len(self._last))]
+        return [
+            worker
+            for group in dict.fromkeys(groups)
+            for worker in self._order(
+                group,
+                {id_: host for id_, host in workers.items() if own[id_] == group},
+                groups.count(group),
+            )
+        ]
+
+    def _order(self, group: str, workers: Mapping[str, str], count: int) -> list[str]:
+        known = self._last.get(group, [])[:count]
+        last = [*known, *[("", "")] * (count - len(known))]
         seats = [worker if worker in workers else "" for worker, _ in last]
         # Whoever had no seat, or one that is no more, is free.
         for seat, (_, host) in enumerate(last):
@@ -49,5 +82,5 @@ class Seats:
                 seats[seat] = next(near, "")
         rest = iter([worker for worker in workers if worker not in seats])
         seats = [worker or next(rest) for worker in seats]
-        self._last = [(worker, workers[worker]) for worker in seats]
+        self._last[group] = [(worker, workers[worker]) for worker in seats]
         return seats

@@ -27,6 +27,7 @@ from .adopting import log_parts
 from .context import Failure, JobContext, RegionsReady, Suspected
 from .deploying import deploy_regions, failure_of_subtask, fallback_of, publish_restored
 from .failing import ROOT_CAUSE_S
+from .placement import worker_groups
 from .restored import find_restored
 from .states import State, failing
 from .workers import Worker
@@ -106,7 +107,7 @@ class RegionalRestart:
         job.restarted_tasks += len(new)
         job.restarting = decided.regions
         attempt = job.next_attempt_of(decided.regions)
-        job.pool.prepare(len(job.executions.slots))
+        job.pool.prepare(worker_groups(job.plan, job.spec))
         self._announce(job, decided.decision)
         self._task = asyncio.get_running_loop().create_task(
             self._restart(job, decided.decision.at_ms), name="restart regions"
@@ -214,15 +215,17 @@ class RegionalRestart:
         """The workers of all slots, others in the place of those that are gone."""
         executions, live = job.executions, job.pool.live
         asked = job.clock.monotonic()
-        await job.pool.ensure(len(executions.slots))
+        groups = worker_groups(job.plan, job.spec)
+        await job.pool.ensure(groups)
         job.figures.workers_ms = round(1000 * (job.clock.monotonic() - asked))
         gone = [worker_id for worker_id in executions.slots if worker_id not in live]
         if any(executions.regions_on(worker_id) - job.restarting for worker_id in gone):
             # Its loss is still in the queue of events: it takes further regions along, and begins anew.
             await asyncio.get_running_loop().create_future()
         hosts = {worker_id: live[worker_id].host_id for worker_id in sorted(live)}
-        slots = job.seats.order(hosts, len(executions.slots))
-        executions.place(slots, job.spec.slots_per_worker)
+        own = {worker_id: worker.group for worker_id, worker in live.items()}
+        slots = job.seats.order(hosts, own, groups)
+        executions.place(slots, job.spec)
         workers = [live[worker_id] for worker_id in slots]
         job.pool.retire(workers)
         return workers

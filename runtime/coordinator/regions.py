@@ -10,7 +10,7 @@ from ..exchange.partitioners import connections
 from ..plan import ExchangeEdge, PhysicalPlan, is_pointwise
 from ..protocol.failover import Link, RegionFailover, RegionId
 from ..protocol.ids import SubtaskId
-from .placement import place
+from .placement import Slots, place
 
 NAMES_SHOWN_MAX: Final = 4
 """Subtasks that are named where a restart is announced."""
@@ -65,10 +65,10 @@ class Executions:
         """The worker of each subtask."""
         self._attempts: dict[RegionId, int] = {}
 
-    def place(self, workers: Sequence[str], slots_per_worker: int) -> None:
+    def place(self, workers: Sequence[str], slots: Slots) -> None:
         """Take these workers, in this order."""
         self.slots = list(workers)
-        placed = place(self.plan, workers, slots_per_worker)
+        placed = place(self.plan, workers, slots)
         self.placement = {SubtaskId(*subtask): owner for subtask, owner in placed.items()}
 
     def begin(self, regions: Collection[RegionId], attempt: int) -> None:

@@ -55,7 +55,7 @@ from .context import (
 from .deploying import failure_from, failure_of_subtask, failure_of_worker, moves
 from .histories import look_at_histories
 from .manifests import size_of
-from .placement import workers_needed
+from .placement import worker_groups
 from .recovered import publish_recovered
 from .regional import RegionalRestart, regions_of, suspect
 from .states import (
@@ -469,10 +469,14 @@ class Running(State):
         return None
 
     def _hand_over(self, job: JobContext, wish: ClientWish) -> State | None:
-        """Take a checkpoint behind which the sources are silent, and leave; or leave when time is up."""
-        check_keeps_checkpoints(job)
+        """Take a checkpoint behind which the sources are silent, and leave; or leave when time is up.
+
+        A job without checkpoints has nothing to keep, so this process leaves at once.
+        """
         if self._ending is not None or self._stopping:
             raise UsageError("the job is stopping already")
+        if not job.keeps_checkpoints:
+            return handing_over(wish)
         self._leaving = wish
         job.publish("stopping", "handing the run over with a checkpoint")
         grace_s = job.options.get(SHUTDOWN_GRACE) / 1000
@@ -524,7 +528,7 @@ class Running(State):
         self._rescale_to = parallelism
         # The job works on until all workers are there: it may turn out that there is no room for them.
         self._room = asyncio.get_running_loop().create_task(
-            job.pool.ensure(workers_needed(plan, job.spec.slots_per_worker)), name="make room"
+            job.pool.ensure(worker_groups(plan, job.spec)), name="make room"
         )
         made = RoomMade(job.attempt)
         self._room.add_done_callback(lambda _: job.events.put_nowait(made))

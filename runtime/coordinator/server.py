@@ -82,7 +82,8 @@ class ControlServer:
             self._addresses.insert(0, f"unix:{unix_path}")
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = StreamLink(reader, writer, GREETING_BYTES_MAX)
+        unsent_max = self._admission.limits.unsent_max_bytes
+        link = StreamLink(reader, writer, GREETING_BYTES_MAX, unsent_max)
         self._admission.enter(link, link.abort)
         self.accept(link)
 

@@ -19,7 +19,7 @@ _log = logging.getLogger("headgate.coordinator")
 
 
 class Spares:
-    """Keeps the number of live workers at what is wanted, in the background."""
+    """Keeps the number of live workers of a slot sharing group at what is wanted, in the background."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Views of a job as JSON that are not part of its status: subtasks, configuration, plan, metrics.
 
-Clients of the control port and of the REST API get them from the same functions.
+Clients get them from the same functions, whichever way they come.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def _vertex(vertex: Vertex) -> dict[str, Any]:
         "id": vertex.id,
         "name": vertex.name,
         "parallelism": vertex.parallelism,
+        "slot_sharing_group": vertex.group,
         "operators": operators,
     }
 

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ...errors import UsageError
+from ...errors import JobError, UsageError
 from ..checkpoint_options import (
     SAVEPOINT_DIR,
 )
@@ -73,7 +73,7 @@ async def savepoint_of_trigger(
                     "size_bytes": size_of(manifest),
                 }
             if generation == job.generation and await store.unfinished_files(place, address):
-                raise UsageError(
+                raise JobError(
                     "a savepoint with this triggerId has failed before",
                     fix="choose a new id for each operation",
                 )

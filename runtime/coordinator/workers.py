@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,8 @@ class Worker:
     """One live worker as the coordinator sees it."""
 
     worker_id: str
+    group: str
+    """The slot sharing group that its slots belong to."""
     handle: WorkerHandle
     link: Link
     pid: int
@@ -82,6 +85,14 @@ class Worker:
             self.pulse.link.send(
                 message
             )  # its thread hears of it while a call holds its event loop
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A worker that was started, or asked to come back, and has not said Hello yet."""
+
+    group: str
+    hello: asyncio.Future[tuple[Hello, Link]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,7 @@ class WorkerPool:
         self._monitor = HeartbeatMonitor(heartbeat_interval_ms, heartbeat_timeout_ms)
         self._prefix = name_prefix
         self._started = 0
-        self._greetings: dict[str, asyncio.Future[tuple[Hello, Link]]] = {}
+        self._greetings: dict[str, Greeting] = {}
         self._pulses: dict[str, PulseLine] = {}
         self._stillborn: dict[str, str] = {}
         """Why workers were lost before they were live."""
@@ -147,37 +158,65 @@ class WorkerPool:
         self._retired: list[Worker] = []
         self.leaving: set[str] = set()
         """Workers whose processes are about to end: they get no more subtasks."""
-        self._working: frozenset[str] = frozenset()
-        """The workers that have subtasks; the others are spares."""
+        self._working: dict[str, str] = {}
+        """The groups of the workers that have subtasks; the others are spares."""
         self.last_lost = ("", 0)
         """The worker that was lost last, and for how many ms nothing had been heard of it."""
         self.warm_up: Warm | None = None
         """The message that prepares a worker without subtasks for some."""
-        self._spares = Spares(
-            spares,
-            start_failures or StartFailures(10, 3_000),
-            clock,
-            live=lambda: len(self.staying) + len(self._greetings),
-            start=self._start_one,
-        )
+        self._spares_wanted = spares
+        self._start_failures = start_failures or StartFailures(10, 3_000)
+        self._spares: dict[str, Spares] = {}
+        """By slot sharing group: a worker of another one is of no use."""
 
     @property
     def staying(self) -> dict[str, Worker]:
         """The live workers that are not about to leave."""
         return {key: worker for key, worker in self.live.items() if key not in self.leaving}
 
-    async def ensure(self, count: int) -> list[Worker]:
-        """Start workers until `count` are live; returns exactly `count`, oldest first.
+    def _spares_of(self, group: str) -> Spares:
+        if group not in self._spares:
+            self._spares[group] = Spares(
+                self._spares_wanted,
+                self._start_failures,
+                self._clock,
+                live=lambda: len(self._staying_in(group)) + self._greeted_by(group),
+                start=lambda: self._start_one(group),
+            )
+        return self._spares[group]
+
+    def _staying_in(self, group: str) -> list[Worker]:
+        """The workers of a group that are not about to leave, the oldest first."""
+        found = [worker for worker in self.staying.values() if worker.group == group]
+        return sorted(found, key=lambda worker: worker.worker_id)
+
+    def _greeted_by(self, group: str) -> int:
+        return sum(greeting.group == group for greeting in self._greetings.values())
+
+    async def ensure(self, groups: Sequence[str]) -> list[Worker]:
+        """Start workers until there is one for each entry; returns exactly those, the oldest of each group.
+
+        Args:
+            groups: the slot sharing group of each worker that is needed, those of a group side by side.
 
         Raises:
             ClusterError: a worker could not be started.
         """
-        while (missing := count - len(self.staying)) > 0:  # one may die while others start
-            ahead = {start for start in self._spares.starting if not start.done()}
-            if missing <= len(ahead):
-                await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
+        needed = Counter(groups)
+        while missing := self._missing(needed):  # one may die while others start
+            ahead = {
+                group: {start for start in self._spares_of(group).starting if not start.done()}
+                for group in missing
+            }
+            starting = [
+                self._start_one(group)
+                for group, count in missing.items()
+                for _ in range(count - len(ahead[group]))
+            ]
+            if not starting:
+                under_way = set[asyncio.Task[None]]().union(*ahead.values())
+                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            starting = (self._start_one() for _ in range(missing - len(ahead)))
             for outcome in await asyncio.gather(*starting, return_exceptions=True):
                 if type(outcome) is JobError:  # so a cluster says that it has no room
                     raise ClusterError(
@@ -185,41 +224,54 @@ class WorkerPool:
                     ) from outcome
                 if outcome is not None:
                     raise outcome
-        return sorted(self.staying.values(), key=lambda worker: worker.worker_id)[:count]
+        return [worker for group in needed for worker in self._staying_in(group)[: needed[group]]]
+
+    def _missing(self, needed: Counter[str]) -> Counter[str]:
+        """The number of workers that are missing, of the groups that miss some."""
+        return needed - Counter(worker.group for worker in self.staying.values())
 
     def lead(self, generation: int) -> None:
         """From now on workers are told that this generation leads."""
         self._welcome = msgspec.structs.replace(self._welcome, generation=generation)
 
-    async def find(self, worker_ids: Collection[str]) -> list[Worker]:
-        """Those of an earlier coordinator's workers that obey this one from now on."""
+    async def find(self, groups: Mapping[str, str]) -> list[Worker]:
+        """Those of an earlier coordinator's workers that obey this one from now on.
+
+        Args:
+            groups: the slot sharing group of each, by its id.
+        """
         finding = [
             self._join(
-                each, self._cluster.find_worker(each, self._control), FIND_TIMEOUT_S, ours=False
+                each,
+                group,
+                self._cluster.find_worker(each, self._control),
+                FIND_TIMEOUT_S,
+                ours=False,
             )
-            for each in worker_ids
+            for each, group in groups.items()
         ]
         for outcome in await asyncio.gather(*finding, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, JobError):
                 raise outcome
-        return [self.live[each] for each in worker_ids if each in self.live]
+        return [self.live[each] for each in groups if each in self.live]
 
-    async def _start_one(self) -> None:
+    async def _start_one(self, group: str) -> None:
         worker_id = f"{self._prefix}-{self._started:04d}"
         self._started += 1
-        starting = self._cluster.start_worker(worker_id, self._control)
-        await self._join(worker_id, starting, self._start_timeout_ms / 1000, ours=True)
+        starting = self._cluster.start_worker(worker_id, self._control, group)
+        await self._join(worker_id, group, starting, self._start_timeout_ms / 1000, ours=True)
 
     async def _join(
         self,
         worker_id: str,
+        group: str,
         getting: Awaitable[WorkerHandle | None],
         timeout_s: float,
         *,
         ours: bool,
     ) -> None:
         greeting = asyncio.get_running_loop().create_future()
-        self._greetings[worker_id] = greeting
+        self._greetings[worker_id] = Greeting(group, greeting)
         pulse = self._pulses[worker_id] = PulseLine()
         handle: WorkerHandle | None = None
         try:
@@ -238,7 +290,7 @@ class WorkerPool:
         finally:
             self._greetings.pop(worker_id, None)
         self.live[worker_id] = Worker(
-            worker_id, handle, link, hello.pid, hello.address, hello.metrics_url, pulse
+            worker_id, group, handle, link, hello.pid, hello.address, hello.metrics_url, pulse
         )
         self._monitor.watch(WorkerId(worker_id), self._now_ms())
         if self.warm_up is not None:
@@ -278,14 +330,14 @@ class WorkerPool:
     async def serve(self, hello: Hello, link: Link) -> None:
         """Serve the link of a worker until it ends (called by the control server)."""
         greeting = self._greetings.get(hello.worker_id)
-        if greeting is None or greeting.done():
+        if greeting is None or greeting.hello.done():
             return
         if hello.generation > self._welcome.generation:
             self._leadership.superseded(hello.worker_id, hello.generation)
-            greeting.set_exception(ClusterError("the worker obeys a newer coordinator"))
+            greeting.hello.set_exception(ClusterError("the worker obeys a newer coordinator"))
             return
         link.send(self._welcome)
-        greeting.set_result((hello, link))
+        greeting.hello.set_result((hello, link))
         while (message := await link.receive()) is not None:
             self._monitor.beat(WorkerId(hello.worker_id), self._now_ms())
             if isinstance(message, StepStuck):
@@ -336,15 +388,20 @@ class WorkerPool:
         _log.warning("worker lost pid=`%s`: %s", worker.pid, reason, extra=self._fields(worker_id))
         self._put_event(WorkerLost(worker_id, reason))
         if worker_id not in self._working:
-            self._spares.lost(len(self._working))
+            self._spares_of(worker.group).lost(self._working_in(worker.group))
 
-    def prepare(self, count: int) -> None:
-        """Start in the background what is missing of so many workers: `ensure` will be asked for them."""
-        self._spares.want(count, spares=False)
+    def _working_in(self, group: str) -> int:
+        return list(self._working.values()).count(group)
+
+    def prepare(self, groups: Sequence[str]) -> None:
+        """Start in the background what is missing of these workers: `ensure` will be asked for them."""
+        for group, count in Counter(groups).items():
+            self._spares_of(group).want(count, spares=False)
 
     def refill(self) -> None:
         """The job runs: start in the background what is missing of the spares."""
-        self._spares.want(len(self._working), spares=True)
+        for group, count in Counter(self._working.values()).items():
+            self._spares_of(group).want(count, spares=True)
 
     def _kill_later(self, kill: Callable[[], None]) -> None:
         """Kill what may be left of a lost worker, unless it is another coordinator's by now."""
@@ -359,7 +416,9 @@ class WorkerPool:
     def describe(self) -> list[dict[str, Any]]:
         """The live workers, for clients."""
         workers = sorted(self.live.values(), key=lambda worker: worker.worker_id)
-        return [{"worker": worker.worker_id, "pid": worker.pid} for worker in workers]
+        return [
+            {"worker": each.worker_id, "pid": each.pid, "group": each.group} for each in workers
+        ]
 
     def abandon(self) -> None:
         """Let go of all workers, without a word to them: another coordinator leads."""
@@ -370,10 +429,13 @@ class WorkerPool:
 
     def retire(self, keep: Collection[Worker]) -> None:
         """Let all other workers go, but for the spares: the job runs at a lower parallelism."""
-        self._working = frozenset(worker.worker_id for worker in keep)
-        spare = [each for each in sorted(self.staying) if each not in self._working]
-        kept = {*self._working, *spare[: self._spares.count]}
-        self._spares.want(len(keep), spares=self._spares.with_spares)
+        self._working = {worker.worker_id: worker.group for worker in keep}
+        kept = set(self._working)
+        for group in {worker.group for worker in self.live.values()}:
+            spares, there = self._spares_of(group), self._staying_in(group)
+            spare = [each.worker_id for each in there if each.worker_id not in self._working]
+            kept.update(spare[: spares.count])
+            spares.want(self._working_in(group), spares=spares.with_spares)
         for worker_id, worker in list(self.live.items()):
             if worker_id not in kept:
                 del self.live[worker_id]
@@ -410,7 +472,8 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Ask all workers to exit, then kill what has not; but not what another coordinator has."""
-        await self._spares.close()
+        for spares in self._spares.values():
+            await spares.close()
         if not await self._leadership.not_lost():
             self.abandon()
             self._killing_no_more()

@@ -6,9 +6,9 @@ from .in_flight import InFlightRecords
 
 
 class GateCapture:
-    """What a gate keeps for one checkpoint while its barriers come in.
+    """The records that a gate keeps for one checkpoint while its barriers come in.
 
-    `open` are the positions of the channels whose barrier has not come: what arrives there is kept.
+    `open` are the positions of the channels whose barrier has not come: records that arrive there are kept.
     """
 
     def __init__(self, checkpoint_id: int) -> None:

@@ -20,7 +20,7 @@ ChannelId: TypeAlias = int
 
 
 class ChannelListener(Protocol):
-    """What a result partition wants to know of its channels."""
+    """The events of a channel that its result partition is told."""
 
     def backlog_changed(self, change: int) -> None:
         """+1: the channel began to hold batches it cannot send; -1: it holds none any more."""
@@ -49,7 +49,7 @@ class OutputChannel(ABC):
         """Batches in the queue; the receiver knows it as the backlog."""
         self.credits = 0
         self.buffer_size_bytes: int | None = None
-        """What a buffer may hold from now on, as the receiver said last; None: it has said nothing."""
+        """The size of a buffer that the receiver asked for last; None: it has not asked for any."""
         self.error: HeadgateError | None = None
         self.finished = False
         """The end of the partition was sent: a broken connection no longer matters."""
@@ -98,7 +98,7 @@ class OutputChannel(ABC):
         return barrier_index(self.queue, checkpoint_id) is not None
 
     def _overtaking_barriers(self) -> int:
-        """How many barriers have been put in front, and wait for the transport."""
+        """The number of barriers that were put in front and wait for the transport."""
         count = 0
         for element in self.queue:
             if not (isinstance(element, CheckpointBarrier) and element.options.unaligned):

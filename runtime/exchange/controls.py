@@ -79,7 +79,7 @@ def _has_marker_of(queue: deque[Element], marker: LatencyMarker) -> bool:
 
 
 def barrier_index(queue: deque[Element], checkpoint_id: int) -> int | None:
-    """Where the barrier of a checkpoint stands in a queue."""
+    """The position of a checkpoint's barrier in a queue."""
     for index, element in enumerate(queue):
         if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
             return index

@@ -45,7 +45,7 @@ class InputChannelSpec:
     channel_id: ChannelId
     input_index: int
     address: ChannelAddress = NOWHERE
-    """What the channel is called in checkpoints; needed where barriers may overtake records."""
+    """The name of the channel in checkpoints; needed where barriers may overtake records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class InputGate:
         return self._channels[position].spec.input_index
 
     def address_of(self, position: int) -> ChannelAddress:
-        """What channel `position` is called in checkpoints."""
+        """The name of channel `position` in checkpoints."""
         return self._channels[position].spec.address
 
     def poll(self) -> tuple[int, Element] | None:
@@ -305,7 +305,7 @@ class InputGate:
 
     @property
     def buffers_total(self) -> int:
-        """How many batches may wait here at most."""
+        """The largest number of batches that may wait here."""
         return self._buffers_total
 
     @property

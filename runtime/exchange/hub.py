@@ -32,11 +32,11 @@ from .settings import ExchangeSettings
 from .wire import WIRE_VERSION
 
 UDS_PATH_BYTES_MAX = 107
-"""What fits a Unix socket address on Linux."""
+"""The longest path of a Unix socket on Linux."""
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):
-    """Where a worker listens. Peers with the same `host_id` may use the Unix socket."""
+    """The addresses at which a worker listens. Peers with the same `host_id` may use the Unix socket."""
 
     worker_id: str
     host: str
@@ -45,7 +45,7 @@ class WorkerAddress(msgspec.Struct, frozen=True):
     host_id: str
 
     def encode(self) -> bytes:
-        """As msgpack, for control messages."""
+        """The address as msgpack, for control messages."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -61,7 +61,7 @@ def this_host() -> str:
 
 
 class _Region:
-    """What one region has on this worker while an attempt runs."""
+    """The channels and connections of one region on this worker while an attempt runs."""
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
@@ -108,7 +108,7 @@ class ExchangeHub:
         self._address: WorkerAddress | None = None
         self._regions: dict[int, _Region] = {}
         self._last_attempts: dict[int, int] = {}
-        """Of each region."""
+        """The newest attempt of each region."""
         self._accepting: dict[AcceptingEnd, None] = {}
         """In the order in which they came: a set closes them in another one each time."""
         self.refused = 0

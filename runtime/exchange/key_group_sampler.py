@@ -15,11 +15,11 @@ from ...state.keygroups import key_group_range, owner_of
 from ..protocol.backpressure import HotGroup
 
 BATCHES_MAX: Final = 16
-"""So many batches are counted per window."""
+"""The number of batches that are counted per window."""
 RECORDS_MAX: Final = 32_768
-"""No more batches are counted once there were so many records."""
+"""After this number of records no further batch of the window is counted."""
 KEPT: Final = 0.9
-"""What is left of the weight of the older counts with each window in which anything was counted."""
+"""The factor by which older counts lose weight with each window in which anything was counted."""
 
 
 @final

@@ -174,7 +174,7 @@ class DiallingEnd(FrameConnection):
             channel.pump()
 
     def abandon(self) -> None:
-        """The attempt is over: whoever still holds one of the channels shall not wait for it."""
+        """The attempt is over: subtasks that still hold one of the channels must not wait for it."""
         for channel in self._channels.values():
             channel.fail(ExchangeError("the attempt is over"))
         if not self.established.done():
@@ -241,7 +241,7 @@ class _SocketInput:
 
 
 class GateDirectory(Protocol):
-    """What an accepting end wants of its hub."""
+    """The part of a hub that an accepting end uses."""
 
     def admit(self, hello: Hello, end: AcceptingEnd) -> str:
         """Why the caller is refused; empty if it is welcome."""

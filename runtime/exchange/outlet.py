@@ -1,4 +1,4 @@
-"""How the barrier of one checkpoint leaves a result partition, and what it overtakes there.
+"""The barrier of one checkpoint as it leaves a result partition, and the batches that it overtakes.
 
 A barrier that may overtake goes to the head of each channel's queue: at once, or, if it has a timeout, when
 it has waited in line for too long. The batches it passes are output state of the checkpoint; they are sent

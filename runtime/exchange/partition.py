@@ -1,4 +1,4 @@
-"""What a subtask emits into: batches go to the channels the partitioner names, in buffers of good size.
+"""The output of a subtask: batches go to the channels that the partitioner names, in buffers of good size.
 
 Emission never blocks. A channel without credit queues, the partition is then `backlogged`, and the
 subtask takes no further input until it is not: backpressure is only this.
@@ -28,7 +28,7 @@ from .slicing import BatchSizer, Coalescer, cut, rows_within
 
 @dataclass(slots=True)
 class PartitionStats:
-    """What left a partition so far, counted per receiving channel, and what waits for credit."""
+    """Counts of what left a partition so far, per receiving channel, and of what waits for credit."""
 
     records_out: int = 0
     bytes_out: int = 0
@@ -71,10 +71,10 @@ class ResultPartition:
         self._sizes_max: list[int] = []
         self._backlogged_channels = 0
         self.debloated_bytes: int | None = None
-        """What one buffer for each channel holds, while a receiver wants small ones. The smallest counts
-        for all: records are taken to be spread evenly."""
+        """The bytes of one buffer for each channel together, while a receiver wants small buffers. The
+        smallest counts for all: records are taken to be spread evenly."""
         self.emitted_bytes = 0
-        """What was emitted per receiving channel, as far as it had to be measured: all while debloated."""
+        """The bytes emitted, as far as they had to be measured: all of them while buffers are debloated."""
         self._markers = 0
         self._error: HeadgateError | None = None
         self._wake: Callable[[], None] = lambda: None
@@ -142,7 +142,7 @@ class ResultPartition:
                 channel.send_control(barrier)
 
     def outlet(self, checkpoint_id: int) -> BarrierOutlet | None:
-        """How the last barrier left, if it is of this checkpoint and may overtake records here."""
+        """The way out of the last barrier, if it is of this checkpoint and may overtake records here."""
         outlet = self._outlet
         return outlet if outlet and outlet.barrier.checkpoint_id == checkpoint_id else None
 

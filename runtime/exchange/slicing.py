@@ -15,11 +15,11 @@ from ...operators.elements import Batch, ColumnBatch, ObjectBatch
 from .settings import ExchangeSettings
 
 RECORD_BYTES_MIN = 64
-"""What a Python object takes at least, however short it is on the wire."""
+"""The least memory that a Python object takes, however short it is on the wire."""
 BARE_OBJECT_BYTES = object.__basicsize__ + 2 * struct.calcsize("P")
 """An object of this size has no contents but its `__dict__`, and perhaps weak references."""
 RUN_RECORDS_MAX = 128
-"""How many records are measured together; a longer run would not be cheaper."""
+"""The number of records that are measured together; a longer run would not be cheaper."""
 RUN_BYTES_TARGET = 1 << 20
 """Runs are so short that measuring them takes about this much memory, for a moment."""
 
@@ -118,7 +118,7 @@ class ObjectSizer:
 
 
 def _contents(value: Any) -> Any:
-    """What is measured in place of an object whose type msgspec does not know."""
+    """The value that is measured in place of an object whose type msgspec does not know."""
     kind = type(value)
     if kind.__dictoffset__ and kind.__basicsize__ <= BARE_OBJECT_BYTES and not kind.__itemsize__:
         return value.__dict__  # it has nothing else
@@ -151,7 +151,7 @@ _FILLED = 0.95
 
 
 def rows_within(size_bytes: float, row_bytes: float) -> int:
-    """How many rows fill a buffer of a size; at least one."""
+    """The number of rows that fill a buffer of this size; at least one."""
     return max(1, int(_FILLED * size_bytes / row_bytes))
 
 

@@ -53,7 +53,7 @@ Parts: TypeAlias = list[Any]
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kinds of frames."""
 
     HELLO = 1
     """First frame in both directions: who calls, and the answer. msgpack."""

@@ -601,11 +601,35 @@ OPERATOR_METRICS: Final = (
         "fails the job. Sinks only.",
     ),
     _operator(
+        "sink_commit_seconds",
+        "histogram",
+        "How long commits took. Sinks only.",
+    ),
+    _operator(
         "sink_uncommitted_seconds",
         "gauge",
-        "For how long the oldest data of the sink that has not been committed has waited; 0 if nothing "
-        "waits. Sinks only.",
+        "For how long the oldest data of the sink that has not been committed has waited since its "
+        "barrier, also if that came before a restart; 0 if nothing waits. Sinks only.",
         merge="max",
+    ),
+    _operator(
+        "sink_prepared_seconds",
+        "gauge",
+        "The same for the oldest transaction that is prepared: durable outside, and not visible, such as "
+        "the draft of a file or a multipart upload. Systems with a limit for transactions count this "
+        "time. Sinks only.",
+        merge="max",
+    ),
+    _operator(
+        "sink_pending_transactions",
+        "gauge",
+        "Transactions that are prepared and not committed; of files, one per file. Sinks only.",
+    ),
+    _operator(
+        "sink_discarded_transactions",
+        "counter",
+        "Transactions of attempts before this one that no checkpoint needs, and that were discarded at "
+        "its start. Sinks only.",
     ),
     _operator(
         "latency_seconds",
@@ -640,9 +664,41 @@ PROCESS_METRICS: Final = (
         absent="without such a limit",
     ),
 )
+STORAGE_METRICS: Final = (
+    MetricDoc(
+        "storage_requests",
+        PROCESS,
+        "counter",
+        "Requests by operation: `read`, `write`, `create` (write an object unless there is one), `list` or "
+        "`delete`, and by outcome: `ok`, `throttled` (the store asked for fewer requests) or `failed`. "
+        "Each try counts.",
+        ("operation", "outcome"),
+        "in jobs without checkpoints, as all metrics of storage",
+    ),
+    MetricDoc(
+        "storage_retries",
+        PROCESS,
+        "counter",
+        "Requests that were made again, because the one before was throttled or failed in passing. "
+        "Directories have none.",
+        ("operation",),
+    ),
+    MetricDoc(
+        "storage_request_seconds",
+        PROCESS,
+        "histogram",
+        "How long requests took until their answer or their error, without pauses in between. A large "
+        "file is written in several requests.",
+        ("operation",),
+        buckets=LATENCIES,
+    ),
+    MetricDoc("storage_read_bytes", PROCESS, "counter", "Bytes that were read from storage."),
+    MetricDoc("storage_written_bytes", PROCESS, "counter", "Bytes that were written to storage."),
+)
 CATALOGUE: Final = (
     *JOB_METRICS,
     *CHECKPOINT_METRICS,
+    *STORAGE_METRICS,
     *TASK_METRICS,
     *OPERATOR_METRICS,
     *PROCESS_METRICS,

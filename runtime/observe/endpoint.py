@@ -24,7 +24,7 @@ from .metrics import MetricsRegistry
 from .process_metrics import ProcessMetrics
 
 PORTS_TRIED_MAX = 100
-"""How many ports are tried before a process runs without an endpoint."""
+"""The number of ports that are tried before a process runs without an endpoint."""
 _log = logging.getLogger("headgate.metrics")
 
 

@@ -1,4 +1,4 @@
-"""What a coordinator counts for its metrics only; kept by its event loop, read when somebody scrapes."""
+"""Counts of a coordinator for its metrics only: kept by its event loop, read when somebody scrapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _durations() -> PlainHistogram:
 @final
 @dataclass(slots=True)
 class CheckpointFigures:
-    """Of all checkpoints under this coordinator. Times in seconds."""
+    """The figures of all checkpoints under this coordinator. Times are in seconds."""
 
     duration: PlainHistogram = field(default_factory=_durations)
     parts: dict[str, PlainHistogram] = field(
@@ -42,7 +42,7 @@ class CheckpointFigures:
 @final
 @dataclass(slots=True)
 class JobFigures:
-    """Of all failures, restarts and rescalings under this coordinator. Times in seconds."""
+    """The figures of all failures, restarts and rescalings under this coordinator. Times are in seconds."""
 
     failures: Counter[str] = field(default_factory=Counter)
     """By category."""
@@ -56,7 +56,7 @@ class JobFigures:
     rescale: PlainHistogram = field(default_factory=_durations)
 
     def failures_of(self, category: str) -> int:
-        """How many failures were of this category."""
+        """The number of failures of this category."""
         return self.failures[category]
 
     def restarted(self, down_ms: int, phases_ms: Mapping[str, int | None]) -> None:

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 FIELDS = ("job", "task", "operator", "subtask", "attempt", "worker")
-"""What a record may carry (`extra`), besides `detail`: the text of an exception from another process."""
+"""The fields that a record may carry in `extra`, besides `detail`: an exception from another process."""
 FORMAT_VARIABLE = "HEADGATE_LOG_FORMAT"
 """`plain` (default) or `json`."""
 

@@ -89,7 +89,7 @@ class Series:
     read: Callable[[], float | None] | None
     histogram: PlainHistogram | None = None
     split: Callable[[], Mapping[str, float] | None] | None = None
-    """Of several lines that differ in the label `split`: their values."""
+    """The values of several lines that differ in the label `split`."""
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class Scope:
 
 
 class UserMetrics:
-    """What a user's function sees of a scope: no metric that it makes is taken for one of the engine's."""
+    """A scope for a user's function: no metric that it makes is taken for one of the engine's."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -323,7 +323,7 @@ class MetricsRegistry(Collector):
             return {name for group in self._groups if (name := group._labels.get("job_name"))}
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus_client: everything as metric families, values read now."""
+        """All metrics as families, with the values of now; prometheus_client calls this."""
         with self._lock:
             groups = list(self._groups)
         families: dict[str, _Family] = {}
@@ -346,7 +346,7 @@ class MetricsRegistry(Collector):
         return [family.metric() for family in families.values() if family.values]
 
     def describe(self) -> Iterable[Metric]:
-        """For prometheus_client: nothing is known before it is there."""
+        """Nothing: no metric is known before it exists; prometheus_client calls this."""
         return ()
 
     def _read(self, name: str, read: Callable[[], T | None]) -> T | None:

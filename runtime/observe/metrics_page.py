@@ -14,6 +14,7 @@ from .catalogue import (
     LABELS,
     OPERATOR_METRICS,
     PROCESS_METRICS,
+    STORAGE_METRICS,
     TASK_METRICS,
     MetricDoc,
 )
@@ -21,6 +22,11 @@ from .catalogue import (
 _TITLES: Final = {
     "The job": ("From the coordinator.", JOB_METRICS),
     "Checkpoints": ("From the coordinator.", CHECKPOINT_METRICS),
+    "Storage of checkpoints": (
+        "From the coordinator and the workers, each of its own requests: to S3, or to a directory. They "
+        "also count what savepoints at other addresses need. Storage in memory has no requests.",
+        STORAGE_METRICS,
+    ),
     "Tasks": (
         "From the workers. A task is a chain of operators that run together; its name is those of its "
         "operators, such as `windows -> out`. Counters begin at 0 with each attempt.",

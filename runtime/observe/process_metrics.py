@@ -17,20 +17,20 @@ CGROUP_FILES: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of the second and the first version of control groups, as a container sees its own."""
+"""The paths of the second and the first version of control groups, as a container sees its own."""
 NO_LIMIT_BYTES: Final = 1 << 60
 """The first version writes a number about this large where there is no limit."""
 
 
 class ProcessMetrics(Collector):
-    """What `ProcessCollector` of prometheus_client finds out, once for each job of the registry."""
+    """The figures of `ProcessCollector` of prometheus_client, once for each job of the registry."""
 
     def __init__(self, metrics: MetricsRegistry) -> None:
         self._metrics = metrics
         self._found = ProcessCollector(namespace=PREFIX.rstrip("_"), registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus_client."""
+        """The figures of this process as metric families; prometheus_client calls this."""
         jobs = sorted(self._metrics.job_names)
         for found in self._found.collect():
             doc = BY_NAME[found.name.removeprefix(PREFIX)]
@@ -49,7 +49,7 @@ class ProcessMetrics(Collector):
             yield metric
 
     def describe(self) -> Iterable[Metric]:
-        """For prometheus_client: nothing is known before it is there."""
+        """Nothing: no metric is known before it exists; prometheus_client calls this."""
         return ()
 
 

@@ -78,7 +78,7 @@ class OtelSpans:
 
 
 def open_spans(options: Options, job_name: str) -> Spans:
-    """Where the spans of a job go.
+    """Open the place to which the spans of a job go.
 
     Raises:
         PlanError: the job asks for spans, and the extra `otel` is not installed.

@@ -1,1 +1,1 @@
-"""State without a job: that of a savepoint or a checkpoint read as tables of Arrow, and written anew."""
+"""State without a job: snapshots are read as tables of Arrow, and written as new savepoints."""

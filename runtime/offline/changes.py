@@ -1,4 +1,4 @@
-"""What changed in a state from one snapshot to another, key by key."""
+"""The changes of a state from one snapshot to another, key by key."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ StateKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a job says of one of its operators: how wide it runs, and its states by name."""
+    """A job's declaration of one of its operators: its parallelism, and its states by name."""
 
     parallelism: int
     states: Mapping[str, StateInfo]
@@ -35,7 +35,7 @@ class Declared:
 
 @dataclass(slots=True)
 class SavepointEditor:
-    """What a new savepoint is to consist of; `begin`, the files, and `publish` make it.
+    """The plan of a new savepoint; `begin`, the files, and `publish` make it.
 
     Attributes:
         job: name of the job that it is for.
@@ -118,12 +118,12 @@ class SavepointEditor:
     # -- making it ----------------------------------------------------------------------------------
 
     def begin(self, target: str, token: str) -> Goal:
-        """Where the files go: a new directory below `target`; `token` makes its name unique."""
+        """The place for the files: a new directory below `target`; `token` makes its name unique."""
         address = savepoint_address(target, self.job, token)
         return Goal(address, dict(self.options), self.max_parallelism)
 
     def copies(self, goal: Goal) -> list[CopyTask]:
-        """What is to be taken over from the base: keyed state, by subtask.
+        """The keyed state that is taken over from the base, by subtask.
 
         Raises:
             StateError: the base holds records on their way.
@@ -163,7 +163,7 @@ class SavepointEditor:
             opened.run(savepoints.publish(opened.store, savepoint))
 
     def abort(self, goal: Goal) -> None:
-        """Delete what there is of it, also where nobody knows whether it was published."""
+        """Delete the savepoint as far as it is there, even if it is not known whether it was published."""
         with OpenStore(goal.root, goal.options) as opened:
             opened.run(_delete_all(opened))
 

@@ -17,7 +17,7 @@ from ...state.keyed.identity import decode_key
 KEY_TEXT: Final = "key_text"
 """Beside a column `key` of bytes: the key for people."""
 KEYS_MAX: Final = 10_000
-"""Of more keys than this nobody asks by name."""
+"""The largest number of keys that are asked for by name."""
 
 
 def is_opaque(columns: Sequence[str], schema: pa.Schema) -> bool:

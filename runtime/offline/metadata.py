@@ -1,4 +1,4 @@
-"""What is in a snapshot, as a table: a row per state."""
+"""The contents of a snapshot as a table: a row per state."""
 
 from __future__ import annotations
 

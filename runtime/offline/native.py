@@ -41,7 +41,7 @@ def native_tables(
 
 
 def unreadable(state: StoredState) -> StateError:
-    """What to do about state that only its backend can read."""
+    """The error for state that only its backend can read."""
     return StateError(
         f"the state lies in files that only its backend reads {state.text} kind=`{state.kind}`",
         where=state.root,

@@ -66,7 +66,7 @@ class _Rows:
     schema: pa.Schema
     groups: list[int] = field(default_factory=list)
     parts: list[list[Any]] = field(default_factory=list)
-    """Of each entry the key, the namespace and the entry key, as far as there are any."""
+    """The key of each entry, and its namespace and entry key where it has them."""
     values: list[bytes] = field(default_factory=list)
     last_used: list[int] = field(default_factory=list)
 

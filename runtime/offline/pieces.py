@@ -24,7 +24,7 @@ INLINE_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Where a new savepoint is written.
+    """The place where a new savepoint is written.
 
     Attributes:
         root: address of its directory.

@@ -25,7 +25,7 @@ SUBTASK_COLUMN: Final = "subtask_"
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """One state that is written anew.
+    """One state that is written into a new savepoint.
 
     Attributes:
         operator: its operator.

@@ -20,7 +20,7 @@ from .rows import read_rows, schema_of
 from .snapshot import StoredState
 
 BLOCK_ROWS: Final = 1 << 20
-"""About so many rows are sorted at a time."""
+"""The approximate number of rows that are sorted at a time."""
 
 
 def rewritten(

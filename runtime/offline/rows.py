@@ -114,7 +114,7 @@ def _chain(
     opened: OpenStore,
     note: OnRead,
 ) -> Iterator[pa.Table]:
-    """A base and its deltas, merged; so many key groups at a time that it is about a block of rows."""
+    """A base and its deltas, merged: as many key groups at a time as make about a block of rows."""
     from ..task.table_merge import BLOCK_ROWS, merge_chain  # polars, which takes a while to import
 
     handles = [handle for handle in piece.handles if handle.kind in ("table", "delta")]

@@ -1,4 +1,4 @@
-"""What a reader is asked for, cut into shares that are read one by one, anywhere."""
+"""A query of state, cut into shares that are read one by one, in any process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Share: TypeAlias = tuple[KeyGroupRange, ...]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is wanted of one state.
+    """The query of one state.
 
     Attributes:
         operator: its name.

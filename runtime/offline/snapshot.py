@@ -29,7 +29,7 @@ WINDOW_COLUMNS: Final = ("window_start", "window_end")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one old subtask has of a state.
+    """The part of a state that one old subtask has.
 
     Attributes:
         subtask: its index.
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One state of one operator: what it is, and where its pieces lie.
+    """One state of one operator: its description, and the places of its pieces.
 
     Attributes:
         root: address of the directory that names of files are relative to.
@@ -124,7 +124,7 @@ class StoredState:
 
     @property
     def text(self) -> str:
-        """What it is called in errors."""
+        """The name of the snapshot in errors."""
         return f"operator=`{self.operator}` state=`{self.name}`"
 
 
@@ -198,7 +198,7 @@ def hash_columns_of(kind: str, identity: tuple[str, ...]) -> tuple[str, ...] | N
 
 
 def open_snapshot(address: str, options: Mapping[str, str]) -> Snapshot:
-    """What lies at `address`: a savepoint, or a job's checkpoints, of which the newest counts, or `@7`.
+    """The snapshot at `address`: a savepoint, or a job's checkpoints, of which the newest counts, or `@7`.
 
     Raises:
         StateError: neither is there.

@@ -1,4 +1,5 @@
-"""Checkpoints whose late acknowledgements are still recognised, so that their files are deleted."""
+"""Aborted checkpoints: their late acknowledgements are still recognised, so that their files are
+deleted."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ ABORTED_REMEMBERED_MAX = 16
 
 @final
 class AbortedCheckpoints:
-    """The last few aborted checkpoints, and how they were taken; the oldest is forgotten first."""
+    """The last few aborted checkpoints with their options; the oldest is forgotten first."""
 
     def __init__(self) -> None:
         self._options: dict[CheckpointId, CheckpointOptions] = {}
 
     def add(self, checkpoint_id: CheckpointId, options: CheckpointOptions) -> None:
-        """A checkpoint was aborted."""
+        """Remember an aborted checkpoint."""
         self._options[checkpoint_id] = options
         if len(self._options) > ABORTED_REMEMBERED_MAX:
             del self._options[next(iter(self._options))]
 
     def options_of(self, checkpoint_id: CheckpointId) -> CheckpointOptions | None:
-        """The options of an aborted checkpoint; None: it was not aborted, or too long ago."""
+        """Return the options of an aborted checkpoint; None: it was not aborted, or too long ago."""
         return self._options.get(checkpoint_id)

@@ -1,12 +1,13 @@
-"""Aligned barriers at a receiver (features.md 3.1): facts about channels in, decisions out.
+"""Aligned barriers at a receiver: facts about channels in, decisions out.
 
     waiting for a first barrier ──barrier──> collecting ──last barrier──> TriggerSnapshot, UnblockAll
-               ^                                 │ cancel marker, or a barrier of a newer checkpoint
-               └────────────<────────────────────┘ UnblockAll, AbortCheckpoint, ForwardCancel
+              ^                                 │ cancel marker, or a barrier of a newer checkpoint
+              └────────────<────────────────────┘ UnblockAll, AbortCheckpoint, ForwardCancel
 
-A channel that delivered its barrier is blocked until all the others have: so the snapshot holds what
-came before the barriers, and nothing that came behind one. `EndOfData` does not concern us: a channel
-without data still delivers barriers. `EndOfPartition` closes a channel; nobody waits for it any more.
+A channel that delivered its barrier is blocked until all the others have theirs: so the snapshot
+holds the effects of the records before the barriers, and of none after them. `EndOfData` is not
+handled here: a channel without data still delivers barriers. `EndOfPartition` closes a channel,
+which is no longer waited for.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ class AlignedBarrierHandler:
 
     @property
     def pending(self) -> bool:
-        """True while the barrier of some channels is here, and that of others is not."""
+        """True while some channels have delivered their barrier, and others have not."""
         return self._pending is not None
 
     def on_announced(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
-        """Nothing is overtaken here: the barrier is waited for in line."""
+        """Do nothing: barriers do not overtake here, but are waited for in line."""
         return []
 
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A barrier was read from a channel."""
+        """Handle a barrier read from a channel."""
         self._check_readable(position)
         checkpoint_id = CheckpointId(barrier.checkpoint_id)
         decisions: list[AlignmentDecision] = []
@@ -69,7 +70,7 @@ class AlignedBarrierHandler:
             self._waiting = set(self._open)
             self._first_barrier_ms = now_ms
         elif checkpoint_id < self._current or self._pending is None:
-            return []  # obsolete: completed, cancelled, or overtaken by a newer one
+            return []  # obsolete: completed, cancelled, or superseded by a newer one
         self._waiting.discard(position)
         if self._waiting:
             self._blocked.add(position)
@@ -77,19 +78,20 @@ class AlignedBarrierHandler:
         return decisions + self._complete_if_aligned(now_ms)
 
     def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
-        """No timer is ever wanted."""
+        """Do nothing: no timer is ever set."""
         return []
 
     def on_cancel(
         self, position: ChannelPosition, checkpoint_id: CheckpointId
     ) -> list[AlignmentDecision]:
-        """A cancel marker was read from a channel: whoever sent it will send no such barrier."""
+        """Handle a cancel marker read from a channel: its sender will send no such barrier."""
         self._check_readable(position)
         if checkpoint_id < self._current:
             return []
         if checkpoint_id == self._current:
             return self._abort(CheckpointFailure.CANCEL_MARKER)
-        # Markers keep the order of barriers: no barrier of the older one will follow on this channel.
+        # Markers keep the order of barriers: no barrier of the older checkpoint will follow on this
+        # channel.
         decisions = self._abort(CheckpointFailure.SUBSUMED)
         self._current = checkpoint_id
         return [
@@ -101,14 +103,14 @@ class AlignedBarrierHandler:
     def on_end_of_partition(
         self, position: ChannelPosition, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A channel closed in good order: it counts as aligned from now on."""
+        """Handle a channel that closed normally: it counts as aligned from now on."""
         self._check_readable(position)
         self._open.discard(position)
         self._waiting.discard(position)
         return self._complete_if_aligned(now_ms)
 
     def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
-        """The alignment goes on; `SnapshotGuard` turns what comes of it into a cancel marker."""
+        """Continue the alignment; `SnapshotGuard` turns its result into a cancel marker."""
         return []
 
     def _complete_if_aligned(self, now_ms: int) -> list[AlignmentDecision]:
@@ -125,7 +127,7 @@ class AlignedBarrierHandler:
         ]
 
     def _abort(self, reason: CheckpointFailure) -> list[AlignmentDecision]:
-        """Give up the pending alignment, if there is one."""
+        """Abort the pending alignment, if there is one."""
         if self._pending is None:
             return []
         self._pending = None

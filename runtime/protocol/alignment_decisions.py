@@ -1,7 +1,7 @@
 """The decisions of a barrier handler, as values: its subtask carries them out in order, at once.
 
-`Block` to `ForwardCancel` are those of aligned barriers. `StartTimer` and the captures come with barriers
-that overtake records: what was overtaken is *channel state*, a part of the checkpoint.
+`Block` to `ForwardCancel` are those of aligned barriers. `StartTimer` and the captures belong to
+barriers that overtake records: the overtaken records are *channel state*, a part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .ids import ChannelPosition, CheckpointId
 @final
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Read nothing more from this channel."""
+    """Read no more from this channel."""
 
     position: ChannelPosition
 
@@ -31,10 +31,10 @@ class UnblockAll:
 @final
 @dataclass(frozen=True, slots=True)
 class TriggerSnapshot:
-    """Pass the barrier on, and snapshot: all barriers are here, or a capture has just been started.
+    """Forward the barrier, and snapshot: all barriers are here, or a capture has just been started.
 
     Attributes:
-        barrier: what to pass on; `options.unaligned` says that it is to overtake.
+        barrier: the barrier to forward; `options.unaligned` means that it overtakes.
         alignment_ms: time from the first barrier to this snapshot.
         start_delay_ms: time from the trigger to the first barrier.
     """
@@ -47,7 +47,7 @@ class TriggerSnapshot:
 @final
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """This subtask will not take part in the checkpoint, or not to its end: decline it."""
+    """Decline the checkpoint: this subtask will not take part in it, or not to its end."""
 
     checkpoint_id: CheckpointId
     reason: CheckpointFailure
@@ -56,7 +56,7 @@ class AbortCheckpoint:
 @final
 @dataclass(frozen=True, slots=True)
 class ForwardCancel:
-    """Send a cancel marker to all outputs, or they would wait for our barrier for ever."""
+    """Send a cancel marker to all outputs, which would otherwise wait for our barrier for ever."""
 
     checkpoint_id: CheckpointId
 
@@ -64,7 +64,10 @@ class ForwardCancel:
 @final
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Call `on_timer` at this time or after it; replaces the timer before. None is ever stopped."""
+    """Call `on_timer` at this time or later; replaces the previous timer.
+
+    Timers are never cancelled.
+    """
 
     at_ms: int
 
@@ -72,12 +75,12 @@ class StartTimer:
 @final
 @dataclass(frozen=True, slots=True)
 class StartCapture:
-    """Records that the barriers of this checkpoint overtake are channel state from now on.
+    """From now on, records that the barriers of this checkpoint overtake are channel state.
 
-    Of a channel that still owes its barrier, and of one whose barrier has just overtaken: the records
-    queued in front of the barrier; if it is not here yet, all that are queued and all that arrive until
-    it does. Of a channel whose barrier was read in line: none. A barrier of this checkpoint that is
-    queued, or arrives, is handed out before all records.
+    For a channel whose barrier is missing, or has just overtaken: the records queued before the
+    barrier; if it has not arrived, all queued records and those that arrive until it does. For a
+    channel whose barrier was read in line: none. A barrier of this checkpoint that is queued, or
+    arrives, is delivered before all records.
     """
 
     checkpoint_id: CheckpointId
@@ -86,7 +89,7 @@ class StartCapture:
 @final
 @dataclass(frozen=True, slots=True)
 class FinishCapture:
-    """No open channel owes its barrier any more: the channel state is complete.
+    """The channel state is complete: no open channel's barrier is missing any more.
 
     Attributes:
         alignment_ms: time from the first barrier to the last.
@@ -99,7 +102,7 @@ class FinishCapture:
 @final
 @dataclass(frozen=True, slots=True)
 class DropCapture:
-    """The checkpoint is given up behind its snapshot: forget its channel state, and the snapshot too."""
+    """The checkpoint is aborted after its snapshot: drop its channel state, and the snapshot too."""
 
     checkpoint_id: CheckpointId
 

@@ -1,23 +1,24 @@
-"""Barriers that may overtake records (features.md 3.2, 3.3): aligned at first, unaligned after a while.
+"""Barriers that may overtake records: aligned at first, unaligned after a while.
 
     idle ──first barrier, or its announcement──> aligning ──last barrier──> TriggerSnapshot, UnblockAll
                                                     │ the checkpoint is too old, or an unaligned barrier
                                                     v StartCapture, TriggerSnapshot, UnblockAll
                                                 collecting ──last barrier──> FinishCapture
 
-*Aligning* is what `AlignedBarrierHandler` does. At the *switch* the state is cut, whatever barriers are
-missing: records that they overtake become channel state. Behind the cut nothing needs to be blocked: a
-channel whose barrier was read in line goes on with records of the next epoch, the others with records
-that the capture has seen. A barrier that comes later is only counted.
+*Aligning* is what `AlignedBarrierHandler` does. At the *switch* the state is cut, whichever
+barriers are missing: records that they overtake become channel state. After the cut no channel
+needs to be blocked: one whose barrier was read in line continues with records of the next epoch,
+the others with records that the capture has seen. A barrier that comes later is only counted.
 
-With an `aligned_timeout_ms` the switch comes when a checkpoint is that old by its trigger's time (not by
-its first barrier: what it lost further up counts), unless all barriers are here before. A barrier that is
-unaligned already overtook records of its channel, so it makes the switch even as the last one. A barrier
-with neither option (a savepoint's, a stop's) is aligned, however long that takes. Clocks that differ
-between machines shift the switch by as much; it is correct at any time.
+With an `aligned_timeout_ms` the switch happens when a checkpoint is that old, counted from its
+trigger (not from its first barrier: delays upstream count), unless all barriers arrive before. A
+barrier that is already unaligned has overtaken records of its channel, so it causes the switch even
+as the last one. A barrier with neither option (of a savepoint or a stop) is aligned, however long
+that takes. Clock differences between machines shift the switch by as much; it is correct at any
+time.
 
-What happens, c being the newest checkpoint heard of. Rows hold in all states; what is not said changes
-nothing.
+The events, where c is the newest checkpoint heard of. Rows apply in all states; an empty cell
+means no change.
 
 | event | idle, c is over | aligning c | collecting c |
 |---|---|---|---|
@@ -26,17 +27,17 @@ nothing.
 | barrier of c, not the last | | `Block`; the switch, if overdue or unaligned | counted |
 | last barrier of c | | snapshot; the switch, if unaligned | `FinishCapture` |
 | timer | | the switch; `StartTimer` again, if it is too early | |
-| cancel marker of c | | c is given up | c is given up |
+| cancel marker of c | | c is aborted | c is aborted |
 | end of a partition | | as its barrier; snapshot, if it was the last | as its barrier |
 | abort notice of c | | `UnblockAll`, `ForwardCancel` | `DropCapture` |
-| newer barrier or announcement | begin to align it | c is given up; begin | c is given up; begin |
-| newer cancel marker | given up at once | c is given up, it too | c is given up, it too |
+| newer barrier or announcement | begin to align it | c is aborted; begin | c is aborted; begin |
+| newer cancel marker | aborted at once | both are aborted | both are aborted |
 | newer abort notice | remembered | remembered | remembered |
 
 *Begin* means `StartTimer`, or `Block`, or both; or the switch at once; or, with one open channel, the
 snapshot. If its abort notice is here it means `ForwardCancel`, and the checkpoint is over.
-*Given up* means `UnblockAll`, `AbortCheckpoint`, `ForwardCancel`; while collecting `DropCapture` and
-`AbortCheckpoint`, since our barrier is out already. An abort notice asks for no `AbortCheckpoint`: the
+*Aborted* means `UnblockAll`, `AbortCheckpoint`, `ForwardCancel`; while collecting `DropCapture` and
+`AbortCheckpoint`, since our barrier was already sent. An abort notice needs no `AbortCheckpoint`: the
 coordinator knows.
 """
 
@@ -65,7 +66,7 @@ from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 
 @final
 class AlternatingBarrierHandler:
-    """Handles the barriers of one subtask all of whose input channels let barriers overtake records."""
+    """Handles the barriers of one subtask, all of whose input channels let barriers overtake records."""
 
     def __init__(self, channels: int) -> None:
         check(channels > 0, "a barrier handler without channels", channels=channels)
@@ -80,7 +81,7 @@ class AlternatingBarrierHandler:
 
     @property
     def pending(self) -> bool:
-        """True while aligning: not while collecting, for those barriers need no record to be read."""
+        """True while aligning; not while collecting, since those barriers need no record to be read."""
         return self._barrier is not None and not self._collecting
 
     # -- events -------------------------------------------------------------------------------------
@@ -88,7 +89,8 @@ class AlternatingBarrierHandler:
     def on_announced(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A barrier that may overtake arrived in a channel's queue; the channel may be blocked."""
+        """Handle a barrier that may overtake and arrived in a channel's queue; the channel may be
+        blocked."""
         decisions, begun = self._begin_if_newer(barrier)
         if not self.pending or barrier.checkpoint_id != self._current:
             return decisions
@@ -99,11 +101,12 @@ class AlternatingBarrierHandler:
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A barrier was taken from a channel; one that is unaligned comes from a blocked one too."""
+        """Handle a barrier taken from a channel; an unaligned one comes from a blocked channel too."""
         self._check_readable(position, in_line=not barrier.options.unaligned)
         decisions, begun = self._begin_if_newer(barrier)
         if barrier.checkpoint_id != self._current or position not in self._waiting:
-            return decisions  # obsolete: completed, given up, or overtaken by a newer one; or a duplicate
+            # obsolete: completed, aborted, or superseded by a newer one; or a duplicate
+            return decisions
         if self._first_barrier_ms is None:
             self._first_barrier_ms = now_ms
         self._waiting.remove(position)
@@ -120,7 +123,7 @@ class AlternatingBarrierHandler:
         return decisions + self._timer() if begun else decisions
 
     def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
-        """The pending checkpoint may be old enough by now to overtake."""
+        """Check whether the pending checkpoint is old enough by now to overtake."""
         if self._barrier is None or self._collecting or _deadline_ms(self._barrier) is None:
             return []
         return self._switch(now_ms) if self._overdue(self._barrier, now_ms) else self._timer()
@@ -128,7 +131,7 @@ class AlternatingBarrierHandler:
     def on_cancel(
         self, position: ChannelPosition, checkpoint_id: CheckpointId
     ) -> list[AlignmentDecision]:
-        """A cancel marker was read from a channel: whoever sent it will send no such barrier."""
+        """Handle a cancel marker read from a channel: its sender will send no such barrier."""
         self._check_readable(position, in_line=True)
         if checkpoint_id < self._current:
             return []
@@ -145,7 +148,7 @@ class AlternatingBarrierHandler:
     def on_end_of_partition(
         self, position: ChannelPosition, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A channel closed in good order: it owes no barrier any more."""
+        """Handle a channel that closed normally: its barrier is no longer missing."""
         self._check_readable(position, in_line=True)
         self._open.discard(position)
         self._waiting.discard(position)
@@ -154,7 +157,7 @@ class AlternatingBarrierHandler:
         return self._complete(now_ms) if self.pending and not self._waiting else []
 
     def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
-        """The coordinator gave the checkpoint up: nobody is to wait for its barriers any more."""
+        """Handle an abort by the coordinator: its barriers are no longer waited for."""
         if checkpoint_id > self._current:
             self._notices.add(checkpoint_id)
             return []
@@ -166,7 +169,7 @@ class AlternatingBarrierHandler:
     # -- transitions --------------------------------------------------------------------------------
 
     def _begin_if_newer(self, barrier: CheckpointBarrier) -> tuple[list[AlignmentDecision], bool]:
-        """Turn to a checkpoint not heard of before; False if it is none, or is over already."""
+        """Begin a checkpoint not heard of before; return False if it is none, or is over already."""
         checkpoint_id = CheckpointId(barrier.checkpoint_id)
         if checkpoint_id <= self._current:
             return [], False
@@ -185,7 +188,7 @@ class AlternatingBarrierHandler:
         self._notices.forget_to(checkpoint_id)
 
     def _switch(self, now_ms: int) -> list[AlignmentDecision]:
-        """Cut the state now, and capture what the missing barriers overtake."""
+        """Cut the state now, and capture the records that the missing barriers overtake."""
         assert self._barrier is not None
         self._collecting = True
         return [
@@ -196,7 +199,7 @@ class AlternatingBarrierHandler:
         ]
 
     def _complete(self, now_ms: int) -> list[AlignmentDecision]:
-        """All barriers were read in line: the snapshot of an aligned checkpoint."""
+        """Snapshot an aligned checkpoint: all barriers were read in line."""
         assert self._barrier is not None
         snapshot = self._snapshot(self._barrier, now_ms)
         self._barrier = None
@@ -210,7 +213,7 @@ class AlternatingBarrierHandler:
         return [FinishCapture(self._current, self._aligned_for_ms(now_ms))]
 
     def _give_up(self, reason: CheckpointFailure) -> list[AlignmentDecision]:
-        """Wait no longer for the barriers of the pending checkpoint, if there is one."""
+        """Abort the pending checkpoint, if there is one."""
         if self._barrier is None:
             return []
         was_collecting, self._collecting = self._collecting, False
@@ -246,7 +249,7 @@ class AlternatingBarrierHandler:
         return TriggerSnapshot(barrier, alignment_ms, start_delay_ms)
 
     def _aligned_for_ms(self, now_ms: int) -> int:
-        """Time since the first barrier; a switch before it stands for it."""
+        """Return the time since the first barrier, for which an earlier switch stands in."""
         if self._first_barrier_ms is None:
             self._first_barrier_ms = now_ms
         return max(0, now_ms - self._first_barrier_ms)
@@ -265,7 +268,8 @@ class AlternatingBarrierHandler:
         """Check all invariants; for tests."""
         under_way = self._barrier is not None
         check(
-            under_way == bool(self._waiting), "under way without a missing barrier, or the reverse"
+            under_way == bool(self._waiting),
+            "in progress without a missing barrier, or the reverse",
         )
         check(under_way or not self._collecting, "a capture of nothing")
         check(not self._waiting & self._blocked, "a channel both waited for and blocked")
@@ -277,6 +281,6 @@ class AlternatingBarrierHandler:
 
 
 def _deadline_ms(barrier: CheckpointBarrier) -> int | None:
-    """From when on the barrier overtakes; None: it stays in line."""
+    """Return when the barrier starts to overtake; None: it stays in line."""
     timeout_ms = barrier.options.aligned_timeout_ms
     return None if timeout_ms is None else barrier.trigger_ms + timeout_ms

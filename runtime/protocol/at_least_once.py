@@ -1,12 +1,12 @@
-"""Barriers without exactly-once (features.md 3.5): they are counted, and no channel is ever blocked.
+"""Barriers without exactly-once: they are counted, and no channel is ever blocked.
 
-A snapshot is taken at the last barrier. By then records from behind the other barriers were processed:
-they are in the snapshot, and a restore reads them again.
+A snapshot is taken at the last barrier. By then records from after the other barriers were
+processed: they are in the snapshot, and a restore reads them again.
 
-Several checkpoints may be under way at once, so there is an entry for each: which channels still owe its
-barrier, and whether it was cancelled. A cancelled one goes on being counted, so that its late barriers
-start nothing. In this table *drop* means `AbortCheckpoint` and `ForwardCancel`, but nothing for what was
-cancelled before.
+Several checkpoints may be in progress at once, so there is an entry for each: the channels whose
+barrier is missing, and whether it was cancelled. A cancelled one is still counted, so that its late
+barriers start nothing. In this table *drop* means `AbortCheckpoint` and `ForwardCancel`, but
+nothing for one that was cancelled before.
 
 | event | no entry, newer than all | no entry, older | an entry |
 |---|---|---|---|
@@ -14,10 +14,11 @@ cancelled before.
 | last barrier | `TriggerSnapshot` | | drop all older ones; `TriggerSnapshot` |
 | last barrier of a cancelled one | | | drop all older ones |
 | cancel marker | drop all and this one; a cancelled entry | | drop all older and this one; count it |
-| end of a partition | | | it owes no barrier any more, to any entry |
+| end of a partition | | | its barrier is no longer missing, for any entry |
 | announcement, timer, abort notice | | | |
 
-`SnapshotGuard` turns the snapshot of what the coordinator gave up into a cancel marker.
+`SnapshotGuard` turns the snapshot of a checkpoint that the coordinator aborted into a cancel
+marker.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from .failures import CheckpointFailure
 from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 
 PENDING_MAX = 50
-"""Checkpoints whose barriers are counted at once; the oldest is dropped first, and declined."""
+"""The number of checkpoints counted at once; the oldest is dropped first, and declined."""
 
 
 @dataclass(slots=True)
 class _Entry:
     waiting: set[ChannelPosition]
     barrier: CheckpointBarrier | None
-    """The first one; None: the checkpoint was cancelled."""
+    """The first barrier; None: the checkpoint was cancelled."""
     first_barrier_ms: int
 
 
@@ -57,23 +58,23 @@ class AtLeastOnceTracker:
         self._open = {ChannelPosition(position) for position in range(channels)}
         self._newest = NO_CHECKPOINT
         self._entries: dict[CheckpointId, _Entry] = {}
-        """In order of their ids."""
+        """The checkpoints in order of their ids."""
 
     @property
     def pending(self) -> bool:
-        """True while the barrier of some channels is here, and that of others is not."""
+        """True while some channels have delivered their barrier, and others have not."""
         return any(entry.barrier is not None for entry in self._entries.values())
 
     def on_announced(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
-        """Nothing is overtaken here: the barrier is waited for in line."""
+        """Do nothing: barriers do not overtake here, but are waited for in line."""
         return []
 
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A barrier was read from a channel."""
+        """Handle a barrier read from a channel."""
         self._check_readable(position)
         checkpoint_id = CheckpointId(barrier.checkpoint_id)
         decisions: list[AlignmentDecision] = []
@@ -89,13 +90,13 @@ class AtLeastOnceTracker:
         return decisions
 
     def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
-        """No timer is ever wanted."""
+        """Do nothing: no timer is ever set."""
         return []
 
     def on_cancel(
         self, position: ChannelPosition, checkpoint_id: CheckpointId
     ) -> list[AlignmentDecision]:
-        """A cancel marker was read from a channel: whoever sent it will send no such barrier."""
+        """Handle a cancel marker read from a channel: its sender will send no such barrier."""
         self._check_readable(position)
         if checkpoint_id <= self._newest and checkpoint_id not in self._entries:
             return []
@@ -116,7 +117,7 @@ class AtLeastOnceTracker:
     def on_end_of_partition(
         self, position: ChannelPosition, now_ms: int
     ) -> list[AlignmentDecision]:
-        """A channel closed in good order: it owes no barrier any more."""
+        """Handle a channel that closed normally: its barrier is no longer missing."""
         self._check_readable(position)
         self._open.discard(position)
         for entry in self._entries.values():
@@ -124,7 +125,7 @@ class AtLeastOnceTracker:
         return self._complete(now_ms)
 
     def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
-        """The counting goes on; nothing waits for it."""
+        """Do nothing: the barriers are still counted, and nothing waits for them."""
         return []
 
     def _complete(self, now_ms: int) -> list[AlignmentDecision]:
@@ -144,7 +145,7 @@ class AtLeastOnceTracker:
         return decisions
 
     def _drop_older_than(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
-        """Give up what was never completed, and cannot be taken behind a newer one."""
+        """Drop incomplete checkpoints, which cannot be taken after a newer one."""
         older = [id_ for id_ in self._entries if id_ < checkpoint_id]
         return [item for id_ in older for item in self._drop(id_, CheckpointFailure.SUBSUMED)]
 
@@ -165,7 +166,7 @@ class AtLeastOnceTracker:
         check(list(self._entries) == sorted(self._entries), "entries out of order")
         check(max(self._entries, default=NO_CHECKPOINT) <= self._newest, "an entry is too new")
         for checkpoint_id, entry in self._entries.items():
-            check(entry.waiting, "an entry that nobody owes a barrier", checkpoint_id=checkpoint_id)
+            check(entry.waiting, "an entry without a missing barrier", checkpoint_id=checkpoint_id)
             check(entry.waiting <= self._open, "a closed channel is waited for")
 
 

@@ -1,8 +1,9 @@
-"""Who makes whom wait: from where the time of all subtasks goes to the one that holds the others up.
+"""Finds the causes of backpressure from the time use of all subtasks.
 
-A vertex is *backpressured* if one of its subtasks waits for room downstream for more than a tenth of the
-time. From there the walk goes downstream, through all that are backpressured as well, to the first vertices
-that are not. One of them that is busy is the cause; if none is, nobody is blamed.
+A vertex is *backpressured* if one of its subtasks waits for room downstream for more than a tenth
+of the time. From there the search goes downstream, through all vertices that are backpressured as
+well, to the first that are not. Those of them that are busy are the cause; if none is, there is no
+finding of a cause.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from enum import StrEnum
 from typing import Final, NamedTuple, final
 
 OK_MAX_MS: Final = 100
-"""Up to so many ms per second of waiting nobody need care (levels as in Flink's UI)."""
+"""Up to this many ms per second of waiting are no backpressure (levels as in Flink's UI)."""
 LOW_MAX_MS: Final = 500
 BUSY_MIN_MS: Final = 500
-"""A subtask that works fewer ms per second than this is not what others wait for."""
+"""A subtask that works fewer ms per second than this is not a cause."""
 BUSY_ALIKE_MS: Final = 50
 """Among subtasks that are equally busy the one with the most records is the hottest."""
 SKEW_MIN: Final = 1.5
-"""From so many times the mean on the records count as spread unevenly."""
+"""From this multiple of the mean on, records count as skewed."""
 GROUP_SHARE_MIN: Final = 0.25
-"""A key group with less of its subtask's records is not worth a word, nor is ..."""
+"""A key group with a smaller share of its subtask's records is not reported, nor is ..."""
 GROUP_EXCESS_MIN: Final = 2.0
-"""... one with less than so many times its even share."""
+"""... one with less than this multiple of its even share."""
 KEPT: Final = 0.98
-"""What is left of the weight of a record after a second: shares are those of about the last minute."""
+"""The decay of the weight of a record per second: shares cover about the last minute."""
 
 
 class Level(StrEnum):
@@ -38,20 +39,20 @@ class Level(StrEnum):
 
 
 def level_of(backpressured_ms: int) -> Level:
-    """The level of so many ms per second."""
+    """Return the level of a number of ms per second."""
     if backpressured_ms <= OK_MAX_MS:
         return Level.OK
     return Level.LOW if backpressured_ms <= LOW_MAX_MS else Level.HIGH
 
 
 class WaitsFor(StrEnum):
-    """The reasons, beside its own work, why a subtask does not go on."""
+    """The reasons, besides its own work, why a subtask does not proceed."""
 
     NOTHING = ""
     CALLS = "calls"
-    """It has as many asynchronous calls under way as it may."""
+    """It has as many asynchronous calls in flight as allowed."""
     BARRIERS = "barriers"
-    """It reads nothing from channels whose barrier has come, until all have."""
+    """It reads nothing from channels whose barrier has arrived, until all have."""
 
 
 class HotGroup(NamedTuple):
@@ -59,11 +60,11 @@ class HotGroup(NamedTuple):
 
     Attributes:
         edge: the exchange.
-        subtask: who owns the key group.
+        subtask: the owner of the key group.
         group: the key group.
-        records: of it in the sample.
-        of_subtask: in the sample, of all the key groups that `subtask` owns.
-        of_all: in the sample.
+        records: its records in the sample.
+        of_subtask: the records in the sample of all the key groups that `subtask` owns.
+        of_all: all records in the sample.
     """
 
     edge: int
@@ -97,10 +98,11 @@ class Exchange:
 @final
 @dataclass(frozen=True, slots=True)
 class SubtaskLoad:
-    """Where the time of a subtask goes, in ms per second, and what it gets.
+    """The time use of a subtask, in ms per second, and its recent records.
 
-    `records` it got lately; any unit, the same for all subtasks of a vertex. `full` is the time in which it
-    took nothing, since it had as many calls under way as it may: others wait for that as for its work.
+    `records` may be in any unit that is the same for all subtasks of a vertex. `full` is the time
+    in which it took nothing, since it had the most calls in flight: others wait for that as for its
+    work.
     """
 
     busy: int
@@ -127,7 +129,7 @@ class Pressed:
 
     @property
     def level(self) -> Level:
-        """Of the subtask that waits most."""
+        """The level of the subtask that waits most."""
         return level_of(self.backpressured)
 
 
@@ -140,10 +142,10 @@ class Suspect:
         vertex: its vertex.
         subtask: the hottest one, from 0.
         load: of the subtask.
-        busy_subtasks: how many subtasks of the vertex are busy.
-        records_share: of the vertex's records, 0 to 1: what the senders sampled, else what the subtasks
-            got lately; None: unknown, or there is only one subtask.
-        key_group: one that carries much of what the subtask gets, or None.
+        busy_subtasks: the number of busy subtasks of the vertex.
+        records_share: its share of the vertex's records, 0 to 1, as sampled by the senders, or else
+            of the recent records; None: unknown, or there is only one subtask.
+        key_group: one that makes up much of the subtask's records, or None.
         key_group_share: of the subtask's records, as sampled by the senders.
     """
 
@@ -157,7 +159,7 @@ class Suspect:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """The name for a person."""
         return f"`{self.vertex.name}` ({self.subtask + 1}/{self.vertex.parallelism})"
 
     @property
@@ -172,7 +174,8 @@ class Suspect:
 class Finding:
     """Backpressured vertices that wait for the same one.
 
-    `cause` is None if nobody downstream is busy; `waiting` are then those where the walk ended.
+    `cause` is None if no vertex downstream is busy; `waiting` are then those where the search
+    ended.
     """
 
     pressed: tuple[Pressed, ...]
@@ -186,13 +189,13 @@ def find_causes(
     loads: Mapping[tuple[int, int], SubtaskLoad],
     key_groups: int,
 ) -> list[Finding]:
-    """One finding per cause, in the order of the vertices that wait.
+    """Return one finding per cause, in the order of the vertices that wait.
 
     Args:
         vertices: of the plan.
         edges: of the plan; they may form circles.
-        loads: by vertex and subtask; who has not reported yet is missing.
-        key_groups: how many there are.
+        loads: by vertex and subtask; subtasks that have not reported yet are missing.
+        key_groups: the number of key groups.
     """
     return _Walk(vertices, edges, loads, key_groups).findings()
 
@@ -225,7 +228,7 @@ class _Walk:
             if pressed.level is Level.OK:
                 continue
             passed, ends = self._downstream(vertex.id)
-            # Who is busy between waits counts only if nobody behind is busy all along.
+            # A vertex that is busy between waits counts only if none after it is busy all the time.
             causes = self._busy(ends) or self._busy(passed)
             for cause in causes:
                 blamed.setdefault(cause, []).append(pressed)
@@ -238,7 +241,7 @@ class _Walk:
         return findings
 
     def _downstream(self, start: int) -> tuple[list[int], list[int]]:
-        """The backpressured vertices the walk from `start` goes through, and those where it ends."""
+        """Return the backpressured vertices downstream of `start`, and those where the search ends."""
         passed: list[int] = []
         ends: list[int] = []
         front, seen = [start], {start}
@@ -273,7 +276,7 @@ class _Walk:
             known = shape.parallelism > 1 and total > 0
             share = loads[hottest].records / total if known else None
             return Suspect(shape, hottest, loads[hottest], busy, share)
-        # Better than what came lately: that is much of a hot subtask's only after many buffers.
+        # More precise than recent records, which show a hot subtask only after many buffers.
         share = sum(each.of_subtask for each in samples) / sum(each.of_all for each in samples)
         group, of_subtask = _hottest(samples)
         even = min(1.0, shape.parallelism / self._key_groups)
@@ -282,7 +285,7 @@ class _Walk:
         return Suspect(shape, hottest, loads[hottest], busy, share, group, of_subtask)
 
     def _samples(self, vertex: int, subtask: int) -> list[HotGroup]:
-        """Of the senders whose hottest key group is the subtask's."""
+        """Return the samples of senders whose hottest key group is the subtask's."""
         inputs = {edge.id for edge in self._edges if edge.target == vertex}
         return [
             hot
@@ -294,7 +297,7 @@ class _Walk:
 
 
 def _hottest(samples: Sequence[HotGroup]) -> tuple[int, float]:
-    """The key group with most records, and its share of what its subtask gets."""
+    """Return the key group with most records, and its share of its subtask's records."""
     records: dict[int, int] = {}
     for each in samples:
         records[each.group] = records.get(each.group, 0) + each.records
@@ -304,7 +307,7 @@ def _hottest(samples: Sequence[HotGroup]) -> tuple[int, float]:
 
 @final
 class RecentRecords:
-    """How many records each subtask got lately, older ones counting less."""
+    """The recent records of each subtask; older ones count less."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], int] = {}
@@ -318,15 +321,15 @@ class RecentRecords:
         self._recent[subtask] = KEPT * self._recent.get(subtask, 0.0) + new
 
     def of(self, vertex: int, index: int) -> float:
-        """Records of a subtask, weighted by their age; 0 if it has not reported."""
+        """Return the records of a subtask, weighted by their age; 0 if it has not reported."""
         return self._recent.get((vertex, index), 0.0)
 
     def forget(self, vertex: int, index: int) -> None:
-        """The counter of a subtask begins anew."""
+        """Reset the counter of a subtask."""
         self._seen.pop((vertex, index), None)
         self._recent.pop((vertex, index), None)
 
     def clear(self) -> None:
-        """All counters begin anew."""
+        """Reset all counters."""
         self._seen.clear()
         self._recent.clear()

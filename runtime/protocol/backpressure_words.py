@@ -1,4 +1,4 @@
-"""Says in a sentence what was found out about backpressure."""
+"""Explains a backpressure finding in a sentence."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 from .backpressure import OK_MAX_MS, Finding, Pressed, SubtaskLoad, Suspect, WaitsFor
 
 NAMED_MAX: Final = 3
-"""The number of vertices that are named, of those that wait for the same one."""
+"""The number of vertices that are named, among those that wait for the same one."""
 
 
 def explain(finding: Finding) -> str:
-    """Who waits, and for whom; or what is known of those downstream, if none of them is busy."""
+    """Name the vertices that wait, and the cause; or the state downstream, if none of it is busy."""
     pressed = _pressed(finding.pressed)
     if finding.cause is not None:
         return f"{pressed} because of {_blamed(finding.cause)}"
     if not finding.waiting:
-        return f"{pressed}; nothing is known yet of what is downstream"
+        return f"{pressed}; nothing is known yet about what is downstream"
     seen = "; ".join(_waiting(suspect) for suspect in finding.waiting)
     return f"{pressed}, but nobody downstream is busy: {seen}"
 
@@ -37,7 +37,7 @@ def _pressed(pressed: Sequence[Pressed]) -> str:
 def _blamed(cause: Suspect) -> str:
     text = f"{cause.name}, {_time(cause.load)}"
     if cause.load.waits_for is WaitsFor.CALLS:
-        text += " with as many calls under way as it may have"
+        text += " with the most calls in flight that it may have"
     share = cause.records_share
     if share is not None and (cause.is_skewed or cause.key_group is not None):
         return f"{text}: it gets {_percent(share)} of the records{_in_group(cause)}"
@@ -56,7 +56,7 @@ def _waiting(suspect: Suspect) -> str:
     text = f"{suspect.name}, {_time(suspect.load)}"
     match suspect.load.waits_for:
         case WaitsFor.CALLS:
-            return f"{text}, has as many calls under way as it may have"
+            return f"{text}, has the most calls in flight that it may have"
         case WaitsFor.BARRIERS:
             return f"{text}, waits for the other barriers of a checkpoint"
         case WaitsFor.NOTHING:
@@ -64,7 +64,7 @@ def _waiting(suspect: Suspect) -> str:
 
 
 def _time(load: SubtaskLoad) -> str:
-    """Where its time goes, as far as others wait for it."""
+    """Return the time use, as far as others wait for it."""
     parts = {"busy": load.busy, "full": load.full}
     said = [f"{what} {_percent(ms / 1000)}" for what, ms in parts.items() if ms > OK_MAX_MS]
     return ", ".join(said) or f"busy {_percent(load.busy / 1000)}"

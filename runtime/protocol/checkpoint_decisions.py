@@ -14,7 +14,7 @@ Payload = TypeVar("Payload")
 """The content of a subtask's acknowledgement: handles of its state files."""
 
 RequestToken = NewType("RequestToken", str)
-"""Names a request, so that its answer finds the one who asked."""
+"""Identifies a request, so that its answer reaches the requester."""
 
 
 @final
@@ -30,11 +30,13 @@ class Trigger:
 @final
 @dataclass(frozen=True, slots=True)
 class Publish(Generic[Payload]):
-    """All subtasks acknowledged: write the checkpoint's entry, or the metadata of the savepoint, then
-    answer `published` or `publish_failed`. Exactly one answer is due, also after the job failed.
+    """All subtasks acknowledged: write the checkpoint's entry, or the metadata of the savepoint.
+
+    Then answer `published` or `publish_failed`. Exactly one answer is due, also after the job
+    failed.
 
     Attributes:
-        acks: what each subtask handed over, in order of the subtasks.
+        acks: the payload of each subtask, in order of the subtasks.
         final: all data has ended; after this checkpoint the job is finished.
     """
 
@@ -56,7 +58,7 @@ class NotifyComplete:
 @final
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell all subtasks (those that still run) that the checkpoint will never complete."""
+    """Tell all subtasks (those that still run) that the checkpoint was aborted."""
 
     checkpoint_id: CheckpointId
     reason: CheckpointFailure
@@ -67,7 +69,8 @@ class NotifyAborted:
 class Discard(Generic[Payload]):
     """Delete the files that were written for this checkpoint only: nothing will ever refer to them.
 
-    What it shares with its base stays. A savepoint shares nothing; its metadata goes first.
+    Files that it shares with its base stay. A savepoint shares nothing; its metadata is deleted
+    first.
     """
 
     checkpoint_id: CheckpointId
@@ -80,7 +83,7 @@ class Discard(Generic[Payload]):
 class RequestDone:
     """The requested checkpoint is complete.
 
-    Of a stop with savepoint the id is that of the last checkpoint, taken behind the savepoint.
+    For a stop with savepoint the id is that of the last checkpoint, taken after the savepoint.
     """
 
     token: RequestToken
@@ -96,8 +99,8 @@ class RequestFailed:
     does not.
 
     Attributes:
-        savepoint_done: of a stop with savepoint: the savepoint is complete, only the last checkpoint
-            behind it failed.
+        savepoint_done: for a stop with savepoint: the savepoint is complete, only the last
+            checkpoint after it failed.
     """
 
     token: RequestToken
@@ -110,19 +113,19 @@ class RequestFailed:
 class FailJob:
     """Fail the attempt: it must be restarted from the last completed checkpoint.
 
-    The coordinator itself has ended the attempt already, as if `job_failed` had been called.
+    This coordinator has already ended the attempt, as if `job_failed` had been called.
     """
 
     reason: CheckpointFailure
     message: str
     stopping: bool = False
-    """Its last checkpoint, or the savepoint before it, failed: its sources are silent already."""
+    """The last checkpoint, or the savepoint before it, failed: the sources are already silent."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `tick` at this time; replaces what was asked for before."""
+    """Call `tick` at this time; replaces the previous request."""
 
     at_ms: int
 

@@ -1,11 +1,11 @@
-"""Where the checkpoints of a job stand.
+"""The phases of the checkpoints of a job.
 
     IDLE ──start──> RUNNING ──stop or final checkpoint triggered──> ENDING ──published──> ENDED
       ^                │  ^────────── final checkpoint failed ────────│                     │
       └──job failed────┴───────────────────┴────────────────────────────────────────────────┘
 
-A stop with savepoint is ENDING from the trigger of the savepoint to the publication of the checkpoint
-behind it.
+A stop with savepoint is ENDING from the trigger of the savepoint
+to the publication of the checkpoint after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints and savepoints that were asked for and wait for their turn."""
+"""Requested checkpoints and savepoints that wait for their turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUESTS_WAITING_MAX = 1000
 
 @final
 class CheckpointRequests:
-    """Two queues, each in order of arrival: savepoints go before checkpoints."""
+    """Two queues, each in order of arrival; savepoints go before checkpoints."""
 
     def __init__(self) -> None:
         self._checkpoints: deque[RequestToken] = deque()
@@ -24,31 +24,31 @@ class CheckpointRequests:
 
     @property
     def full(self) -> bool:
-        """True if no more may wait."""
+        """True if no more requests may wait."""
         return len(self) >= REQUESTS_WAITING_MAX
 
     @property
     def tokens(self) -> tuple[RequestToken, ...]:
-        """All that wait."""
+        """Return all waiting requests."""
         return (*self._checkpoints, *(token for token, _ in self._savepoints))
 
     def add_checkpoint(self, token: RequestToken) -> None:
-        """A checkpoint is asked for."""
+        """Add a request for a checkpoint."""
         self._checkpoints.append(token)
 
     def add_savepoint(self, token: RequestToken, options: CheckpointOptions) -> None:
-        """A savepoint is asked for."""
+        """Add a request for a savepoint."""
         self._savepoints.append((token, options))
 
     def next_checkpoint(self) -> RequestToken | None:
-        """Whoever waits longest for a checkpoint; it waits no more."""
+        """Remove and return the oldest request for a checkpoint."""
         return self._checkpoints.popleft() if self._checkpoints else None
 
     def next_savepoint(self) -> tuple[RequestToken, CheckpointOptions] | None:
-        """Whoever waits longest for a savepoint; it waits no more."""
+        """Remove and return the oldest request for a savepoint."""
         return self._savepoints.popleft() if self._savepoints else None
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Remove all requests."""
         self._checkpoints.clear()
         self._savepoints.clear()

@@ -1,8 +1,8 @@
-"""When the next periodic checkpoint is due (features.md 3.10, CKP-18).
+"""The schedule of periodic checkpoints.
 
-An interval counts from the last periodic trigger, or from the start. While sources read a backlog it is
-another interval, or there is none. So what a backlog puts off is due as soon as it ends, if the normal
-interval is over by then.
+An interval counts from the last periodic trigger, or from the start. While sources read a backlog
+the interval is another, or there is none. So a checkpoint put off by a backlog is due as soon as
+the backlog ends, if the normal interval has passed by then.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from .checkpoint_settings import CheckpointSettings
 
 @final
 class CheckpointSchedule:
-    """Knows when, not whether: how many checkpoints may be under way at once is not its business."""
+    """Knows when a checkpoint is due, not whether the limit of concurrent ones allows it."""
 
     def __init__(self, settings: CheckpointSettings) -> None:
         self._settings = settings
         self._since_ms: int | None = None
         self._completion_ms: int | None = None
         self.backlog = False
-        """Sources read records that are long past."""
+        """True while sources read records from long ago."""
 
     def begin(self, now_ms: int) -> None:
-        """All subtasks of an attempt run."""
+        """Begin the schedule: all subtasks of an attempt run."""
         self._since_ms, self._completion_ms = now_ms, None
 
     def triggered(self, now_ms: int) -> None:
-        """The checkpoint that was due is under way."""
+        """Note that the due checkpoint was triggered."""
         self._since_ms = now_ms
 
     def completed(self, now_ms: int) -> None:
-        """One is complete, whoever asked for it: the minimum pause begins."""
+        """Note that a checkpoint, periodic or requested, is complete: the minimum pause begins."""
         self._completion_ms = now_ms
 
     def end(self) -> None:
-        """The attempt is over."""
+        """End the schedule with the attempt."""
         self._since_ms = None
 
     @property
     def due_ms(self) -> int | None:
-        """The time of the next periodic trigger; None: there is none."""
+        """Return the time of the next periodic trigger; None: there is none."""
         interval_ms = self._settings.interval_in(self.backlog)
         if self._since_ms is None or interval_ms is None:
             return None

@@ -1,16 +1,17 @@
 """When checkpoints are taken, how, and how many may fail.
 
-With *unaligned* checkpoints a checkpoint and a savepoint are never under way together, either waits for
-the other: the barrier of a newer checkpoint would overtake that of an older savepoint, which subtasks
-would then give up. Savepoints and the last checkpoint of a job are always aligned. The last one, or the
-savepoint in front of it, is triggered at once all the same: it subsumes an unaligned one under way then
-and there. That one could do no harm (it is older, so its barrier stays in front on every channel), but a
-subtask that reads the last one's barrier on some channel first would give it up in any case.
+With *unaligned* checkpoints, a checkpoint and a savepoint are never in progress together; each
+waits for the other. Otherwise the barrier of a newer checkpoint would overtake that of an older
+savepoint, which subtasks would then abort. Savepoints and the last checkpoint of a job are always
+aligned. The last one, or the savepoint before it, is nevertheless triggered at once, and
+immediately subsumes an unaligned one in progress. That one could do no harm (it is older, so its
+barrier stays in front on every channel), but a subtask that reads the last one's barrier on some
+channel first would abort it in any case.
 
-Not as features.md 3.10 says: the first periodic checkpoint comes one interval after the start, not after
-a part of it by chance (a coordinator has one job, so jobs do not start in step). Old checkpoints that are
-still being deleted hold no trigger up: one trim runs at a time, and what it leaves the next one deletes.
-The plan of a checkpoint is always all subtasks: finished ones take part until the job ends.
+Two differences from Flink: the first periodic checkpoint comes one interval after the start, not
+after a random part of it (a coordinator has one job, so jobs do not start in step). And the
+deletion of old checkpoints delays no trigger: one trim runs at a time, and the next one deletes
+what it left. Every checkpoint includes all subtasks: finished ones take part until the job ends.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ class CheckpointSettings:
         timeout_ms: a checkpoint that is not acknowledged by all within this time is aborted.
         min_pause_ms: time between a completion and the next periodic trigger; if it is not 0,
             checkpoints are taken one at a time.
-        max_concurrent: how many may be under way at once (a stop or final checkpoint goes on top).
-        tolerable_failures: how many may fail in a row without failing the job.
+        max_concurrent: the most in progress at once (a stop or final checkpoint is extra).
+        tolerable_failures: the number that may fail in a row without failing the job.
         incremental: whether a checkpoint may build on the files of the one before.
         exactly_once: channels wait for each other's barriers, or capture what those overtake.
         unaligned: barriers overtake records, except those of savepoints and of a job's last checkpoint.
-        aligned_timeout_ms: of unaligned ones: barriers stay in line until a checkpoint is this old; 0:
+        aligned_timeout_ms: for unaligned ones: barriers stay in line until a checkpoint is this
+            old; 0:
             they overtake at once.
-        interval_during_backlog_ms: instead of `interval_ms` while sources read a backlog; 0: none are
-            taken meanwhile but on request; None: it makes no difference.
+        interval_during_backlog_ms: replaces `interval_ms` while sources read a backlog; 0: only
+            requested ones are taken meanwhile; None: `interval_ms` applies.
     """
 
     interval_ms: int | None
@@ -116,7 +118,7 @@ class CheckpointSettings:
         return CheckpointOptions(aligned_timeout_ms=self.aligned_timeout_ms)
 
     def interval_in(self, backlog: bool) -> int | None:
-        """The interval, in a backlog or not, raised to the minimum pause; None: none."""
+        """The interval, in a backlog or not, raised to the minimum pause; None: no periodic checkpoints."""
         interval_ms = self.interval_ms
         if backlog and self.interval_during_backlog_ms is not None:
             interval_ms = self.interval_during_backlog_ms or None
@@ -124,5 +126,5 @@ class CheckpointSettings:
 
     @property
     def effective_max_concurrent(self) -> int:
-        """The limit, 1 if there is a pause to keep."""
+        """The limit, or 1 if there is a minimum pause."""
         return 1 if self.min_pause_ms else self.max_concurrent

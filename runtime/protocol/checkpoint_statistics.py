@@ -1,8 +1,9 @@
-"""What is known of each checkpoint: who took how long in which phase, and how it ended.
+"""Statistics of checkpoints: the duration of each phase in each subtask, and the outcome.
 
-A checkpoint goes through these phases in each subtask: the *start delay* (from the trigger until its first
-barrier comes), the *alignment* (until the last one), the *synchronous* part (in which the subtask processes
-nothing) and the *asynchronous* part (until its state is in the store); then the coordinator *publishes* it.
+A checkpoint has these phases in each subtask: the *start delay* (from the trigger until its first
+barrier arrives), the *alignment* (until the last one), the *synchronous* part (in which the subtask
+processes nothing) and the *asynchronous* part (until its state is in the store); then the
+coordinator *publishes* it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...operators.durations import format_duration
 Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
 Phase: TypeAlias = Literal["start delay", "alignment", "sync", "async", "publishing"]
 MISSING_NAMED: Final = 3
-"""The number of subtasks that are named, of those that a failed checkpoint waited for."""
+"""The number of subtasks that are named, among those that a failed checkpoint waited for."""
 
 
 @final
@@ -30,12 +31,12 @@ class SubtaskPart:
         ack_ms: from the trigger to its acknowledgement, by the coordinator's clock.
         start_delay_ms: from the trigger to its first barrier.
         alignment_ms: from its first barrier to its last.
-        sync_ms: the part in which it processed nothing.
-        async_ms: the part beside its work.
-        written_bytes: new in the store.
-        state_bytes: all its state, with what it shares with older checkpoints.
-        processed_bytes: records processed during the alignment.
-        persisted_bytes: records on their way that became part of the checkpoint.
+        sync_ms: the synchronous part, in which it processed nothing.
+        async_ms: the asynchronous part, beside its work.
+        written_bytes: bytes new in the store.
+        state_bytes: bytes of all its state, including shared files of older checkpoints.
+        processed_bytes: bytes of records processed during the alignment.
+        persisted_bytes: bytes of in-flight records that became part of the checkpoint.
         unaligned: its barriers overtook records.
         finished: it had reached the end of its data.
     """
@@ -56,11 +57,11 @@ class SubtaskPart:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """The name for a person."""
         return f"`{self.task}` ({self.index})"
 
     def longest(self) -> tuple[Phase, float]:
-        """The phase that took most of the time."""
+        """Return the phase that took most of the time."""
         phases: list[tuple[Phase, float]] = [
             ("start delay", self.start_delay_ms),
             ("alignment", self.alignment_ms),
@@ -79,12 +80,12 @@ class CheckpointRecord:
         checkpoint_id: its number.
         kind: `checkpoint` or `savepoint`.
         trigger_ms: when it was triggered, ms since the epoch.
-        expected: all subtasks, as (task, index), each vertex behind those it reads from.
-        status: where it is.
-        parts: of those that have acknowledged, in this order.
+        expected: all subtasks, as (task, index), each vertex after those it reads from.
+        status: its status.
+        parts: the parts of subtasks that have acknowledged, in this order.
         end_ms: when it completed or failed.
         failure: why it failed; empty otherwise.
-        path: what a run names to begin with it, once it is complete.
+        path: the path by which a run can start from it, once it is complete.
     """
 
     checkpoint_id: int
@@ -99,37 +100,37 @@ class CheckpointRecord:
 
     @property
     def duration_ms(self) -> int | None:
-        """From the trigger to the end; None: it is under way."""
+        """The time from the trigger to the end; None: it is in progress."""
         return None if self.end_ms is None else max(0, self.end_ms - self.trigger_ms)
 
     @property
     def last(self) -> SubtaskPart | None:
-        """The part that came last."""
+        """The last part to be acknowledged."""
         return max(self.parts, key=lambda part: part.ack_ms, default=None)
 
     @property
     def written_bytes(self) -> int:
-        """New in the store."""
+        """The bytes new in the store."""
         return sum(part.written_bytes for part in self.parts)
 
     @property
     def state_bytes(self) -> int:
-        """All state, with what is shared with older checkpoints."""
+        """The bytes of all state, including files shared with older checkpoints."""
         return sum(part.state_bytes for part in self.parts)
 
     @property
     def processed_bytes(self) -> int:
-        """Records processed while barriers were aligned."""
+        """The bytes of records processed while barriers were aligned."""
         return sum(part.processed_bytes for part in self.parts)
 
     @property
     def persisted_bytes(self) -> int:
-        """Records on their way that became part of it."""
+        """The bytes of in-flight records that became part of it."""
         return sum(part.persisted_bytes for part in self.parts)
 
     @property
     def unaligned(self) -> int:
-        """In how many subtasks barriers overtook records."""
+        """The number of subtasks in which barriers overtook records."""
         return sum(part.unaligned for part in self.parts)
 
     @property
@@ -140,12 +141,12 @@ class CheckpointRecord:
 
 
 def explain(record: CheckpointRecord) -> str:
-    """One sentence: which subtask, and which phase in it, took the time; or who made it fail."""
+    """Explain in one sentence which subtask and phase took the time, or made the checkpoint fail."""
     if record.status == "COMPLETED":
         return _explain_completed(record)
     waiting = _waiting(record)
     if record.status == "IN_PROGRESS":
-        return f"under way; {waiting}" if waiting else "under way; it is being published"
+        return f"in progress; {waiting}" if waiting else "in progress; it is being published"
     return f"failed: {record.failure}" + (f"; {waiting}" if waiting else "")
 
 
@@ -158,8 +159,8 @@ def _explain_completed(record: CheckpointRecord) -> str:
     if publishing_ms > time_ms:
         return f"took {_time(duration_ms)}, of which {_time(publishing_ms)} went into publishing it"
     reason = {
-        "start delay": f"its first barrier came after {_time(time_ms)}, from behind the records in front "
-        "of it and of the subtasks before",
+        "start delay": f"its first barrier came after {_time(time_ms)}, behind the records queued before "
+        "it and in the subtasks upstream",
         "alignment": f"it waited {_time(time_ms)} for the barriers of its other inputs",
         "sync": f"its synchronous part took {_time(time_ms)}",
         "async": f"writing its {last.written_bytes:,} bytes took {_time(time_ms)}",
@@ -174,7 +175,8 @@ def _waiting(record: CheckpointRecord) -> str:
     named = ", ".join(f"`{task}` ({index})" for task, index in missing[:MISSING_NAMED])
     more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
     text = f"{len(missing)} of {len(record.expected)} subtasks had not acknowledged: {named}{more}"
-    # Barriers flow downstream: whoever is first in the order of the job is where they got stuck.
+    # Barriers flow downstream, so they got stuck at the first missing subtask in the order of the
+    # job.
     return f"{text}; look at the first of them" if len(missing) > 1 else text
 
 
@@ -184,18 +186,19 @@ def _time(ms: float) -> str:
 
 @final
 class CheckpointHistory:
-    """The checkpoints under way, and the last ones that ended."""
+    """The checkpoints in progress, and the last ones that ended."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._records: dict[int, CheckpointRecord] = {}
 
     def started(self, record: CheckpointRecord) -> None:
-        """A checkpoint was triggered."""
+        """Add a checkpoint that was triggered."""
         self._records[record.checkpoint_id] = record
 
     def acknowledged(self, checkpoint_id: int, part: SubtaskPart) -> bool:
-        """A subtask's part is durable. Late ones and repeated ones change nothing: False."""
+        """Add a subtask's part that is durable; return False for late and repeated ones, which are
+        ignored."""
         record = self._records.get(checkpoint_id)
         if record is None or record.status != "IN_PROGRESS":
             return False
@@ -205,11 +208,11 @@ class CheckpointHistory:
         return True
 
     def completed(self, checkpoint_id: int, now_ms: int, path: str = "") -> CheckpointRecord | None:
-        """It is published. Returns what is known of it; None: it had ended before, or is not known."""
+        """Note that it is published; return its record, or None if it had ended before, or is unknown."""
         return self._end(checkpoint_id, "COMPLETED", now_ms, path=path)
 
     def failed(self, checkpoint_id: int, now_ms: int, failure: str) -> CheckpointRecord | None:
-        """It will never complete. Returns the same."""
+        """Note that it failed; return its record, or None if it had ended before, or is unknown."""
         return self._end(checkpoint_id, "FAILED", now_ms, failure=failure)
 
     def _end(
@@ -233,15 +236,15 @@ class CheckpointHistory:
 
     @property
     def records(self) -> list[CheckpointRecord]:
-        """Oldest first."""
+        """Return the records, oldest first."""
         return [self._records[checkpoint_id] for checkpoint_id in sorted(self._records)]
 
     def record(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """One checkpoint, if it is remembered."""
+        """Return one checkpoint, if it is remembered."""
         return self._records.get(checkpoint_id)
 
     @property
     def last_completed(self) -> CheckpointRecord | None:
-        """The newest complete checkpoint that is no savepoint."""
+        """Return the newest complete checkpoint that is no savepoint."""
         done = (r for r in reversed(self.records) if r.status == "COMPLETED")
         return next((record for record in done if record.kind == "checkpoint"), None)

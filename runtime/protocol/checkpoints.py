@@ -1,17 +1,19 @@
-"""The checkpoint coordinator as a state machine: events in, decisions out (features.md 3.10).
+"""The checkpoint coordinator as a state machine: events in, decisions out.
 
-A checkpoint is *collecting* until all subtasks acknowledged, then *ready*, then *publishing*: one at a
-time, so that entries are written in order of their ids. Only once it is published is it complete, and
-only then is anybody told. While it is being published nothing can abort it: its entry may be there.
+A checkpoint is *collecting* until all subtasks acknowledged, then *ready*, then *publishing*: one
+at a time, so that entries are written in order of their ids. Only once it is published is it
+complete, and only then is that announced. While it is being published nothing can abort it, since
+its entry may exist.
 
-A checkpoint may build on the files of an older one, its *base*: the newest that had completed when it
-was triggered, in the lineage of this attempt. Whoever deletes old checkpoints asks `oldest_base` first.
+A checkpoint may build on the files of an older one, its *base*: the newest that had completed when
+it was triggered, in the lineage of this attempt. Before old checkpoints are deleted, `oldest_base`
+must be asked.
 
-A *savepoint* goes through the same phases but belongs to the user: it is written in full, it subsumes
-nothing and is no base, its failure counts for nothing, and nobody is told that it completed except who
-asked. A job that stops with a savepoint takes its last checkpoint behind it.
+A *savepoint* goes through the same phases but belongs to the user: it is written in full, it
+subsumes nothing and is no base, its failure does not count, and its completion is reported to the
+requester only. A job that stops with a savepoint takes its last checkpoint after it.
 
-What unaligned checkpoints change, and what is not as in 3.10, is in `checkpoint_settings.py`.
+The effects of unaligned checkpoints, and differences from Flink, are in `checkpoint_settings.py`.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ STORY_EVENTS_MAX = 64
 
 @final
 class CheckpointCoordinator(Generic[Payload]):
-    """Decides when checkpoints start, complete and fail. One instance per reign over a job.
+    """Decides when checkpoints start, complete and fail. One instance per coordinator of a job.
 
-    `now_ms` must come from one clock that does not go back; if it does, time stands still.
-    Messages of subtasks of earlier attempts must not be passed in, except late acknowledgements,
-    whose files are then deleted.
+    `now_ms` must come from one clock that does not go back; if it does, time stands still. Messages
+    of subtasks of earlier attempts must not be passed in, except late acknowledgements, whose files
+    are then deleted.
     """
 
     def __init__(self, settings: CheckpointSettings) -> None:
@@ -77,17 +79,18 @@ class CheckpointCoordinator(Generic[Payload]):
 
     @property
     def phase(self) -> Phase:
-        """Where the coordinator stands."""
+        """The phase of the coordinator."""
         return self._phase
 
     @property
     def pending_ids(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints under way, oldest first."""
+        """The checkpoints in progress, oldest first."""
         return tuple(sorted(self._pending))
 
     @property
     def oldest_base(self) -> CheckpointId | None:
-        """No checkpoint from this one on may be deleted: one under way builds on it; None: none does."""
+        """The oldest checkpoint that must not be deleted, nor any newer one: one in progress builds
+        on it; None: there is none."""
         bases = [p.options.base for p in self._pending.values() if p.options.base]
         return CheckpointId(min(bases)) if bases else None
 
@@ -101,7 +104,9 @@ class CheckpointCoordinator(Generic[Payload]):
         *,
         base: CheckpointId = NO_CHECKPOINT,
     ) -> list[CheckpointDecision[Payload]]:
-        """All subtasks of an attempt run. Every `Publish` of the one before must have been answered.
+        """Start an attempt: all its subtasks run.
+
+        Every `Publish` of the one before must have been answered.
 
         Args:
             subtasks: all of them; each takes part in every checkpoint, finished or not.
@@ -121,7 +126,7 @@ class CheckpointCoordinator(Generic[Payload]):
         return self._decisions()
 
     def job_failed(self, now_ms: int) -> list[CheckpointDecision[Payload]]:
-        """The attempt is over. Whatever is not being published is aborted."""
+        """End the attempt: every checkpoint that is not being published is aborted."""
         self._event("job_failed", now_ms)
         self._end_attempt(CheckpointFailure.JOB_FAILED)
         return self._decisions()
@@ -129,7 +134,7 @@ class CheckpointCoordinator(Generic[Payload]):
     # -- events: time and requests ------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> list[CheckpointDecision[Payload]]:
-        """Time has passed. Never wrong to call, also too early."""
+        """Let time pass. Always safe to call, also too early."""
         self._event("tick", now_ms)
         self._wake_ms = None
         for pending in self._by_age():
@@ -140,7 +145,7 @@ class CheckpointCoordinator(Generic[Payload]):
         return self._decisions()
 
     def backlog(self, now_ms: int, reads: bool) -> list[CheckpointDecision[Payload]]:
-        """Sources read a backlog, or none does; said as often as you like."""
+        """Note whether sources read a backlog; may be repeated."""
         if reads == self._schedule.backlog:
             return []
         self._event("backlog", now_ms, reads)
@@ -157,16 +162,16 @@ class CheckpointCoordinator(Generic[Payload]):
         savepoint: str = "",
         native: bool = False,
     ) -> list[CheckpointDecision[Payload]]:
-        """A checkpoint is asked for; exactly one `RequestDone` or `RequestFailed` answers it.
+        """Request a checkpoint; exactly one `RequestDone` or `RequestFailed` answers it.
 
         Args:
             now_ms: the time.
-            token: comes back with the answer.
-            stop: sources emit nothing behind the barrier; if it fails the job fails over.
-            final: all subtasks have reached the end of their data. If it fails, ask again.
-            savepoint: address of the directory to write a savepoint to. With `stop` it is followed by
-                the job's last checkpoint, and both must succeed.
-            native: the savepoint is to consist of the backend's own files.
+            token: returned with the answer.
+            stop: sources emit nothing after the barrier; if it fails the job fails over.
+            final: all subtasks have reached the end of their data. If it fails, request it again.
+            savepoint: address of the directory to write a savepoint to. With `stop` it is followed
+                by the job's last checkpoint, and both must succeed.
+            native: the savepoint shall consist of the backend's own files.
         """
         self._event("request", now_ms, token, *["stop"] * stop, *["final"] * final, savepoint)
         options = CheckpointOptions(stop=stop, savepoint=savepoint, native=native)
@@ -192,7 +197,10 @@ class CheckpointCoordinator(Generic[Payload]):
     def acked(
         self, checkpoint_id: CheckpointId, subtask: SubtaskId, payload: Payload, now_ms: int
     ) -> list[CheckpointDecision[Payload]]:
-        """A subtask's snapshot is durable. Repeated and late ones are expected."""
+        """Handle an acknowledgement: a subtask's snapshot is durable.
+
+        Repeated and late ones are expected.
+        """
         self._event("acked", now_ms, checkpoint_id, subtask)
         pending = self._pending.get(checkpoint_id)
         if pending is None:
@@ -213,7 +221,7 @@ class CheckpointCoordinator(Generic[Payload]):
         reason: CheckpointFailure,
         now_ms: int,
     ) -> list[CheckpointDecision[Payload]]:
-        """A subtask will not, or could not, take its snapshot."""
+        """Handle a decline: a subtask will not, or could not, take its snapshot."""
         self._event("declined", now_ms, checkpoint_id, subtask, reason)
         pending = self._pending.get(checkpoint_id)
         # One that has acknowledged before repeats or contradicts itself; its files are safe.
@@ -226,7 +234,7 @@ class CheckpointCoordinator(Generic[Payload]):
     def published(
         self, checkpoint_id: CheckpointId, now_ms: int
     ) -> list[CheckpointDecision[Payload]]:
-        """What `Publish` asked for is durable: a checkpoint is complete, and subsumes all older ones."""
+        """Handle a success of `Publish`: a checkpoint is complete, and subsumes all older ones."""
         self._event("published", now_ms, checkpoint_id)
         pending = self._publishing(checkpoint_id)
         del self._pending[checkpoint_id]
@@ -254,7 +262,7 @@ class CheckpointCoordinator(Generic[Payload]):
 
     def _savepoint_published(self, pending: PendingCheckpoint[Payload]) -> None:
         if pending.token is None:
-            # Whoever asked has been told that it failed: it must not be found some day.
+            # The requester was told that it failed, so it must not be found later.
             self._discard(pending)
         elif pending.options.stop:
             self._trigger(pending.token, CheckpointOptions(stop=True), after_savepoint=True)
@@ -264,9 +272,9 @@ class CheckpointCoordinator(Generic[Payload]):
     def publish_failed(
         self, checkpoint_id: CheckpointId, now_ms: int
     ) -> list[CheckpointDecision[Payload]]:
-        """What `Publish` asked for could not be done.
+        """Handle a failure of `Publish`.
 
-        The log entry of a checkpoint may be there after all (a lost answer). So no file of it is ever
+        The log entry of a checkpoint may exist nevertheless (a lost answer). So its files are never
         deleted, since a restore may find it. A savepoint is deleted, its metadata first.
         """
         self._event("publish_failed", now_ms, checkpoint_id)
@@ -306,11 +314,11 @@ class CheckpointCoordinator(Generic[Payload]):
         self._out.append(Trigger(checkpoint_id, self._now_ms, pending.options))
 
     def _fail(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
-        """Abort a checkpoint by its own fault, and draw the consequences for the job."""
+        """Abort a checkpoint for its own failure, and apply the consequences for the job."""
         self._abort(pending, reason)
         what = f"{reason.sentence} checkpoint_id=`{pending.checkpoint_id}`"
         if pending.options.stop:
-            # Its sources stay silent behind the barrier: only a restart brings them back.
+            # Its sources stay silent after the barrier: only a restart makes them emit again.
             what = f"the last checkpoint of a stopping job failed: {what}"
             self._fail_job(FailJob(reason, what, stopping=True))
             return
@@ -331,7 +339,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._end_attempt(CheckpointFailure.JOB_FAILED)
 
     def _end_attempt(self, reason: CheckpointFailure) -> None:
-        """Abort everything but what is being published: its entry may be there by now."""
+        """Abort everything but the checkpoint being published, whose entry may exist by now."""
         for pending in self._by_age():
             if not pending.publishing:
                 self._abort(pending, reason)
@@ -348,7 +356,7 @@ class CheckpointCoordinator(Generic[Payload]):
 
     def _abort(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         del self._pending[pending.checkpoint_id]
-        # Once the entry of a checkpoint may exist its files may be in use, whatever we believe.
+        # Once the entry of a checkpoint may exist, its files may be in use, whatever we believe.
         if pending.savepoint or not pending.publishing:
             self._discard(pending)
         self._out.append(NotifyAborted(pending.checkpoint_id, reason))
@@ -373,7 +381,7 @@ class CheckpointCoordinator(Generic[Payload]):
     # -- after every event --------------------------------------------------------------------------
 
     def _decisions(self) -> list[CheckpointDecision[Payload]]:
-        """Do what has become possible, and hand over all decisions since the event."""
+        """Carry out what has become possible, and return all decisions since the event."""
         self._publish_next()
         self._trigger_due()
         wake_ms = self._next_wake_ms()
@@ -416,7 +424,7 @@ class CheckpointCoordinator(Generic[Payload]):
         return self._phase is Phase.RUNNING and under_way < concurrent
 
     def _periodic_due_ms(self) -> int | None:
-        """When the next periodic trigger may happen; None while another event must come first."""
+        """Return when the next periodic trigger may happen; None while another event must come first."""
         return self._schedule.due_ms if self._may_trigger() else None
 
     def _next_wake_ms(self) -> int | None:
@@ -449,7 +457,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._story.append(" ".join([f"{now_ms}ms", name, *map(str, details)]))
 
     def _check(self, condition: object, message: str, **context: object) -> None:
-        """Like `errors.check`; the error tells the story that led here."""
+        """Check a condition as `errors.check` does; the error contains the history of events."""
         if not condition:
             check(False, message, **context, phase=self._phase.value, story="; ".join(self._story))
 

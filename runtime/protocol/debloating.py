@@ -1,8 +1,9 @@
-"""How large the buffers of a gate should be, so that what is under way is worth a set time of work.
+"""Sizes the buffers of a gate so that the data in flight is worth a set time of work.
 
-Every period one gate says what it has consumed and how long it was not idle. From that follows its
-throughput; what may be under way is throughput × target, and each buffer in use gets its share of it. The
-size follows smoothly, and senders are told only of changes that matter. (Flink's buffer debloating, S4.)
+At the end of every period a gate reports the bytes it has consumed and the time it was not idle.
+From that follows its throughput; the data in flight may be throughput × target, and each buffer in
+use gets its share. The size changes smoothly, and senders are told only of changes that matter
+(Flink's buffer debloating).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from typing import final
 
 GROWTH_MAX = 2
-"""The size aimed at is at most this many times the present one: one short burst must not undo it all."""
+"""The target is at most this multiple of the present size, so that a short burst does not undo
+everything."""
 
 STEPS_MAX = 100
-"""A period counts as at most so many. After that the size is where it was going."""
+"""A call counts as at most this many periods; after that the size has reached its target anyway."""
 ACTIVE_MIN_MS = 0.001
-"""Less time than this is what rounding leaves of none."""
+"""Less time than this is a rounding error of zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class DebloatSettings:
 
 @final
 class BufferDebloater:
-    """The sizes of one gate. Has no clock: see `period_over`."""
+    """The buffer sizes of one gate. Has no clock: see `period_over`."""
 
     def __init__(self, settings: DebloatSettings, size: int | None = None) -> None:
         """Begin with the largest size, or with `size`."""
@@ -44,22 +46,22 @@ class BufferDebloater:
         self._bytes = 0
         self._throughput: int | None = None
         self.announced = size
-        """The size the senders know, bytes."""
+        """The size that the senders know, bytes."""
         self.time_to_consume_ms = 0
-        """How long the buffers in use will last, if all are full."""
+        """How long the buffers in use will last, if all are full, ms."""
 
     def consumed(self, size_bytes: int) -> None:
-        """That much of the gate's records was processed."""
+        """Count processed bytes of the gate's records."""
         self._bytes += size_bytes
 
     def period_over(self, elapsed_ms: float, idle_ms: float, buffers_in_use: int) -> int | None:
-        """End a period; returns the size to tell the senders, or None: they keep the one they have.
+        """End a period; return the size to tell the senders, or None if they keep theirs.
 
-        One that lasted for several, since a single call took so long, counts as that many.
+        A period that took as long as several, because of a long call, counts as that many.
 
         Args:
             elapsed_ms: since the last call.
-            idle_ms: of it, without input.
+            idle_ms: the part of it without input.
             buffers_in_use: buffers that wait at the gate, or at its senders for room in it.
         """
         throughput = self._measure(elapsed_ms - idle_ms, idle_ms, buffers_in_use)
@@ -82,10 +84,12 @@ class BufferDebloater:
         self._average = min(max(average, self._settings.size_min), self._settings.size_max)
 
     def _measure(self, active_ms: float, idle_ms: float, buffers_in_use: int) -> int | None:
-        """Bytes per second; the last value where there was nothing to measure, None before the first."""
+        """Return bytes per second; the last value where there was nothing to measure, None before
+        the first."""
         size_bytes, self._bytes = self._bytes, 0
-        # Without records there may still be work, such as watermarks, or mails while barriers are aligned:
-        # it says nothing of throughput. Only who has records and is busy with none of them is slow.
+        # Without records there may still be work, such as watermarks, or mail while barriers are
+        # aligned, which tells nothing about throughput. Only a gate that has records and is busy
+        # with none of them is slow.
         stuck = buffers_in_use > 0 and active_ms >= idle_ms
         if active_ms >= ACTIVE_MIN_MS and (size_bytes or stuck):
             self._throughput = int(size_bytes * 1000 / active_ms)
@@ -96,5 +100,5 @@ class BufferDebloater:
         if change == 0:
             return False
         if size <= settings.size_min or size >= settings.size_max:
-            return True  # else the limits might never be reached
+            return True  # otherwise the limits might never be reached
         return change >= self.announced * settings.threshold_percentages // 100

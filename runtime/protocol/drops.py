@@ -1,7 +1,7 @@
-"""The ledger of what a job has dropped: totals over its subtasks, and which are due to be announced.
+"""The ledger of a job's drops: totals over its subtasks, and those due to be announced.
 
-Subtasks count from 0 in each attempt. What an attempt had dropped stays in the totals when it is over, so
-that nothing is forgotten; records that are read again after a failure, and dropped again, count again.
+Subtasks count from 0 in each attempt. Drops of an attempt stay in the totals when it is over;
+records that are read again after a failure, and dropped again, count again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, final
 import msgspec
 
 REMIND_MS: Final = 60_000
-"""A step that goes on dropping records of one kind is announced again after this time."""
+"""A step that keeps dropping records of one kind is announced again after this time, ms."""
 
 _Subtask = tuple[int, int]
 _Key = tuple[str, str]
@@ -21,13 +21,13 @@ _Key = tuple[str, str]
 
 @final
 class Dropped(msgspec.Struct, frozen=True):
-    """What one step has dropped.
+    """The drops of one step, of one kind.
 
     Attributes:
         step: its name.
-        kind: why: `late`, `unreadable`, `failed`, `timed_out`, `unread`, `timers`, `open_windows` or
-            `feedback`.
-        count: how many records (or timers), in all subtasks.
+        kind: the reason: `late`, `unreadable`, `failed`, `timed_out`, `unread`, `timers`,
+            `open_windows` or `feedback`.
+        count: the number of records (or timers), in all subtasks.
     """
 
     step: str
@@ -37,28 +37,28 @@ class Dropped(msgspec.Struct, frozen=True):
 
 @final
 class DropLedger:
-    """Counts what the steps of a job have dropped since its coordinator began."""
+    """Counts the drops of a job's steps since its coordinator began."""
 
     def __init__(self) -> None:
         self._earlier: Counter[_Key] = Counter()
-        """By attempts that are over."""
+        """The drops of attempts that are over."""
         self._now: dict[_Subtask, tuple[Dropped, ...]] = {}
         self._announced: dict[_Key, tuple[int, int]] = {}
-        """By step and kind: how many there were, and when that was, in ms."""
+        """The last announcement by step and kind: the count, and the time in ms."""
 
     def report(self, vertex: int, index: int, dropped: Iterable[Dropped]) -> None:
-        """Take in what a subtask has dropped since its attempt began."""
+        """Take in a subtask's drops since its attempt began."""
         self._now[vertex, index] = tuple(dropped)
 
     def attempt_over(self, subtasks: Iterable[_Subtask] | None = None) -> None:
-        """These subtasks begin to count from 0; None: all of them do."""
+        """Reset the counts of these subtasks, which will count from 0; None: of all."""
         for subtask in list(self._now) if subtasks is None else subtasks:
             for each in self._now.pop(subtask, ()):
                 self._earlier[each.step, each.kind] += each.count
 
     @property
     def totals(self) -> tuple[Dropped, ...]:
-        """By step and kind, in the order of their names."""
+        """Return the totals by step and kind, in the order of their names."""
         found = Counter(self._earlier)
         for subtask in self._now.values():
             for each in subtask:
@@ -66,7 +66,7 @@ class DropLedger:
         return tuple(Dropped(*key, count) for key, count in sorted(found.items()) if count)
 
     def due(self, now_ms: int, *, at_the_end: bool = False) -> list[Dropped]:
-        """What is to be announced now: the first of a kind of a step at once, more of it after a while.
+        """Return the drops to announce now: the first of a step and kind at once, more of it after a while.
 
         Args:
             now_ms: on any clock that does not go back.

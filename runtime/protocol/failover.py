@@ -1,23 +1,23 @@
-"""Finds the pipelined regions that have to begin again when a subtask fails.
+"""Finds the pipelined regions that must restart when a subtask fails.
 
 A *region* is a set of subtasks that stream to each other: a connected component over pipelined
-exchanges. A subtask can only be restored together with its whole region, since its senders would have to
-send again what it has lost, and its receivers would get twice what it sends again. Regions without an
-exchange between them are restored on their own. Three rules say which (Flink, "Restart Pipelined Region
-Failover Strategy"):
+exchanges. A subtask can only be restored together with its whole region, since its senders would
+have to send lost records again, and its receivers would get twice the records that it sends again.
+Regions without an exchange between them are restored on their own. Three rules decide which (Flink,
+"Restart Pipelined Region Failover Strategy"):
 
 1. The region of the failed subtask restarts.
 2. If a region that restarts consumes a kept result that is not available any more, the region that
    produces it restarts as well.
-3. Every region that consumes a result of one that restarts does, too: what is computed again may be
-   another.
+3. Every region that consumes a result of one that restarts does, too: the recomputed result may
+   differ.
 
-*Kept* results (Flink: blocking) outlive their producer and cut regions. The exchange of this project
-keeps none: all its channels are pipelined, so a region is a component of the whole graph, and rules 2
-and 3 add nothing. That goes for data that has ended, too. A subtask that has finished is no boundary: it
-stays to forward barriers, and what it sent is nowhere but in the state of its receivers. If one of those
-fails, it restarts with them; if the restored checkpoint has it as finished, it reads nothing and sends
-its end again.
+*Kept* results (Flink: blocking) outlive their producer and cut regions. The exchange of this
+project keeps none: all its channels are pipelined, so a region is a component of the whole graph,
+and rules 2 and 3 add nothing. That holds for data that has ended, too. A finished subtask is no
+boundary: it stays to forward barriers, and the records it sent are nowhere but in the state of its
+receivers. If one of those fails, it restarts with them; if the restored checkpoint has it as
+finished, it reads nothing and sends its end again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ...errors import check
 from .ids import SubtaskId
 
 RegionId = NewType("RegionId", int)
-"""Which region of a plan: 0, 1, ... in the order of their first subtasks."""
+"""The number of a region of a plan: 0, 1, ... in the order of their first subtasks."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Every producer sends to every consumer.
+    """An exchange: every producer sends to every consumer.
 
     Attributes:
         producers: at least one.
@@ -68,7 +68,7 @@ class RegionFailover:
         check(subtasks, "regions of nothing")
         joined = [(*link.producers, *link.consumers) for link in links if not link.kept]
         self.regions: tuple[frozenset[SubtaskId], ...] = _components(subtasks, [*joined, *together])
-        """In the order of their first subtasks."""
+        """The regions in the order of their first subtasks."""
         self._region_of = {
             subtask: RegionId(number)
             for number, region in enumerate(self.regions)
@@ -78,21 +78,21 @@ class RegionFailover:
 
     @property
     def everything(self) -> frozenset[RegionId]:
-        """All regions."""
+        """Return all regions."""
         return frozenset(RegionId(number) for number in range(len(self.regions)))
 
     def region_of(self, subtask: SubtaskId) -> RegionId:
-        """Where a subtask belongs."""
+        """Return the region of a subtask."""
         return self._region_of[subtask]
 
     def subtasks_of(self, regions: Iterable[RegionId]) -> list[SubtaskId]:
-        """The subtasks of some regions, in order."""
+        """Return the subtasks of some regions, in order."""
         return sorted(subtask for region in regions for subtask in self.regions[region])
 
     def restart(
         self, failed: Iterable[RegionId], gone: Collection[SubtaskId] = ()
     ) -> frozenset[RegionId]:
-        """The regions to restart.
+        """Return the regions to restart.
 
         Args:
             failed: regions that have failed.

@@ -1,4 +1,4 @@
-"""The failures of a job: what came first, what came with it, what followed, and how long that took."""
+"""The history of a job's failures: root cause, concurrent failures, consequences and durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, final
 from .restore_figures import RestoreFigures
 
 CONCURRENT_MAX: Final = 16
-"""Failures kept beside a root one; when a worker dies all its subtasks fail."""
+"""The most failures kept beside a root one; when a worker dies all its subtasks fail."""
 
 
 @final
@@ -39,24 +39,25 @@ class FailureEntry:
 @final
 @dataclass(slots=True)
 class FailureStory:
-    """A root failure and what became of it.
+    """A root failure and its consequences.
 
     Attributes:
-        root: what ended the attempt.
+        root: the failure that ended the attempt.
         attempt: the attempt that it ended.
-        labels: what the user's enrichers said of it.
+        labels: the labels of the user's enrichers.
         concurrent: failures of the same attempt that came before everything had stopped.
-        concurrent_dropped: how many more there were.
+        concurrent_dropped: the number of further ones.
         outcome: what followed: `restart 3 in 4000 ms`, or why the job failed for good.
-        restored: what the next attempt began with.
+        restored: the state that the next attempt began with.
         cancelling_ms: until everything had stopped.
-        waiting_ms: the pause that the restart strategy wanted.
+        waiting_ms: the pause of the restart strategy.
         deploying_ms: until all subtasks were ready, restored state included.
         down_ms: from the failure until all subtasks ran again; None: they do not yet.
-        silent_ms: of a lost worker, how long nothing had been heard of it: noticing took at most that.
-        restore: what `deploying_ms` consists of.
-        tasks: what restarted for it, by name.
-        tasks_total: how many tasks the job has.
+        silent_ms: for a lost worker, the time since its last sign of life: detection took at most
+            that.
+        restore: the parts of `deploying_ms`.
+        tasks: the tasks that restarted for it, by name.
+        tasks_total: the number of tasks of the job.
     """
 
     root: FailureEntry
@@ -76,14 +77,14 @@ class FailureStory:
     tasks_total: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """For clients: the fields of the root failure, and the rest."""
+        """Return the fields of the root failure, and the rest, for clients."""
         found = asdict(self)
         return {**found.pop("root"), **found}
 
 
 @final
 class FailureHistory:
-    """The last failures of a job. All times are of one clock, ms."""
+    """The last failures of a job. All times are on one clock, ms."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
@@ -94,7 +95,7 @@ class FailureHistory:
     def failed(
         self, root: FailureEntry, attempt: int, silent_ms: int | None = None
     ) -> FailureStory:
-        """An attempt failed; or its restart did, which is a story of its own."""
+        """Begin a story: an attempt failed, or its restart did, which is a story of its own."""
         story = FailureStory(root, attempt, silent_ms=silent_ms)
         self._stories.append(story)
         del self._stories[: -self._kept]
@@ -103,7 +104,7 @@ class FailureHistory:
         return story
 
     def also(self, entry: FailureEntry) -> None:
-        """Something else failed before all ran again, and is part of the same story."""
+        """Add another failure before all subtasks ran again; it is part of the same story."""
         story = self._open()
         if story is None:
             return
@@ -113,32 +114,32 @@ class FailureHistory:
             story.concurrent_dropped += 1
 
     def cancelled(self, now_ms: int, also: Sequence[FailureEntry] = ()) -> None:
-        """Everything of the attempt has stopped; `also` failed on the way."""
+        """Note that everything of the attempt has stopped; `also` failed on the way."""
         if (story := self._open()) is not None:
             for entry in also:
                 self.also(entry)
             story.cancelling_ms = self._phase(now_ms)
 
     def decided(self, outcome: str, tasks: Sequence[str] = (), tasks_total: int = 0) -> None:
-        """What follows, and for which tasks."""
+        """Note the outcome, and the tasks that it concerns."""
         if (story := self._open()) is not None:
             story.outcome = outcome
             story.tasks, story.tasks_total = list(tasks), tasks_total
 
     def waited(self, now_ms: int) -> None:
-        """The pause is over; the next attempt is deployed."""
+        """Note that the pause is over and the next attempt is deployed."""
         if (story := self._open()) is not None:
             story.waiting_ms = self._phase(now_ms)
 
     def deployed(self, now_ms: int, restored: str, figures: RestoreFigures | None = None) -> None:
-        """All subtasks of the next attempt are ready."""
+        """Note that all subtasks of the next attempt are ready."""
         if (story := self._open()) is not None:
             story.deploying_ms = self._phase(now_ms)
             story.restored = restored
             story.restore = figures or RestoreFigures()
 
     def running(self, now_ms: int) -> FailureStory | None:
-        """They run: the story is over. Returns it; None: there was no failure."""
+        """End the story, as all subtasks run, and return it; None: there was no failure."""
         if (story := self._open()) is not None:
             story.down_ms = max(0, now_ms - story.root.time_ms)
         self._recovering = False
@@ -146,13 +147,13 @@ class FailureHistory:
 
     @property
     def recovering_since_ms(self) -> int | None:
-        """When the job failed last, if it does not run again yet."""
+        """Return when the job failed last, if it does not run again yet."""
         story = self._open()
         return None if story is None else story.root.time_ms
 
     @property
     def stories(self) -> list[FailureStory]:
-        """Oldest first."""
+        """Return the stories, oldest first."""
         return list(self._stories)
 
     def _open(self) -> FailureStory | None:

@@ -1,4 +1,4 @@
-"""Why checkpoints and jobs fail: one name and one sentence each, the same in logs, metrics and the CLI."""
+"""The reasons why checkpoints and jobs fail: a name and a sentence each, for logs, metrics and the CLI."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .foreign import as_headgate_error
 
 @unique
 class CheckpointFailure(Enum):
-    """Why a checkpoint did not complete, or was not even started.
+    """The reason why a checkpoint did not complete, or was not even started.
 
-    The value is the name on the wire and in metrics. Only those with `counts` are held against
-    `tolerable_failures`: they say that this job cannot take checkpoints, while the others say that
-    something else got in the way (features.md 3.10).
+    The value is the name on the wire and in metrics. Only those with `counts` count towards
+    `tolerable_failures`: they mean that this job cannot take checkpoints, while the others mean
+    that something else interfered.
     """
 
     sentence: str
@@ -62,13 +62,13 @@ class FailureCategory(Enum):
     """The categories of failures, by who can do something about them."""
 
     USER = "user"
-    """Whoever wrote the job."""
+    """The author of the job."""
     DATA = "data"
-    """Whoever sends the records."""
+    """The producer of the records."""
     RESOURCE = "resource"
-    """Whoever runs the machines, the network and the storage."""
+    """The operator of the machines, the network and the storage."""
     SYSTEM = "system"
-    """Whoever makes headgate."""
+    """The makers of headgate."""
 
 
 _USER, _DATA = FailureCategory.USER, FailureCategory.DATA
@@ -77,7 +77,7 @@ _RESOURCE, _SYSTEM = FailureCategory.RESOURCE, FailureCategory.SYSTEM
 
 @unique
 class FailureKind(Enum):
-    """Why an attempt of a job ended. Only a `recoverable` one may be followed by another attempt."""
+    """The reason why an attempt ended. Only a `recoverable` one may be followed by another attempt."""
 
     sentence: str
     recoverable: bool
@@ -122,7 +122,7 @@ class FailureKind(Enum):
 
     @classmethod
     def of(cls, error: BaseException) -> FailureKind:
-        """The kind of an error; `as_headgate_error` judges one that is not headgate's own."""
+        """Return the kind of an error; `as_headgate_error` classifies one that is not headgate's own."""
         ours = as_headgate_error(error, "a step failed")
         return next((kind for type_, kind in _KINDS if isinstance(ours, type_)), cls.INTERNAL)
 

@@ -1,7 +1,7 @@
-"""Exceptions that are not headgate's own: the one rule that says whose they are.
+"""Classifies exceptions that are not headgate's own, in one place.
 
-An exception that leaves a subtask, a deployment or the coordinator without having been turned into a
-`HeadgateError` is judged by its type and by the frames of its traceback:
+An exception that leaves a subtask, a deployment or the coordinator without having been turned into
+a `HeadgateError` is classified by its type and by the frames of its traceback:
 
 | the exception | becomes | its failure kind |
 |---|---|---|
@@ -31,7 +31,7 @@ from ...operators.origin import is_own_module
 from ...operators.user_code import TEXT_MAX, text_of, traceback_text
 
 _COLUMNS: Final = frozenset({"numpy", "polars", "pyarrow"})
-"""Packages whose own exceptions mean that a step could not process its columns."""
+"""The packages whose own exceptions mean that a step could not process its columns."""
 _LIBRARIES: Final = (
     _COLUMNS
     | sys.stdlib_module_names
@@ -50,15 +50,15 @@ _LIBRARIES: Final = (
         {"py4j", "pyspark", "ray", "rich", "rocksdict", "typer", "uvloop", "xxhash", "yaml"}
     )
 )
-"""Packages that headgate itself calls: a frame of theirs is not the user's."""
+"""The packages that headgate itself calls: their frames are not the user's."""
 
 
 def as_headgate_error(error: BaseException, what: str, where: str = "") -> HeadgateError:
-    """The error itself if it is headgate's own, else one of the type that the table above names.
+    """Return the error itself if it is headgate's own, else one of the type in the table above.
 
     Args:
-        error: what was raised.
-        what: says what failed; the beginning of the message.
+        error: the exception.
+        what: the beginning of the message: what failed.
         where: the user's line, or the name of the step.
     """
     if isinstance(error, HeadgateError):
@@ -84,7 +84,7 @@ def _type_of(error: BaseException) -> type[HeadgateError]:
 
 
 def _modules(error: BaseException) -> Iterator[str]:
-    """The modules of the traceback's frames."""
+    """Yield the modules of the traceback's frames."""
     at = error.__traceback__
     while at is not None:
         yield str(at.tb_frame.f_globals.get("__name__", ""))

@@ -1,4 +1,4 @@
-"""Which workers stopped answering (features.md REC-07)."""
+"""Detects workers that stopped responding."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .ids import WorkerId
 
 @final
 class HeartbeatMonitor:
-    """Declares a worker lost once nothing was heard of it for `timeout_ms`.
+    """Declares a worker lost after `timeout_ms` without a sign of life.
 
-    `tick` is to be called every `interval_ms`. If it comes later than that, it was ourselves who
-    stalled, with the beats waiting unread behind us: the time overslept is held against nobody.
+    `tick` must be called every `interval_ms`. If it comes later, this process itself stalled, with
+    beats waiting unread: the extra time is not counted against any worker.
     """
 
     def __init__(self, interval_ms: int, timeout_ms: int) -> None:
@@ -31,24 +31,25 @@ class HeartbeatMonitor:
     def watch(self, worker: WorkerId, now_ms: int) -> None:
         """Expect beats of this worker from now on."""
         if not self._heard_ms:
-            self._ticked_ms = now_ms  # nobody was watched: the time before was not overslept
+            # none was watched, so the time before does not count as a stall
+            self._ticked_ms = now_ms
         self._heard_ms[worker] = now_ms
 
     def forget(self, worker: WorkerId) -> None:
-        """Expect nothing more: it was stopped, or its death is known already."""
+        """Stop expecting beats: the worker was stopped, or its death is already known."""
         self._heard_ms.pop(worker, None)
 
     def silent_ms(self, worker: WorkerId, now_ms: int) -> int:
-        """The time since the last heartbeat of a worker; 0: it is not watched."""
+        """Return the time since the last heartbeat of a worker, ms; 0: it is not watched."""
         return max(0, now_ms - self._heard_ms.get(worker, now_ms))
 
     def beat(self, worker: WorkerId, now_ms: int) -> None:
-        """Something was heard of a worker; ignored unless it is watched (a zombie may still beat)."""
+        """Note a sign of life of a worker; ignored unless it is watched (a zombie may still beat)."""
         if worker in self._heard_ms:
             self._heard_ms[worker] = max(now_ms, self._heard_ms[worker])
 
     def tick(self, now_ms: int) -> list[WorkerId]:
-        """The workers lost by now, each reported once, in order of name."""
+        """Return the workers lost by now, each reported once, in order of name."""
         if self._ticked_ms is None:
             return []
         overslept_ms = now_ms - self._ticked_ms - self._interval_ms

@@ -1,6 +1,6 @@
-"""Every identifier of the protocol is a type of its own: never a bare int or str.
+"""The identifiers of the protocol, each a type of its own: never a bare int or str.
 
-All are plain ints and strings when the program runs, so they cost nothing and travel as they are.
+At run time all are plain ints and strings, so they cost nothing and are serialised as such.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ CheckpointId = NewType("CheckpointId", int)
 WorkerId = NewType("WorkerId", str)
 """Name of a worker process."""
 ChannelPosition = NewType("ChannelPosition", int)
-"""Which input channel of a subtask, counted over all its inputs: 0, 1, ..."""
+"""The number of an input channel of a subtask, counted over all its inputs: 0, 1, ..."""
 
 NO_CHECKPOINT = CheckpointId(0)
-"""Stands for "none yet": smaller than the id of every checkpoint."""
+"""Means "none yet": smaller than the id of every checkpoint."""
 
 
 @final

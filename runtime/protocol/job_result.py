@@ -1,4 +1,4 @@
-"""The result of a job as the job log keeps it, so that later questions get the same answer and error."""
+"""The result of a job as the job log stores it, so that later queries get the same answer and error."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ...state.sealed import Record
 from .drops import Dropped
 
 TEXT_MAX = 20_000
-"""Characters of each text that are kept."""
+"""The most characters of each text that are kept."""
 _TYPES: dict[str, type[HeadgateError]] = {
     name: value
     for name, value in vars(sys.modules[HeadgateError.__module__]).items()
     if isinstance(value, type)
     and issubclass(value, HeadgateError)
-    and value is not ManifestErrors  # it is made of errors, not of words
+    and value is not ManifestErrors  # it is made of errors, not of text
 }
 
 
 class JobFailure(Record, frozen=True, kw_only=True):
-    """The failure that ended a job. Only text: readers of a log must not make objects of a user's types."""
+    """The failure that ended a job, as text only: reading a log must not create objects of user types."""
 
     kind: str
-    """See `protocol/failures.py`."""
+    """The name of the failure kind, see `protocol/failures.py`."""
     text: str
     vertex: str
-    """The part of the job."""
+    """The part of the job that failed."""
     error: str
-    """The nearest of our types that the error is of."""
+    """The nearest of headgate's types that the error is an instance of."""
     message: str
     where: str = ""
     fix: str = ""
@@ -42,7 +42,7 @@ class JobFailure(Record, frozen=True, kw_only=True):
 
     @staticmethod
     def of(kind: str, text: str, vertex: str, error: HeadgateError) -> JobFailure:
-        """The parts of a failure that are kept."""
+        """Return the parts of a failure that are kept."""
         names = (type_.__name__ for type_ in type(error).__mro__ if type_ in _TYPES.values())
         return JobFailure(
             kind=kind,
@@ -56,7 +56,7 @@ class JobFailure(Record, frozen=True, kw_only=True):
         )
 
     def as_error(self) -> HeadgateError:
-        """The error again; one of a newer version's types is a JobError."""
+        """Return the error again; one of a newer version's types is a JobError."""
         type_ = _TYPES.get(self.error, JobError)
         error = type_(self.message, where=self.where, fix=self.fix)
         if hasattr(error, "detail"):
@@ -69,17 +69,17 @@ class JobOutcome:
     """The outcome of a job.
 
     Attributes:
-        status: `FINISHED`, `SUSPENDED` (it was stopped), `CANCELED` or `FAILED`; `HANDED_OVER` if this
-            process was to leave, and the run goes on with its next start.
-        reason: why, in words.
+        status: `FINISHED`, `SUSPENDED` (it was stopped), `CANCELED` or `FAILED`; `HANDED_OVER` if
+            this process had to leave, and the run continues with its next start.
+        reason: the reason, as text.
         error: set if it failed.
         checkpoint: the newest completed one; 0: there is none.
-        dropped: what each step has dropped in this run, by kind. What is read again after a failure, and
-            dropped again, counts again. Empty: nothing was lost on the way.
+        dropped: the drops of each step in this run, by kind. Records that are read again after a
+            failure, and dropped again, count again. Empty: nothing was dropped.
         run: the id of the run; a run that is taken over keeps it.
         began_ms: when the run began, in ms since the epoch; 0: not known.
         ended_ms: when it ended, in ms since the epoch; 0: not known.
-        restarts: how often tasks were restarted in this run.
+        restarts: the number of restarts of tasks in this run.
     """
 
     status: str
@@ -93,7 +93,7 @@ class JobOutcome:
     restarts: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """All of it but the error, as JSON values."""
+        """Return all of it but the error, as JSON values."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         return {**plain, "dropped": msgspec.to_builtins(self.dropped)}
 

@@ -1,21 +1,22 @@
-"""The job log: the one linearizable truth of a job. Decisions only; reading and writing lie outside.
+"""The job log: the single linearizable source of truth of a job. Decisions only; I/O is
+elsewhere.
 
-The log is a dense sequence of records 1, 2, 3, ..., each made by create-if-absent: of two coordinators
-that want a slot exactly one gets it. A coordinator first *claims* a generation (a second dense sequence,
-`GenerationRecord`), then reads the log to its tail and appends `GenerationStarted`. From then on it
-knows its next slot; whatever else it finds there means that a newer coordinator has started: it is
-fenced. So an old leader's checkpoint either lies before the new leader's start entry, and the new
-leader has seen it, or it is never completed.
+The log is a dense sequence of records 1, 2, 3, ..., each made by create-if-absent: of two
+coordinators that want a slot exactly one gets it. A coordinator first *claims* a generation (a
+second dense sequence, `GenerationRecord`), then reads the log to its tail and appends
+`GenerationStarted`. From then on it knows its next slot; finding another entry there means that a
+newer coordinator has started: it is fenced. So an old leader's checkpoint is either before the new
+leader's start entry, and the new leader has seen it, or it never completes.
 
-Trimming must not bring slots back to life. Three rules see to it:
+Trimming must never free a slot again. Three rules ensure it:
 
 1. `GenerationStarted` entries are never deleted. The next slot of a fenced leader is always one of
-   them, so it can wake up as late as it likes: the slot is taken.
+   them, so however late it wakes up, the slot is taken.
 2. Before entries below a new *head* are deleted, the head is published in the leader's own generation
-   record. Nobody else writes that record, so a late zombie cannot move the head back; the head of the
-   log is the maximum over the records.
-3. A reader that finds a slot empty, and a coordinator that has just appended its start entry, look at
-   the head again: beyond the slot, it was trimmed, and what they did does not count.
+   record. No other process writes that record, so a late zombie cannot move the head back; the
+   head of the log is the maximum over the records.
+3. A reader that finds a slot empty, and a coordinator that has just appended its start entry, read
+   the head again: if it is beyond the slot, the slot was trimmed, and their action is void.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class JobStatus(enum.Enum):
 
     @property
     def shown(self) -> str:
-        """The name that users see, which is Flink's."""
+        """The name that users see, as in Flink."""
         return "SUSPENDED" if self is JobStatus.STOPPED else self.value
 
 
 class Deployment(Record, frozen=True, kw_only=True):
-    """A deployed attempt: enough for another coordinator to find it, and to see that nothing else runs."""
+    """A deployed attempt: enough for another coordinator to find it, and to check that nothing else
+    runs."""
 
     attempt: int
     workers: tuple[str, ...]
@@ -59,7 +61,8 @@ class Deployment(Record, frozen=True, kw_only=True):
     restored_checkpoint: int = 0
     """The checkpoint that the attempt restored; 0: none."""
     in_parts: bool = False
-    """Some of its regions have restarted since, as other attempts, perhaps on other workers."""
+    """Whether some of its regions have restarted since, as other attempts, perhaps on other
+    workers."""
 
 
 class GenerationStarted(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -74,16 +77,16 @@ class GenerationStarted(Record, frozen=True, kw_only=True, tag_field="entry", ta
     host: str = ""
     pid: int = 0
     run: str = ""
-    """Names the run: a coordinator that takes over goes on with the run of the one before."""
+    """Identifies the run: a coordinator that takes over continues the run of the one before."""
     fresh: bool = False
-    """Checkpoints before this entry are not restored: a new run that starts without them."""
+    """Checkpoints before this entry are not restored: a new run starts without them."""
     restore_from: str = ""
     """Address of the savepoint, or checkpoint, that the run begins with."""
     history: RunHistory = NO_HISTORY
 
 
 class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
-    """A checkpoint is durable: the moment at which its commits are allowed."""
+    """A checkpoint is durable: from here on its commits are allowed."""
 
     generation: int
     writer: str
@@ -91,32 +94,36 @@ class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", 
     manifest: Manifest
     completed_ms: int
     is_final: bool = False
-    """The job takes no records behind it: stop with savepoint, or the end of all data."""
+    """The job takes no records after it: stop with savepoint, or the end of all data."""
     run: str = ""
     parallelism: int = 0
-    """The run goes on at this one: with the last checkpoint before a rescale, the new one. 0 in entries
-    of before there was rescaling: as before."""
+    """The parallelism at which the run continues: with the last checkpoint before a rescale, the
+    new one.
+
+    0 in entries of before rescaling existed: unchanged.
+    """
     deployment: Deployment | None = None
-    """The deployment that ran, repeated because its own entry may have been trimmed."""
+    """The running deployment, repeated because its own entry may have been trimmed."""
     history: RunHistory = NO_HISTORY
     old_output: OldOutput = NO_OLD_OUTPUT
-    """The output of earlier runs that is still to be deleted behind this checkpoint."""
+    """The output of earlier runs that is still to be deleted after this checkpoint."""
 
 
 class OutputListed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
-    """The run replaces these files of earlier runs; a later list of the run takes the place of this one."""
+    """The run replaces these files of earlier runs; a later list of the run supersedes this one."""
 
     generation: int
     writer: str
     files: dict[str, bytes]
-    """By sink, what `old_output.pack` made of its files; only sinks with files."""
+    """The result of `old_output.pack` by sink; only sinks with files."""
 
 
 class AttemptDeployed(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     """The workers were told to prepare an attempt; none is told to begin before this entry is there.
 
-    It is written while they prepare, so they need not be ready. A coordinator that takes over behind it,
-    and finds that the attempt has not begun everywhere, restarts the job, as if there were no entry.
+    It is written while they prepare, so they need not be ready. A coordinator that takes over
+    after it, and finds that the attempt has not begun everywhere, restarts the job, as if there
+    were no entry.
     """
 
     generation: int
@@ -133,11 +140,13 @@ class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
     reason: str
     ended_ms: int
     last_checkpoint_id: int = 0
-    """Highest id of a completed checkpoint: ids go on from there when all checkpoints are dropped."""
+    """Highest id of a completed checkpoint: ids continue from it when all checkpoints are dropped.
+    """
     run: str = ""
-    """The run that ended; in entries of before it was told: that of the newest start in view."""
+    """The run that ended; in entries of before it was recorded: that of the newest start in view.
+    """
     checkpoint: int = 0
-    """The newest checkpoint that it could have gone on from; 0: none, or not told."""
+    """The newest checkpoint that it could have continued from; 0: none, or not recorded."""
     failure: JobFailure | None = None
     history: RunHistory = NO_HISTORY
     """The history of this run; `ends` are those of the runs before it."""
@@ -149,17 +158,19 @@ LogEntry: TypeAlias = (
 
 
 class Leader(Record, frozen=True, kw_only=True):
-    """The process that claimed a generation: enough to find out whether it still lives."""
+    """The process that claimed a generation: enough to find out whether it is still alive."""
 
     host: str
     pid: int
     started_ms: int
     addresses: tuple[str, ...] = ()
     """Where it listens for control connections."""
+    rest: tuple[str, ...] = ()
+    """Where its REST API listens, as far as it did when the generation was claimed."""
 
 
 class GenerationRecord(Record, frozen=True, kw_only=True):
-    """Claims a generation (create-if-absent), then says where its owner trimmed the log to.
+    """Claims a generation (create-if-absent), then records where its owner trimmed the log to.
 
     Only its owner replaces it, and `head` only grows.
     """
@@ -173,9 +184,9 @@ class GenerationRecord(Record, frozen=True, kw_only=True):
     swept: int = 1
     """Entries from here up to the head may still exist, and files of their checkpoints with them."""
     run: str = ""
-    """The run it was claimed for; empty: not told."""
+    """The run it was claimed for; empty: not recorded."""
     leader: Leader | None = None
-    """None: not told."""
+    """The leader; None: not recorded."""
 
 
 ENTRIES: Final[SealedFormat[LogEntry]] = SealedFormat("job log entry", LogEntry)
@@ -207,9 +218,9 @@ class LogView:
     generation: int = 0
     writer: str = ""
     started: GenerationStarted | None = None
-    """Start entry of the current generation; None if the view begins behind it."""
+    """Start entry of the current generation; None if the view begins after it."""
     starts: tuple[int, ...] = ()
-    """Sequences of all start entries in view: trimming leaves them alone."""
+    """Sequences of all start entries in view, which trimming keeps."""
     checkpoints: tuple[LoggedCheckpoint, ...] = ()
     """Retained completed checkpoints, newest last."""
     last_checkpoint_id: int = 0
@@ -218,27 +229,28 @@ class LogView:
     run: str = ""
     """The run of the newest start or checkpoint."""
     parallelism: int = 0
-    """The parallelism at which that run goes on, whatever the job once said."""
+    """The parallelism at which that run continues, whatever the job originally had."""
     fresh_from: int = 0
     """Sequence of the newest fresh start in view: nothing before it is restored."""
     restore_from: str = ""
     """The savepoint that the newest run restored, until it has a checkpoint of its own."""
     takeovers_ms: tuple[int, ...] = ()
-    """When coordinators took this run over since it last completed a checkpoint, or began."""
+    """When coordinators took this run over since it last completed a checkpoint, or began, in ms.
+    """
     deployment: Deployment | None = None
     """The newest deployment; it may be long over."""
     deployed_run: str = ""
     """The run it belongs to."""
     deployment_completed: int = 0
-    """The newest checkpoint that it completed; 0: none."""
+    """The newest checkpoint that this deployment completed; 0: none."""
     history: RunHistory = NO_HISTORY
-    """The history of the newest run; its `ends` are not trimmed, and may lie in front of `head`."""
+    """The history of the newest run; its `ends` are not trimmed, and may be before `head`."""
     old_output: OldOutput = NO_OLD_OUTPUT
     """The output of earlier runs that is still to be deleted; its entry is not trimmed either."""
 
     @staticmethod
     def beginning_at(head: int) -> LogView:
-        """The view before the entry `head` is read."""
+        """Return the view before the entry `head` is read."""
         return LogView(head=head, tail=head - 1)
 
     @property
@@ -248,52 +260,54 @@ class LogView:
 
     @property
     def restorable(self) -> tuple[LoggedCheckpoint, ...]:
-        """The retained checkpoints since the last fresh start, newest last."""
+        """Return the retained checkpoints since the last fresh start, newest last."""
         return tuple(c for c in self.checkpoints if c.sequence >= self.fresh_from)
 
     @property
     def files(self) -> set[str]:
-        """Names of the state files that retained checkpoints need."""
+        """Return the names of the state files that retained checkpoints need."""
         return {file for logged in self.checkpoints for file in logged.manifest.files()}
 
     @property
     def newest(self) -> LoggedCheckpoint | None:
-        """The newest completed checkpoint since the last fresh start: what a restart restores."""
+        """Return the newest completed checkpoint since the last fresh start, which a restart
+        restores."""
         restorable = self.restorable
         return restorable[-1] if restorable else None
 
     @property
     def next_checkpoint_id(self) -> int:
-        """Lowest id that no completed checkpoint has."""
+        """Return the lowest id that no completed checkpoint has."""
         return self.last_checkpoint_id + 1
 
     @property
     def ended(self) -> JobEnded | None:
-        """The end of the job; None if it never ended, or was started again since."""
+        """Return the end of the job; None if it never ended, or was started again since."""
         if self.last_end is None or self.last_end.generation != self.generation:
             return None
         return self.last_end
 
     @property
     def settled(self) -> int:
-        """The highest sequence to which anyone with this view could trim the log."""
+        """The highest sequence up to which the log could be trimmed with this view."""
         newest = self.checkpoints[-1].sequence if self.checkpoints else 0
         return max(newest, self.end_sequence)
 
     def takeovers_since(self, since_ms: int) -> int:
-        """The number of takeovers of this run since then without a checkpoint in between."""
+        """Return the number of takeovers of this run since then without a checkpoint in between."""
         return sum(at_ms >= since_ms for at_ms in self.takeovers_ms)
 
     def owned_by(self, writer: str, generation: int) -> bool:
-        """True if `writer` started the current generation, and it is `generation`."""
+        """Return True if `writer` started the current generation, and it is `generation`."""
         return self.generation == generation and self.writer == writer
 
 
 def fold(view: LogView, entry: LogEntry) -> LogView:
-    """The view with the entry behind its tail added.
+    """Return the view with the entry after its tail added.
 
     Raises:
-        CorruptError: the entry cannot follow: something other than headgate wrote or removed records.
+        CorruptError: the entry cannot follow: something other than headgate wrote or removed
+            records.
     """
     sequence = view.tail + 1
     known = view.tail >= view.head
@@ -313,7 +327,8 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             parallelism=entry.parallelism,
             fresh_from=fresh_from,
             history=entry.history,
-            # A run that goes on from a checkpoint of this log replaces what that one's run did.
+            # A run that continues from a checkpoint of this log replaces the output of that
+            # checkpoint's run.
             old_output=view.old_output if takeover or _resumes(view, entry) else NO_OLD_OUTPUT,
         )
     if isinstance(entry, CheckpointCompleted):
@@ -337,7 +352,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
     if isinstance(entry, AttemptDeployed):
         deployment = entry.deployment
         return replace(base, deployment=deployment, deployed_run=view.run, deployment_completed=0)
-    # A run whose coordinator died behind its end is ended again by the next one.
+    # A run whose coordinator died after its end is ended again by the next one.
     last = view.last_end
     again = view.end_sequence if last is not None and last.run == entry.run != "" else 0
     return replace(
@@ -353,7 +368,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
 
 
 def _resumes(view: LogView, started: GenerationStarted) -> bool:
-    """True if a new run goes on from the newest checkpoint of the log."""
+    """Return True if a new run continues from the newest checkpoint of the log."""
     return not (started.fresh or started.restore_from) and view.newest is not None
 
 
@@ -376,7 +391,7 @@ def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
         )
 
 
-# What became of an attempt to append.
+# Outcomes of an attempt to append.
 
 
 @final
@@ -406,7 +421,7 @@ class Fenced:
 @final
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Somebody older took the slot before we started: read on, then try behind the tail."""
+    """An older coordinator took the slot before we started: read on, then try after the tail."""
 
     view: LogView
 
@@ -420,7 +435,7 @@ def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) 
     Args:
         view: the view on which the proposal was based.
         proposal: our entry.
-        existing: what the slot held before us; None if we created it.
+        existing: the earlier entry in the slot; None if we created it.
     """
     starting = isinstance(proposal, GenerationStarted)
     check(
@@ -438,13 +453,16 @@ def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) 
     return Retry(fold(view, existing))
 
 
-# Where the log begins, and how it is trimmed.
+# The beginning of the log, and trimming.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """Where a reader begins. `sequence` 1 with `published` False is a log never trimmed."""
+    """The beginning of the log for a reader.
+
+    `sequence` 1 with `published` False: it was never trimmed.
+    """
 
     sequence: int = 1
     swept: int = 1
@@ -452,7 +470,7 @@ class LogHead:
 
 
 def merge_head(head: LogHead, record: GenerationRecord) -> LogHead:
-    """The head known so far, with one more generation record; order does not matter."""
+    """Merge one more generation record into the known head; order does not matter."""
     if record.head == 0:
         return head
     if record.head == head.sequence and head.published:
@@ -463,12 +481,12 @@ def merge_head(head: LogHead, record: GenerationRecord) -> LogHead:
 
 
 def older_heads_matter(record: GenerationRecord) -> bool:
-    """False if no older generation can have trimmed, or ever trim, beyond `record.head`."""
+    """Return False if no older generation can have trimmed, or ever trim, beyond `record.head`."""
     return record.head == 0 or record.head < record.settled
 
 
 def reader_was_overtaken(view: LogView, head: LogHead) -> bool:
-    """True if the head, read after the first empty slot, says that `view` may lack entries."""
+    """Return True if the head, read after the first empty slot, shows that `view` may lack entries."""
     return head.published and head.sequence > view.tail
 
 
@@ -484,18 +502,18 @@ class Doomed:
 @final
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """The new head, and what it leaves behind (lowest first)."""
+    """The new head, and the entries to delete (lowest first)."""
 
     head: int
     doomed: tuple[Doomed, ...]
 
 
 def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimPlan:
-    """Keep the newest `retain` checkpoints; 0 only for a job that has ended.
+    """Plan to keep the newest `retain` checkpoints; 0 only for a job that has ended.
 
-    Those with ids of `keep_from` on stay too: a checkpoint under way builds on the files of that one.
-    The start entries stay for ever: they hold the slots of fenced coordinators. The ends of runs stay as
-    long as the history has them, and the list of old output until all of it is deleted.
+    Checkpoints from id `keep_from` on stay too: one in progress builds on the files of that one.
+    The start entries stay for ever: they hold the slots of fenced coordinators. The ends of runs
+    stay as long as the history has them, and the list of old output until all of it is deleted.
     """
     check(retain >= 1 or view.ended is not None, "a running job keeps its newest checkpoint")
     if keep_from is not None:
@@ -518,7 +536,7 @@ def plan_trim(view: LogView, retain: int, keep_from: int | None = None) -> TrimP
 
 
 def apply_trim(view: LogView, head: int) -> LogView:
-    """The view once the log begins at `head`."""
+    """Return the view after the log was trimmed to `head`."""
     return replace(
         view,
         head=head,

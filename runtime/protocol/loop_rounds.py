@@ -1,11 +1,12 @@
-"""Is a loop at rest? The coordinator's part: it adds up what all heads of a loop saw come back.
+"""Detects that a loop is at rest: the coordinator adds up the feedback that all heads of a loop report.
 
-Each head sends probe n into the loop when its inputs have ended and it has sent all it has. A probe waits
-at every subtask for the probes of all channels, so when probe n is back at a head, everything that was sent
-before any head's probe n has gone all the way round. A head reports how many records came back in between.
-Nothing came back anywhere: then nothing is under way, for whatever is would have to come from a record
-that some head sent behind its probe, and the first of those had come back before. (Counting quiescence by
-rounds: Mattern, Algorithms for distributed termination detection, 1987, with the probe as the wave.)
+Each head sends probe n into the loop when its inputs have ended and it has sent all it has. A probe
+waits at every subtask for the probes of all channels, so when probe n is back at a head, everything
+that was sent before any head's probe n has gone all the way round. A head reports how many records
+came back in between. If none came back anywhere, no record is in flight: any such record would have
+to come from a record that some head sent after its probe, and the first of those had come back
+before. (Counting quiescence by rounds: Mattern, Algorithms for distributed termination detection,
+1987, with the probe as the wave.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class LoopRounds:
         self._reports: dict[int, int] = {}
 
     def report(self, index: int, number: int, records: int) -> int | None:
-        """Head `index` has probe `number` back, and `records` came back; the sum when all have said so."""
+        """Note that head `index` has probe `number` back, and `records` came back; return the sum
+        once all have."""
         if not self._reports:
             self._number = number
         check(number == self._number, "a head is in another round", head=index, number=number)

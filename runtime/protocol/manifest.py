@@ -1,7 +1,7 @@
-"""The manifest of a completed checkpoint: which state of which subtask lies where.
+"""The manifest of a completed checkpoint: the state files of each subtask.
 
-It is part of the job log entry that completes the checkpoint, as sealed JSON (`state/sealed.py`; byte
-strings in base64).
+It is part of the job log entry that completes the checkpoint, as sealed JSON (`state/sealed.py`;
+byte strings in base64).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class ManifestSubtask(Record, frozen=True, kw_only=True):
     subtask: int
     snapshots: tuple[OperatorSnapshot, ...] = ()
     finished: bool = False
-    """True if the subtask had seen the end of its data: after a restore it does not run again."""
+    """Whether the subtask had seen the end of its data: after a restore it does not run again."""
 
 
 class ManifestOperator(Record, frozen=True, kw_only=True):
-    """One operator with all its subtasks; chains may be cut otherwise in another run."""
+    """One operator with all its subtasks; another run may have other chains."""
 
     name: str
     parallelism: int
@@ -42,19 +42,20 @@ class Manifest(Record, frozen=True, kw_only=True):
     operators: tuple[ManifestOperator, ...] = ()
 
     def handles(self) -> Iterator[StateHandle]:
-        """Every piece of state of this checkpoint."""
+        """Yield every piece of state of this checkpoint."""
         for operator in self.operators:
             for subtask in operator.subtasks:
                 for snapshot in subtask.snapshots:
                     yield from snapshot.handles
 
     def files(self) -> frozenset[str]:
-        """Names of all state files this checkpoint needs; shared ones occur in several manifests."""
+        """Return the names of all state files this checkpoint needs; shared ones are in several
+        manifests."""
         return frozenset(handle.file for handle in self.handles() if handle.file is not None)
 
 
 def unshared_files(subsumed: Iterable[Manifest], kept: Iterable[Manifest]) -> list[str]:
-    """Files of `subsumed` checkpoints that no `kept` one needs, sorted."""
+    """Return the files of `subsumed` checkpoints that no `kept` one needs, sorted."""
     needed = frozenset[str]().union(*(manifest.files() for manifest in kept))
     return sorted(frozenset[str]().union(*(manifest.files() for manifest in subsumed)) - needed)
 
@@ -62,7 +63,8 @@ def unshared_files(subsumed: Iterable[Manifest], kept: Iterable[Manifest]) -> li
 def files_written_by(
     snapshots: Iterable[OperatorSnapshot], generation: int, checkpoint_id: int
 ) -> list[str]:
-    """Files of `snapshots` that this checkpoint wrote, sorted: not those it shares with older ones."""
+    """Return the files of `snapshots` that this checkpoint wrote, sorted; not those shared with
+    older ones."""
     mine = (generation, checkpoint_id)
     return sorted(
         {
@@ -76,7 +78,7 @@ def files_written_by(
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that a checkpoint needs and that is not as it should be; `found_bytes` None: missing."""
+    """A file that a checkpoint needs and that is wrong; `found_bytes` None: it is missing."""
 
     file: str
     expected_bytes: int
@@ -84,7 +86,7 @@ class FileProblem:
 
 
 def verify(manifest: Manifest, present: Mapping[str, int]) -> list[FileProblem]:
-    """What is wrong with the files of `manifest`, given the sizes of those in the store; by name."""
+    """Return the problems of the files of `manifest`, given the sizes of those in the store; by name."""
     expected: dict[str, int] = {}
     for handle in manifest.handles():
         if handle.file is not None:
@@ -98,12 +100,13 @@ def verify(manifest: Manifest, present: Mapping[str, int]) -> list[FileProblem]:
 
 
 def orphans(present: Iterable[str], needed: Iterable[str], generation: int) -> list[str]:
-    """State files that no checkpoint needs and that nobody can finish any more, sorted.
+    """Return state files that no checkpoint needs and that no coordinator can finish any more, sorted.
 
     Args:
         present: names of files in the store.
         needed: files of all retained checkpoints.
-        generation: of the current coordinator: its own files may belong to a checkpoint under way.
+        generation: of the current coordinator: its own files may belong to a checkpoint in
+            progress.
     """
     kept = frozenset(needed)
     return sorted(

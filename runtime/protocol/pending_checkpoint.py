@@ -23,21 +23,21 @@ class PendingCheckpoint(Generic[Payload]):
     final: bool = False
     publishing: bool = False
     after_savepoint: bool = False
-    """The last checkpoint of a job that stops with a savepoint, which is complete."""
+    """Whether it is the last checkpoint of a job that stops with a savepoint, which is complete."""
     acks: dict[SubtaskId, Payload] = field(default_factory=dict)
 
     @property
     def savepoint(self) -> bool:
-        """It is a savepoint, not a checkpoint of the job."""
+        """True if it is a savepoint, not a checkpoint of the job."""
         return bool(self.options.savepoint)
 
     @property
     def ending(self) -> bool:
-        """It is the last one of the job, or of this run of it."""
+        """True if it is the last one of the job, or of this run of it."""
         return self.final or self.options.stop
 
     def publish(self) -> Publish[Payload]:
-        """All subtasks acknowledged: what is to be made durable."""
+        """Return the decision to make it durable, as all subtasks acknowledged."""
         self.publishing = True
         acks = {subtask: self.acks[subtask] for subtask in sorted(self.acks)}
         return Publish(self.checkpoint_id, self.trigger_ms, self.options, self.final, acks)

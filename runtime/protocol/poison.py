@@ -1,4 +1,4 @@
-"""Counts how often the same record, or the same bug, failed the job (features.md REC-16)."""
+"""Counts how often the same record, or the same bug, failed the job."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from typing import Final, final
 from ...errors import check
 
 KEPT_MAX: Final = 1_000
-"""Records that are remembered."""
+"""The most records that are remembered."""
 FORGET_MS: Final = 3_600_000
-"""A record that failed the job longer ago than that was no poison then: it went through meanwhile."""
+"""A failure longer ago than this, in ms, does not count: the record was processed meanwhile."""
 
 
 @final
 class PoisonCounter:
-    """Of one coordinator. A record is known by the step that it failed and a hash of what it says."""
+    """The counter of one coordinator.
+
+    A record is identified by the failed step and a hash of its content.
+    """
 
     def __init__(self, failures_max: int) -> None:
         check(failures_max >= 1, "no failure is allowed", failures_max=failures_max)
         self._failures_max = failures_max
         self._seen: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
-        """Failures, and when the last was, in ms; the most recent at the end."""
+        """The failures, and the time of the last, in ms, by record; the most recent at the end."""
 
     def failed(self, step: str, record_id: str, now_ms: int) -> int | None:
-        """Count a failure; how many there were, once they are too many, else None.
+        """Count a failure; return the number of failures once they are too many, else None.
 
         Args:
-            step: whose function raised.
+            step: the step whose function raised.
             record_id: of the record; empty: unknown, and nothing is counted.
+            now_ms: the time.
         """
         if not record_id:
             return None
@@ -42,7 +46,7 @@ class PoisonCounter:
 
 @final
 class RepeatCounter:
-    """Counts failures that say the same, one after the other, while no checkpoint completes."""
+    """Counts consecutive failures with the same message, while no checkpoint completes."""
 
     def __init__(self, failures_max: int) -> None:
         check(failures_max >= 1, "no failure is allowed", failures_max=failures_max)
@@ -56,11 +60,11 @@ class RepeatCounter:
         Args:
             where: the subtask or the phase that failed.
             text: the message.
-            checkpoint: the newest completed checkpoint; a newer one than at the failure before means that
-                the job got on, and the count begins again.
+            checkpoint: the newest completed checkpoint; a newer one than at the failure before
+                means that the job made progress, and resets the count.
 
         Returns:
-            How many such failures there were, once they are too many; else None.
+            The number of such failures, once they are too many; else None.
         """
         found = (where, text, checkpoint)
         self._count = self._count + 1 if found == self._last else 1

@@ -1,7 +1,7 @@
-"""Deals out items of operator state when the parallelism changes.
+"""Redistributes items of operator state when the parallelism changes.
 
-The rules are Flink's (`RoundRobinOperatorStateRepartitioner`), so that no subtask has more than one item
-above another, over all states together.
+The rules are Flink's (`RoundRobinOperatorStateRepartitioner`): over all states together, no subtask
+has more than one item more than another.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def spread_splits(states: Mapping[str, Sequence[T]], parallelism: int) -> dict[str, list[list[T]]]:
-    """The shares of each new subtask, by state in the order given.
+    """Return the items of each new subtask, by state in the given order.
 
-    Every subtask gets total div parallelism items of a state, in order; the rest goes one each to the
-    subtasks from `start` on, and `start` carries over to the next state.
+    Every subtask gets total div parallelism items of a state, in order; the remainder goes one each
+    to the subtasks from `start` on, and `start` carries over to the next state.
     """
     check(parallelism >= 1, "no subtask to give items to", parallelism=parallelism)
     shares: dict[str, list[list[T]]] = {}
@@ -37,6 +37,6 @@ def spread_splits(states: Mapping[str, Sequence[T]], parallelism: int) -> dict[s
 
 
 def broadcast(copies: Sequence[list[T]], parallelism: int) -> list[list[T]]:
-    """New subtask i gets the copy of old subtask i mod the number of those that reported one."""
-    check(copies, "nobody reported a copy")
+    """Give new subtask i the copy of old subtask i mod the number of those that reported one."""
+    check(copies, "no subtask reported a copy")
     return [copies[index % len(copies)] for index in range(parallelism)]

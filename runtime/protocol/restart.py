@@ -1,7 +1,7 @@
-"""When a failed job is restarted, and when it is given up (features.md 3.12).
+"""Restart strategies: when a failed job is restarted, and when it has failed for good.
 
-All strategies merge failures: one that comes before the pending restart has happened belongs to it. The
-same `Restart` comes back, and nothing is counted.
+All strategies merge failures: one that comes before the pending restart has happened belongs to it.
+The same `Restart` is returned, and nothing is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Restart:
 
     at_ms: int
     number: int
-    """How many restarts this makes: 1 for the first."""
+    """The number of restarts including this one: 1 for the first."""
 
 
 @final
@@ -42,10 +42,10 @@ class RestartStrategy(Protocol):
     """Decides after each failure. One instance per coordinator."""
 
     def on_failure(self, now_ms: int, *, recoverable: bool) -> RestartDecision:
-        """The running attempt failed, or a further failure came while its restart is pending.
+        """Decide after the running attempt failed, or a further failure came while its restart is pending.
 
-        A further failure is merged: the same `Restart` comes back, and nothing is counted. Failures
-        of attempts that are over must not be passed in.
+        A further failure is merged: the same `Restart` is returned, and nothing is counted.
+        Failures of attempts that are over must not be passed in.
         """
         ...
 
@@ -53,7 +53,7 @@ class RestartStrategy(Protocol):
 def restart_strategy(
     settings: RestartSettings, uniform: Callable[[float, float], float]
 ) -> RestartStrategy:
-    """The strategy that `settings` describe; `uniform(low, high)` draws a random number."""
+    """Return the strategy of `settings`; `uniform(low, high)` draws a random number."""
     match settings:
         case FixedDelay():
             return FixedDelayRestart(settings.attempts, settings.delay_ms)
@@ -119,10 +119,10 @@ class FailureRateRestart:
 
 @final
 class ExponentialDelayRestart:
-    """Pauses grow from failure to failure, and begin anew after a long time without one.
+    """Pauses grow from failure to failure, and are reset after a long time without one.
 
-    Flink's `ExponentialDelayRestartBackoffTimeStrategy`: the time without failure counts from when the
-    restart was due; the first pause is never below the initial one, and none is above the longest.
+    As in Flink's `ExponentialDelayRestartBackoffTimeStrategy`, the time without failure counts from
+    when the restart was due; no pause is below the initial one, and none is above the longest.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ExponentialDelayRestart:
 
     def _base_ms(self) -> float:
         settings = self._settings
-        # So far above the longest pause that no jitter brings it back, and numbers stay finite.
+        # Far enough above the longest pause that no jitter goes below it, and numbers stay finite.
         if self._attempt * log(settings.multiplier) > log(settings.max_ms) + log(1e6):
             return inf
         return float(settings.initial_ms * settings.multiplier**self._attempt)

@@ -1,8 +1,8 @@
-"""The history of a job's runs: which ends of runs the log keeps, and what an entry repeats of its run.
+"""The history of a job's runs: the ends of runs that the log keeps, and facts that entries repeat.
 
-The end of a run is an entry of the job log (`JobEnded`), and there is no other record of it. Entries that
-no checkpoint needs are trimmed, so the history is a list of the ends that trimming leaves alone. Each
-entry repeats that list, because the entry before it may have been trimmed.
+The end of a run is an entry of the job log (`JobEnded`), and there is no other record of it.
+Entries that no checkpoint needs are trimmed, so the history is a list of the ends that trimming
+keeps. Each entry repeats that list, because the entry before it may have been trimmed.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ class RunHistory(Record, frozen=True, kw_only=True):
     """The facts about its run, and the runs before it, that an entry of the job log repeats."""
 
     job: str = ""
-    """The name of the job; empty in entries of before it was written down."""
+    """The name of the job; empty in entries of before it was recorded."""
     began_ms: int = 0
-    """When the run began, in ms since the epoch; 0: not known."""
+    """When the run began, in ms since the epoch; 0: unknown."""
     restarts: int = 0
-    """Restarts of tasks in this run under all its coordinators. Those between the last entry of a
-    coordinator that died and its death are missing."""
+    """The restarts of tasks in this run under all its coordinators.
+
+    Those between the last entry of a coordinator that died and its death are missing.
+    """
     ends: tuple[int, ...] = ()
     """Sequences of the `JobEnded` entries that are kept, the oldest first."""
 
     def next_run(self, job: str, now_ms: int, kept: int) -> RunHistory:
-        """The history of a run that begins now. Of the ends of former runs the newest `kept` stay."""
+        """Return the history of a run that begins now, with the newest `kept` ends of former runs."""
         return RunHistory(job=job, began_ms=now_ms, ends=self._newest(kept))
 
     def taken_over(self, job: str, now_ms: int, kept: int) -> RunHistory:
-        """The same run under another coordinator."""
+        """Return the history of the same run under another coordinator."""
         return msgspec.structs.replace(
             self, job=job, began_ms=self.began_ms or now_ms, ends=self._newest(kept)
         )
 
     def ended(self, sequence: int, instead: int = 0) -> RunHistory:
-        """The history with the end in the entry `sequence` added, in the place of that in `instead`."""
+        """Return the history with the end in the entry `sequence` added, replacing that in `instead`."""
         ends = tuple(each for each in self.ends if each != instead)
         return msgspec.structs.replace(self, ends=(*ends, sequence))
 
     def restarted(self, restarts: int) -> RunHistory:
-        """The history with restarts of the present coordinator added."""
+        """Return the history with restarts of the present coordinator added."""
         return msgspec.structs.replace(self, restarts=self.restarts + restarts)
 
     def _newest(self, kept: int) -> tuple[int, ...]:
@@ -52,4 +54,4 @@ class RunHistory(Record, frozen=True, kw_only=True):
 
 
 NO_HISTORY: Final = RunHistory()
-"""The history in entries that were written before there was one."""
+"""The history in entries that were written before it existed."""

@@ -1,6 +1,6 @@
-"""May this subtask take this snapshot? The guard in front of `triggerSnapshot` (features.md 3.1).
+"""The guard in front of every snapshot of a subtask.
 
-Barriers travel with the records, abort notices beside them: a notice can be here before the barrier.
+Barriers travel with the records, abort notices beside them: a notice can arrive before the barrier.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class SnapshotVerdict(Enum):
 
     TAKE = "take"
     CANCEL = "cancel"
-    """It was aborted already: send a cancel marker instead of the barrier."""
+    """It was already aborted: send a cancel marker instead of the barrier."""
     IGNORE = "ignore"
-    """It is out of order: this or a newer one was dealt with before."""
+    """It is out of order: this or a newer one was handled before."""
 
 
 @final
 class SnapshotGuard:
-    """Keeps the snapshots of one subtask in order, and drops those that are aborted already."""
+    """Keeps the snapshots of one subtask in order, and drops those that are already aborted."""
 
     def __init__(self) -> None:
         self._last = NO_CHECKPOINT
         self._aborted = AbortNotices()
 
     def on_trigger(self, checkpoint_id: CheckpointId) -> SnapshotVerdict:
-        """All barriers are here (at a source: the coordinator's trigger)."""
+        """Decide about a checkpoint whose barriers are all here (at a source: that was triggered)."""
         if checkpoint_id <= self._last:
             return SnapshotVerdict.IGNORE
         aborted = checkpoint_id in self._aborted
@@ -40,11 +40,11 @@ class SnapshotGuard:
         return SnapshotVerdict.CANCEL if aborted else SnapshotVerdict.TAKE
 
     def on_declined(self, checkpoint_id: CheckpointId) -> None:
-        """The alignment was given up: never take a snapshot of it, nor of an older one."""
+        """Note that the alignment was aborted: never take this snapshot, nor an older one."""
         self._advance(max(self._last, checkpoint_id))
 
     def on_abort_notice(self, checkpoint_id: CheckpointId) -> None:
-        """The coordinator aborted a checkpoint."""
+        """Note that the coordinator aborted a checkpoint."""
         if checkpoint_id > self._last:
             self._aborted.add(checkpoint_id)
 

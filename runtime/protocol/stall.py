@@ -1,4 +1,4 @@
-"""Finds out whether something that should move stands still."""
+"""Detects that something which should make progress stands still."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ...errors import check
 
 @final
 class StallMonitor:
-    """Says so once nothing has changed for `timeout_ms` though something was to be done.
+    """Reports when nothing has changed for `timeout_ms` although there was work.
 
-    `look` is to be called every `interval_ms`. Of the time between two looks no more than twice that
-    counts: if it was longer, it was ourselves who stood still.
+    `look` must be called every `interval_ms`. At most twice that counts of the time between two
+    looks: if it was longer, this process itself stood still.
     """
 
     def __init__(self, timeout_ms: int, interval_ms: int) -> None:
@@ -25,11 +25,12 @@ class StallMonitor:
         self._stood_ms = 0
 
     def look(self, now_ms: int, mark: Hashable, *, pending: bool) -> bool:
-        """True once it stands still for too long; it begins anew then.
+        """Return True once there was no progress for too long; the time then starts again.
 
         Args:
-            mark: changes whenever anything moves.
-            pending: there is something to be done; if not, standing still is rest.
+            now_ms: the time.
+            mark: changes with any progress.
+            pending: there is work; without it, standing still is normal.
         """
         looked_ms, self._looked_ms = self._looked_ms, now_ms
         if looked_ms is None or not pending or mark != self._mark:

@@ -1,8 +1,9 @@
-"""Whose turn is it to lead, of two processes that can run a job's coordinator? Pure.
+"""Decides which of two processes, each able to run a job's coordinator, should lead. Pure.
 
-None of this decides who leads: the job log does. Two that both believe it is their turn end as one that
-leads and one that is fenced, so a wrong guess costs a takeover and nothing else. No guess may leave both
-waiting for the other, though: *the first*, which the job began with, waits for none that only stands by.
+These decisions are only hints: the job log decides who leads. If both believe that it is their
+turn, one leads and the other is fenced, so a wrong guess costs a takeover and nothing else. No
+guess may leave both waiting for the other, though: *the first*, which the job began with, does not
+wait for a process that only stands by.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Turn(enum.Enum):
     OVER = "over"
     """The job has ended under it, or could not begin."""
     GONE = "gone"
-    """It died, and Ray has not made it again; or it was fenced and gave up."""
+    """It died, and Ray has not recreated it; or it was fenced and gave up."""
     SILENT = "silent"
     """It does not answer."""
 
@@ -42,7 +43,7 @@ class Watched(enum.Enum):
 
 
 def first_step(*, first: bool, restarted: bool) -> Step:
-    """Decide for a process that begins; `restarted`: it replaces one that died."""
+    """Decide for a process that starts; `restarted`: it replaces one that died."""
     return Step.LEAD if first and not restarted else Step.ASK
 
 
@@ -50,8 +51,8 @@ def step_by_turn(other: Turn, *, first: bool, silent_ms: int, silent_max_ms: int
     """Decide for a process that does not lead and has asked the other one.
 
     Args:
-        other: what the other one does.
-        first: this is the one that the job began with.
+        other: the state of the other one.
+        first: whether this is the one that the job began with.
         silent_ms: for how long the other has not answered.
         silent_max_ms: one that is silent for longer counts as dead.
     """
@@ -69,7 +70,7 @@ def step_by_turn(other: Turn, *, first: bool, silent_ms: int, silent_max_ms: int
 
 
 def step_behind(watched: Watched) -> Step:
-    """Decide for a process that has watched a leader until that one ended."""
+    """Decide for a process that has watched a leader until its end."""
     match watched:
         case Watched.JOB_ENDED:
             return Step.LEAVE

@@ -1,4 +1,4 @@
-"""When another worker may be started, if workers fail to start (features.md REC-13)."""
+"""Delays the start of another worker when workers fail to start."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ WINDOW_MS: Final = 60_000
 
 @final
 class StartFailures:
-    """A pause behind each failure; and no start at all while the last minute has too many of them.
+    """A pause after each failure, and no start at all while the last minute has too many of them.
 
-    All times are of one monotonic clock, ms.
+    All times are on one monotonic clock, ms.
     """
 
     def __init__(self, max_per_minute: float, pause_ms: int) -> None:
@@ -21,13 +21,13 @@ class StartFailures:
         self._failures: deque[int] = deque()
 
     def failed(self, now_ms: int) -> None:
-        """A worker did not start, or died before it was needed."""
+        """Note that a worker did not start, or died before it was needed."""
         self._failures.append(now_ms)
         while len(self._failures) > self._max + 1:
             self._failures.popleft()
 
     def wait_ms(self, now_ms: int) -> int:
-        """The pause before the next start."""
+        """Return the pause before the next start, ms."""
         while self._failures and self._failures[0] <= now_ms - WINDOW_MS:
             self._failures.popleft()
         if not self._failures:

@@ -1,9 +1,9 @@
-"""Sources that wait for each other (features.md TIM-04): reports in, limits out.
+"""Watermark alignment: sources that wait for each other. Reports in, limits out.
 
-Every member of a group says now and then how far its event time has come. The least of them, plus the
-drift that the user allows, is the limit: splits whose watermark is above it are not read on. A limit is
-only ever above what the slowest member has reported, and members go on reporting while they wait: so the
-slowest may always read, and whoever waits for it hears of its progress.
+Every member of a group reports its event time regularly. The least of them, plus the drift that the
+user allows, is the limit: splits whose watermark is above it are paused. A limit is always above
+the report of the slowest member, and members keep reporting while they wait: so the slowest may
+always read, and those that wait for it learn of its progress.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Member(NamedTuple):
 
 @final
 class Announcement(NamedTuple):
-    """Tell all members of `group` that splits above `limit` (ms) wait."""
+    """Tell all members of `group` to pause splits above `limit` (ms)."""
 
     group: str
     limit: int
@@ -36,15 +36,16 @@ class Announcement(NamedTuple):
 
 @final
 class AlignmentGroup:
-    """The members of one group that time has to wait for, and what was announced last.
+    """The active members of one group, and the last announcement.
 
-    Who has not reported yet, is idle or has finished is not waited for.
+    Members that have not reported yet, are idle or have finished are not waited for.
     """
 
     def __init__(self, max_drift_ms: int, every_ms: int) -> None:
         check(max_drift_ms >= 0, "a drift below 0", max_drift_ms=max_drift_ms)
         self._max_drift_ms = max_drift_ms
-        # Reports come every `every_ms` by clocks of their own: no report in time may be too early.
+        # Reports come every `every_ms` by clocks of their own, so a timely report must never be too
+        # early.
         self._pause_ms = every_ms // 2
         self._reached: dict[Member, int] = {}
         self._announced = NO_LIMIT
@@ -52,17 +53,17 @@ class AlignmentGroup:
 
     @property
     def announced(self) -> int:
-        """The limit that members were told last; NO_LIMIT before they were told any."""
+        """The limit that members were told last; NO_LIMIT before the first."""
         return self._announced
 
     @property
     def limit(self) -> int:
-        """Where splits stop; NO_LIMIT: nobody is waited for."""
+        """The limit of splits; NO_LIMIT: no member is waited for."""
         slowest = min(self._reached.values(), default=None)
         return NO_LIMIT if slowest is None else min(slowest + self._max_drift_ms, NO_LIMIT)
 
     def report(self, member: Member, watermark: int | None, now_ms: int) -> int | None:
-        """A member has reached `watermark`; None: it is idle. Returns a limit to announce."""
+        """Note a member's watermark; None: it is idle. Return a limit to announce."""
         if watermark is None:
             self._reached.pop(member, None)
         else:
@@ -70,7 +71,7 @@ class AlignmentGroup:
         return self._announce(now_ms)
 
     def leave(self, subtask: SubtaskId, now_ms: int) -> int | None:
-        """A subtask has finished. Returns a limit to announce."""
+        """Note that a subtask has finished. Return a limit to announce."""
         for member in [member for member in self._reached if member.subtask == subtask]:
             del self._reached[member]
         return self._announce(now_ms)
@@ -78,13 +79,13 @@ class AlignmentGroup:
     def _announce(self, now_ms: int) -> int | None:
         early = self._announced_ms is not None and now_ms - self._announced_ms < self._pause_ms
         if early or self.limit == self._announced:
-            return None  # if it is early, the reports of those who wait will come again
+            return None  # if it is early, the members that wait will report again
         self._announced, self._announced_ms = self.limit, now_ms
         return self._announced
 
 
 GroupSettings: TypeAlias = tuple[int, int]
-"""Largest drift and time between reports, both in ms."""
+"""The largest drift and the time between reports, both in ms."""
 
 
 @final
@@ -97,17 +98,17 @@ class WatermarkAlignment:
     def report(
         self, group: str, member: Member, watermark: int | None, now_ms: int
     ) -> list[Announcement]:
-        """A member says how far it is; see `AlignmentGroup.report`."""
+        """Note a member's progress; see `AlignmentGroup.report`."""
         check(group in self._groups, "a report to an unknown alignment group", group=group)
         limit = self._groups[group].report(member, watermark, now_ms)
         return [] if limit is None else [Announcement(group, limit)]
 
     def announced(self) -> list[Announcement]:
-        """What was said last, for members that have not heard it; nothing of groups without a limit."""
+        """Return the last announcements, for members that missed them; only of groups with a limit."""
         limits = {name: group.announced for name, group in self._groups.items()}
         return [Announcement(name, each) for name, each in limits.items() if each != NO_LIMIT]
 
     def leave(self, subtask: SubtaskId, now_ms: int) -> list[Announcement]:
-        """A subtask has finished, or begins again: no group waits for it."""
+        """Note that a subtask has finished, or restarts: no group waits for it."""
         limits = {name: each.leave(subtask, now_ms) for name, each in self._groups.items()}
         return [Announcement(name, limit) for name, limit in limits.items() if limit is not None]

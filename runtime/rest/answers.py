@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from ...operators.resources import DEFAULT_GROUP
 from .problems import Problem
 
 Watermark = Annotated[
@@ -35,6 +36,8 @@ class WorkerAnswer(Answer, frozen=True):
 
     worker: str
     pid: int
+    group: str = DEFAULT_GROUP
+    """The slot sharing group that its slots belong to."""
 
 
 class Endpoint(Answer, frozen=True):
@@ -285,6 +288,17 @@ class Concurrent(Answer, frozen=True):
     category: str
 
 
+class RestoreAnswer(Answer, frozen=True):
+    """How the state was restored behind a failure; times in ms, sizes in bytes."""
+
+    workers_ms: int = 0
+    fetching_ms: int = 0
+    opening_ms: int = 0
+    local_bytes: int = 0
+    """From copies on the workers' machines."""
+    storage_bytes: int = 0
+
+
 class ExceptionAnswer(Concurrent, frozen=True):
     """A root failure, and what became of it."""
 
@@ -299,6 +313,7 @@ class ExceptionAnswer(Concurrent, frozen=True):
     deploying_ms: int | None
     down_ms: int | None
     silent_ms: int | None
+    restore: RestoreAnswer
     tasks: list[str]
     tasks_total: int
 
@@ -320,6 +335,21 @@ class ExceptionsAnswer(Answer, frozen=True):
 
     exceptions: list[ExceptionAnswer]
     busy_steps: list[BusyStepAnswer]
+
+
+class StatusAnswer(JobAnswer, frozen=True):
+    """The status of the job with all parts, as they were at one moment. Empty while it is INITIALIZING."""
+
+    pid: int = 0
+    """The process of the coordinator."""
+    rest: str = ""
+    """The address of this API; empty: it has a Unix socket only."""
+    metrics: list[Endpoint] = []
+    vertices: list[VertexAnswer] = []
+    event_time: list[StepTimeAnswer] = []
+    backpressure: list[Cause] = []
+    busy_steps: list[BusyStepAnswer] = []
+    exceptions: list[ExceptionAnswer] = []
 
 
 class OptionAnswer(Answer, frozen=True):
@@ -355,6 +385,7 @@ class PlanVertex(Answer, frozen=True):
     name: str
     parallelism: int
     operators: list[OperatorAnswer]
+    slot_sharing_group: str = DEFAULT_GROUP
 
 
 class PlanEdge(Answer, frozen=True):
@@ -437,6 +468,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class CancelWish(Wish, frozen=True):
     """End the job at once, without a checkpoint."""
+
+
+class HandOverWish(Wish, frozen=True):
+    """Take a last checkpoint and leave the run to its next start, as SIGTERM does."""
 
 
 class CheckpointWish(Wish, frozen=True):

@@ -1,52 +1,49 @@
-"""The client of the REST API, for asyncio: the operator of Kubernetes uses it."""
+"""The client of the REST API, for asyncio: whoever asks a coordinator from another process uses it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
 
 from ...errors import HeadgateError, JobError, UsageError
+from ..control.events import Event
+from ..control.job_client import HungUp, Silent
 from . import answers
-from .answers import Answer, OperationAnswer, OperationStatus, Wish
+from .answers import OperationAnswer, OperationStatus, Wish
+from .events import decode
 from .problems import Problem, error_of
 from .routes import ROUTES, VERBS, WAIT_S_MAX
 
 TIMEOUT_S: Final = 30.0
+CONNECT_S: Final = 10.0
+"""An address that does not answer by then is none."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """A longer answer is refused."""
 EVENT_BYTES_MAX: Final = 16 << 20
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A")
+Json: TypeAlias = dict[str, Any]
 _PATHS: Final = {route.name: route.path for route in ROUTES}
 _VERBS: Final = {body: verb for verb, body in VERBS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class LiveEvent:
-    """An event of the job: its kind, its text, and its values."""
-
-    kind: str
-    text: str
-    body: Any
-
-
 class RestClient:
-    """One job's REST API. Use it in `async with`.
+    """One job's REST API. Use it in `async with`, or close what `connect` returns. It is a `JobClient`.
 
-    All methods raise JobError if nobody answers in time, and else the error that the API tells, of the type
-    that the same request raises in the CLI.
+    All methods raise HungUp, a JobError, if nobody answers in time, and else the error that the API tells,
+    of the type that the same request raises in the CLI.
     """
 
     def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Nothing is connected yet.
 
         Args:
-            url: such as `http://127.0.0.1:8081`.
+            url: such as `http://127.0.0.1:8081`, or `unix:` and the path of a Unix socket.
             token: of the job.
             timeout_s: an answer must come within this time, beside the time that a request asks to wait.
         """
@@ -54,11 +51,51 @@ class RestClient:
         self._token = token
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
+        self._base = ""
+
+    @classmethod
+    async def connect(
+        cls, addresses: Sequence[str], token: str, *, timeout_s: float = CONNECT_S
+    ) -> RestClient:
+        """A client of the first address that answers: `unix:<path>` or `tcp:<host>:<port>`.
+
+        Args:
+            addresses: of one coordinator.
+            token: of the job.
+            timeout_s: an address that does not answer within this time is left out.
+
+        Raises:
+            Silent: none answers, and one does not refuse connections either.
+            JobError: none takes connections.
+        """
+        problems: list[str] = []
+        error_type: type[JobError] = JobError
+        for address in addresses:
+            kind, _, rest = address.partition(":")
+            client = await cls(address if kind == "unix" else f"http://{rest}", token).__aenter__()
+            try:
+                await client._send("GET", _PATHS["healthz"], answers.Health, timeout_s=timeout_s)
+            except HeadgateError as error:
+                problems.append(f"{address}: {error.message}")
+                error_type = Silent if isinstance(error, Silent) else error_type
+                await client.close()
+            except BaseException:
+                await client.close()
+                raise
+            else:
+                return client
+        raise error_type(
+            f"the coordinator does not answer: {'; '.join(problems)}",
+            fix="is the job still running? `headgate list` shows those that are",
+        )
 
     async def __aenter__(self) -> RestClient:
         headers = {"Authorization": f"Bearer {self._token}"}
+        kind, _, path = self._url.partition(":")
+        connector = aiohttp.UnixConnector(path) if kind == "unix" else None
+        self._base = "http://localhost" if connector else self._url
         # Redirects and proxies would carry the token elsewhere.
-        self._session = aiohttp.ClientSession(headers=headers, trust_env=False)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
         return self
 
     async def __aexit__(
@@ -84,6 +121,10 @@ class RestClient:
     async def ready(self) -> bool:
         """True if the job is RUNNING or FINISHED."""
         return await self._answers("readyz")
+
+    async def status(self) -> answers.StatusAnswer:
+        """The status of the job with all parts."""
+        return await self._get("status", answers.StatusAnswer)
 
     async def job(self) -> answers.JobAnswer:
         """The status of the job."""
@@ -162,7 +203,22 @@ class RestClient:
             raise error_of(operation.problem)
         return operation.result or {}
 
-    async def events(self) -> AsyncIterator[LiveEvent]:
+    async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Ask by the name of a verb, as in `JobClient`."""
+        if verb in VERBS:
+            given = {**arguments, "triggerId": secrets.token_hex(16)}
+            try:
+                wish = msgspec.convert(given, VERBS[verb])
+            except msgspec.ValidationError as error:
+                raise UsageError(f"this cannot be asked for verb=`{verb}`: {error}") from None
+            return await self.carry_out(wish)
+        if verb not in _PATHS:
+            raise UsageError(f"unknown request verb=`{verb}`")
+        if verb == "checkpoints" and "id" in arguments:
+            return await self._get("checkpoint_detail", Json, checkpoint=arguments["id"])
+        return await self._get(verb, Json, **arguments)
+
+    async def events(self) -> AsyncIterator[Event]:
         """What happens to the job, until it has ended: first what is remembered, then what comes.
 
         The last event is of kind `overrun` if this client was too slow.
@@ -177,8 +233,7 @@ class RestClient:
                 if field == "event":
                     kind = value
                 elif field == "data":
-                    found = msgspec.json.decode(value)
-                    yield LiveEvent(kind, found["text"], found["body"])
+                    yield decode(kind, value)
 
     # -- the wire -----------------------------------------------------------------------------------
 
@@ -192,12 +247,18 @@ class RestClient:
     async def _get(self, name: str, answer: type[A], *, wait_s: int = 0, **parameters: Any) -> A:
         path = _PATHS[name].format(**parameters)
         query = f"?wait_s={wait_s}" if wait_s else ""
-        return await self._send("GET", path + query, answer, wait_s=wait_s)
+        return await self._send("GET", path + query, answer, timeout_s=self._timeout_s + wait_s)
 
     async def _send(
-        self, method: str, path: str, answer: type[A], *, body: bytes = b"", wait_s: int = 0
+        self,
+        method: str,
+        path: str,
+        answer: type[A],
+        *,
+        body: bytes = b"",
+        timeout_s: float | None = None,
     ) -> A:
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         async with self._request(method, path, timeout, body) as response:
             await _check(response)
             data = await _read(response)
@@ -215,7 +276,7 @@ class RestClient:
         try:
             async with self._session.request(
                 method,
-                self._url + path,
+                self._base + path,
                 data=body or None,
                 headers={"Content-Type": "application/json"} if body else None,
                 timeout=timeout,
@@ -223,7 +284,8 @@ class RestClient:
             ) as response:
                 yield response
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise JobError(
+            error_type = Silent if isinstance(error, TimeoutError) else HungUp
+            raise error_type(
                 f"the REST API does not answer url=`{self._url}`: {error or type(error).__name__}",
                 fix="is the job still running?",
             ) from None

@@ -1,13 +1,15 @@
-"""The socket of the REST API: aiohttp speaks HTTP on it, and connections are bounded as at other ports."""
+"""The sockets of the REST API: aiohttp speaks HTTP on them; connections are bounded as at other ports."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable
 from typing import cast
 
 from ..admission import Admission, ListenerLimits
-from ..listening import Listener
+from ..listening import LOOPBACK, Listener
 from ..network_options import PORT_PATIENCE
 from ..options import Options
 from ..rest_options import REST_ADDRESS, REST_BIND_ADDRESS, REST_PORT
@@ -63,28 +65,51 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+ANY_PORT = range(1)
+"""The operating system chooses."""
+
+
+def needs_port(options: Options, node_host: str) -> bool:
+    """True if clients are to reach the API over TCP: the user says so, or peers are on other machines."""
+    return options.get(REST_PORT) is not None or node_host != LOOPBACK
+
+
 class RestListener:
-    """Listens on one TCP port."""
+    """Listens on a Unix socket, on a TCP port, or on both."""
 
     def __init__(self, limits: ListenerLimits) -> None:
         """Nothing is open yet."""
         self.admission = Admission(limits, "REST API")
         self.connections: dict[asyncio.BaseTransport, Connection] = {}
-        self._server: asyncio.AbstractServer | None = None
+        self._servers: list[asyncio.AbstractServer] = []
+        self._unix_path = ""
+
+    async def listen_unix(self, make_http: Callable[[], asyncio.Protocol], path: str) -> None:
+        """Open a Unix socket that this user only can reach."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: Connection(make_http(), self), path)
+        os.chmod(path, 0o600)
+        self._servers.append(server)
+        self._unix_path = path
 
     async def listen(
-        self, make_http: Callable[[], asyncio.Protocol], options: Options
+        self, make_http: Callable[[], asyncio.Protocol], options: Options, node_host: str
     ) -> tuple[str, int]:
         """Open a port of the option `rest.port`; returns host and port for clients.
+
+        Args:
+            make_http: speaks HTTP on one connection.
+            options: of the job.
+            node_host: the address of this machine among the peers.
 
         Raises:
             HeadgateError: all its ports stay taken, or there is no such address.
         """
-        ports = options.get(REST_PORT)
-        assert ports is not None
         first, _, _ = (options.get(REST_ADDRESS) or "").partition(",")
         listener = Listener(
-            ports=ports,
+            ports=options.get(REST_PORT) or ANY_PORT,
             bind_host=options.get(REST_BIND_ADDRESS),
             advertised_host=first.strip() or None,
             patience_ms=options.get(PORT_PATIENCE),
@@ -97,10 +122,14 @@ class RestListener:
             loop = asyncio.get_running_loop()
             return await loop.create_server(lambda: Connection(make_http(), self), host, port)
 
-        self._server, told, port = await listener.open(open_server)
+        server, told, port = await listener.open(open_server, node_host)
+        self._servers.append(server)
         return told, port
 
     def stop_listening(self) -> None:
         """Take no further connections; those that are open go on."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
+        if self._unix_path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._unix_path)

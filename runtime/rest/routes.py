@@ -19,7 +19,7 @@ class Route:
         name: of the operation, unique; also that of the handler.
         answer: what it answers; None: a stream of server-sent events, or a document.
         summary: one sentence.
-        view: the verb of the control port that has the answer; empty: the server has it.
+        view: the verb of the coordinator that has the answer; empty: the server has it.
         body: what it takes.
         status: of a good answer.
         public: True if it needs no token.
@@ -65,6 +65,7 @@ WAIT_S_MAX: Final = 60
 VERBS: Final[dict[str, type[Wish]]] = {
     "stop": answers.StopWish,
     "cancel": answers.CancelWish,
+    "hand-over": answers.HandOverWish,
     "checkpoint": answers.CheckpointWish,
     "savepoint": answers.SavepointWish,
     "rescale": answers.RescaleWish,
@@ -105,6 +106,14 @@ ROUTES: Final = (
         problems=(503,),
     ),
     Route("GET", "/v1/job", "job", answers.JobAnswer, "The status of the job.", "status"),
+    Route(
+        "GET",
+        "/v1/job/status",
+        "status",
+        answers.StatusAnswer,
+        "The status of the job with vertices, event time, backpressure and failures, all of one moment.",
+        "status",
+    ),
     Route(
         "GET",
         "/v1/job/vertices",

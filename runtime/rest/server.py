@@ -1,4 +1,4 @@
-"""The REST API of a coordinator, in its event loop. It shows and does what the control port does."""
+"""The REST API of a coordinator, in its event loop: the way to it for clients in other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from aiohttp import web
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
-from ..control.messages import Event
+from ..control.events import EventQueue, Subscriber
+from ..listening import LOOPBACK
 from ..options import Options
 from ..rest_options import (
     REST_ADDRESS,
@@ -25,7 +26,7 @@ from ..rest_options import (
     REST_WATCHERS,
 )
 from .answers import Answer, Health, OperationsAnswer, Wish
-from .events import EventQueue, encode
+from .events import encode
 from .gate import allowed_names, check_names, check_token
 from .listener import Connection, RestListener
 from .openapi import document
@@ -46,13 +47,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Coordinator(Protocol):
-    """What the API needs of a coordinator: the functions that also serve the control port."""
+    """What the API needs of a coordinator."""
 
     def view(self, verb: str, **arguments: Any) -> dict[str, Any]: ...
 
     async def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]: ...
 
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]: ...
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]: ...
 
 
 class RestServer:
@@ -88,6 +89,14 @@ class RestServer:
             lingering_time=LINGER_S,
         )
         self.url = ""
+        """For clients on other machines; empty: there is no TCP port."""
+        self._unix_path = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses for `RestClient.connect`, to be tried in order."""
+        unix = (f"unix:{self._unix_path}",) if self._unix_path else ()
+        return (*unix, *((f"tcp:{self.url.removeprefix('http://')}",) if self.url else ()))
 
     def _application(self) -> web.Application:
         app = web.Application(
@@ -113,18 +122,30 @@ class RestServer:
 
     # -- the socket ---------------------------------------------------------------------------------
 
-    async def listen(self) -> None:
+    async def listen_unix(self, path: str) -> None:
+        """Open a Unix socket that this user only can reach."""
+        await self._listener.listen_unix(await self._http(), path)
+        self._unix_path = path
+
+    async def listen(self, node_host: str = LOOPBACK) -> None:
         """Open a port of the option `rest.port`.
+
+        Args:
+            node_host: the address of this machine among the peers.
 
         Raises:
             HeadgateError: none can be opened.
         """
+        told, port = await self._listener.listen(await self._http(), self._options, node_host)
+        self.url = f"http://{f'[{told}]' if ':' in told else told}:{port}"
+        _log.info("REST API url=`%s`", self.url)
+
+    async def _http(self) -> Callable[[], asyncio.Protocol]:
+        """What speaks HTTP on a connection."""
         if self._runner.server is None:
             await self._runner.setup()
         assert self._runner.server is not None
-        told, port = await self._listener.listen(self._runner.server, self._options)
-        self.url = f"http://{f'[{told}]' if ':' in told else told}:{port}"
-        _log.info("REST API url=`%s`", self.url)
+        return self._runner.server
 
     async def close(self) -> None:
         """Answer what is under way, as far as that takes little time, and stop."""
@@ -280,8 +301,7 @@ class RestServer:
             headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
         )
         self._watchers.add(events)
-        unsubscribe = self._coordinator.subscribe(events.put)
-        events.replayed()
+        unsubscribe = self._coordinator.subscribe(events)
         try:
             await response.prepare(request)
             await self._stream(request, response, events)

@@ -1,1 +1,1 @@
-"""Savepoints and checkpoints as things a user holds: written, found, shown, compared, checked, deleted."""
+"""Savepoints and checkpoints for users: written, found, shown, compared, checked, deleted."""

@@ -1,4 +1,4 @@
-"""Two savepoints side by side, and a savepoint beside a job."""
+"""Compares two savepoints, or a savepoint with a job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .locate import Located
 
 @dataclass(slots=True)
 class Check:
-    """What restoring a savepoint into a job would meet.
+    """The findings for a restore of a savepoint into a job.
 
     Attributes:
         unclaimed: states, as `operator.state`, that no operator of the job claims.
         incompatible: why states cannot be loaded, each with the old and the new type.
         migrated: states that are loaded with changes.
-        new: states of the job that the savepoint does not have; they begin empty.
-        other: anything else that would stop the job.
+        new: states of the job that the savepoint does not have; they start empty.
+        other: anything else that would prevent the start.
     """
 
     unclaimed: list[str] = field(default_factory=list)
@@ -36,12 +36,12 @@ class Check:
     other: list[str] = field(default_factory=list)
 
     def ok(self, *, allow_non_restored: bool = False) -> bool:
-        """True if the job would start."""
+        """Return True if the job would start."""
         return not (self.incompatible or self.other or (self.unclaimed and not allow_non_restored))
 
 
 def check(located: Located, spec: JobSpec) -> Check:
-    """Compare the state at hand with what the operators of a job declare; nothing is started."""
+    """Compare the located state with the declarations of a job's operators; nothing is started."""
     found = Check()
     _check_parallelism(located, spec, found)
     _check_in_flight(located, spec, found)
@@ -87,14 +87,14 @@ def _check_in_flight(located: Located, spec: JobSpec, found: Check) -> None:
     if Options(spec.options).get(WITHOUT_CHANNEL_STATE) == located.manifest.checkpoint_id:
         return
     found.other.extend(
-        f"it holds records on their way from step `{channel.source}` to `{channel.target}`, which are not "
-        f"connected in the job: start from a savepoint, or give them up with {WITHOUT_CHANNEL_STATE.key}"
+        f"it holds in-flight records from step `{channel.source}` to `{channel.target}`, which are not "
+        f"connected in the job: start from a savepoint, or discard them with {WITHOUT_CHANNEL_STATE.key}"
         for channel in unconnected(located.manifest, spec.plan)
     )
 
 
 def stored_pickles(manifest: Manifest) -> list[str]:
-    """The states of a checkpoint that it says are pickled, as `operator.state`."""
+    """Return the states of a checkpoint that are marked as pickled, as `operator.state`."""
     return sorted(
         f"{operator.name}.{name}"
         for operator in manifest.operators
@@ -104,7 +104,7 @@ def stored_pickles(manifest: Manifest) -> list[str]:
 
 
 def declared_states(plan: PhysicalPlan) -> dict[str, dict[str, StateInfo]]:
-    """By operator, the states it says it has; nothing for those that cannot say so before they run."""
+    """Return the declared states by operator; nothing for operators that declare them only at run time."""
     return {node.name: _declared(node) for vertex in plan.vertices for node in vertex.nodes}
 
 
@@ -117,10 +117,10 @@ def _declared(node: Node) -> dict[str, StateInfo]:
 
 
 def unclaimed_states(manifest: Manifest, declared: dict[str, dict[str, StateInfo]]) -> list[str]:
-    """States of a checkpoint, as `operator.state`, that no operator of a job claims.
+    """Return states of a checkpoint, as `operator.state`, that no operator of a job claims.
 
-    Operators that declare no states claim whatever is stored under their name, and so do those of which
-    the checkpoint has states that were not declared then. Nobody has to claim a hint.
+    Operators that declare no states claim everything stored under their name, and so do those of
+    which the checkpoint has states that were not declared then. Hints need no claim.
     """
     found = []
     for operator in manifest.operators:
@@ -136,7 +136,7 @@ def unclaimed_states(manifest: Manifest, declared: dict[str, dict[str, StateInfo
 def changed_meanings(
     manifest: Manifest, declared: dict[str, dict[str, StateInfo]]
 ) -> dict[str, list[str]]:
-    """By operator, where the stored values mean something else than those of the job of today."""
+    """Return, by operator, where stored values have another meaning than those of today's job."""
     found: dict[str, list[str]] = {}
     for operator in manifest.operators:
         known = declared.get(operator.name, {})
@@ -149,13 +149,13 @@ def changed_meanings(
 
 
 def accepted_changes(options: Options) -> frozenset[str]:
-    """The steps whose state the user wants to keep though they compute something else now."""
+    """Return the steps whose state the user wants to keep although their computation has changed."""
     named = options.get(RECOVERY_ACCEPT_CHANGES) or ""
     return frozenset(name.strip() for name in named.split(","))
 
 
 def unconnected(manifest: Manifest, plan: PhysicalPlan) -> list[ChannelAddress]:
-    """Exchanges that a checkpoint has records of, and that a job does not have."""
+    """Return the exchanges of which a checkpoint has records, and that a job does not have."""
     channels = {handle.channel for handle in manifest.handles() if handle.channel is not None}
     gone = {channel.exchange for channel in channels} - plan.exchanges().keys()
     return sorted(gone, key=lambda each: (each.source, each.target, each.input_index))
@@ -170,7 +170,7 @@ def _compare(operator: str, old: StateInfo, new: StateInfo, found: Check) -> Non
 
 
 def diff(one: Located, other: Located) -> list[dict[str, Any]]:
-    """What changed from `one` to `other`: a row per state that is new, gone, or not the same."""
+    """Return the changes from `one` to `other`: a row per state that is new, removed, or different."""
     before, after = _states(one), _states(other)
     rows: list[dict[str, Any]] = []
     for key in sorted(before.keys() | after.keys()):
@@ -202,7 +202,7 @@ _COMPARED = ("kind", "keys", "values", "version", "ttl_ms", "parallelism", "rows
 
 
 def _changes(old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, list[Any]]:
-    """Field by field: before and after."""
+    """Return the values before and after, field by field."""
     return {
         name: [(old or {}).get(name), (new or {}).get(name)]
         for name in _COMPARED

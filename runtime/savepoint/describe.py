@@ -1,4 +1,4 @@
-"""What is in a savepoint or a checkpoint, as plain values: for inspection, comparison and checks."""
+"""The content of a savepoint or a checkpoint as plain values: for inspection, comparison and checks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..protocol.manifest import ManifestOperator
 from .locate import Located
 
 SPLITS = "splits"
-"""The state that holds the positions of a source."""
+"""The state with the positions of a source."""
 
 
 def describe(located: Located) -> dict[str, Any]:
-    """Everything a person wants to know of a savepoint, as JSON values.
+    """Describe a savepoint for a person, as JSON values.
 
     Rows of incremental checkpoints count each row as often as it was written: base and deltas.
     """
@@ -40,7 +40,7 @@ def describe(located: Located) -> dict[str, Any]:
 
 
 def states_of(operator: ManifestOperator) -> dict[str, StateInfo | None]:
-    """The states that an operator has something in, with what it said of them."""
+    """Return the non-empty states of an operator, with their declarations."""
     infos = {
         info.name: info
         for subtask in operator.subtasks
@@ -52,7 +52,7 @@ def states_of(operator: ManifestOperator) -> dict[str, StateInfo | None]:
 
 
 def handles(operator: ManifestOperator) -> Iterator[StateHandle]:
-    """All pieces of state of an operator."""
+    """Yield all pieces of state of an operator."""
     for subtask in operator.subtasks:
         for snapshot in subtask.snapshots:
             yield from snapshot.handles
@@ -95,7 +95,7 @@ def _state(
 
 
 def columns_of(info: StateInfo | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Names and types of the key columns and of the others."""
+    """Return names and types of the key columns and of the others."""
     schema: pa.Schema | None = info.arrow_schema() if info is not None else None
     if info is None or schema is None:
         return {}, {}
@@ -105,7 +105,7 @@ def columns_of(info: StateInfo | None) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _key_groups(keyed: list[StateHandle]) -> list[int]:
-    """First and last key group with rows; empty: not keyed, or no rows."""
+    """Return first and last key group with rows; empty: not keyed, or no rows."""
     if not keyed:
         return []
     return [min(h.first_key_group for h in keyed), max(h.last_key_group for h in keyed)]

@@ -1,7 +1,7 @@
-"""From what a user calls a savepoint to the state it names.
+"""Resolves a user's address of a savepoint or checkpoint.
 
-`PATH` is the directory of a savepoint, or that of a job's checkpoints, of which the newest counts;
-`PATH@7` is checkpoint number 7 in there.
+`PATH` is the directory of a savepoint, or that of a job's checkpoints, of which the newest is used;
+`PATH@7` is checkpoint number 7 in it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """State that a run may begin with.
+    """State that a run may start from.
 
     Attributes:
-        manifest: what it consists of.
+        manifest: its manifest.
         root: address of the directory that names of files are relative to.
         job: the job that it was taken of.
         savepoint: None if it is a checkpoint.
@@ -43,7 +43,7 @@ class Located:
 
     @property
     def text(self) -> str:
-        """What it is, for a person."""
+        """Describe it for a person."""
         kind = "checkpoint" if self.savepoint is None else "savepoint"
         return f"{kind} {self.manifest.checkpoint_id} in {self.root}"
 
@@ -51,11 +51,11 @@ class Located:
 async def locate(
     open_at: AddressOpener, address: str, options: Mapping[str, str], clock: Clock
 ) -> Located:
-    """What lies at `address`, read only.
+    """Find the state at `address`, without writing.
 
     Raises:
-        StateError: nothing that could be restored.
-        UsageError: the address is not understood.
+        StateError: there is no restorable state.
+        UsageError: the address is malformed.
     """
     match = _WITH_ID.fullmatch(address)
     root, wanted = (match["path"], int(match["id"])) if match else (address, None)
@@ -69,7 +69,7 @@ async def locate(
                     savepoints.UNFINISHED,
                     where=store.describe(),
                     fix="wait for it, or restore another one; headgate savepoint dispose --unfinished "
-                    "deletes what is left of it",
+                    "deletes its remains",
                 )
             manifest = await _checkpoint(store, wanted, clock)
             return Located(manifest, root, _job_name(root), None)
@@ -102,12 +102,12 @@ async def _checkpoint(store: CheckpointStore, wanted: int | None, clock: Clock) 
 
 
 def _job_name(root: str) -> str:
-    """The job whose checkpoints lie there: its directory is called after it (`names.job_dir`)."""
+    """Return the job whose checkpoints are there: its directory has its name (`names.job_dir`)."""
     return root.rstrip("/").rpartition("/")[2]
 
 
 def savepoint_address(target: str, job: str, token: str) -> str:
-    """Where a new savepoint of `job` goes below the address `target`.
+    """Return the address of a new savepoint of `job` below the address `target`.
 
     Raises:
         UsageError: there is no address.

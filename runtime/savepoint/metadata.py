@@ -1,4 +1,4 @@
-"""The metadata of a savepoint: one sealed JSON object, written last, by which the savepoint exists.
+"""The metadata of a savepoint: one sealed JSON object, written last, which completes the savepoint.
 
 Names of files in it are relative to the savepoint's directory, so that the directory can be copied
 anywhere.
@@ -16,7 +16,7 @@ from ..protocol.names import SAVEPOINT_METADATA
 
 
 class Savepoint(Record, frozen=True, kw_only=True):
-    """What a savepoint says of itself."""
+    """The metadata of a savepoint."""
 
     format_version: int = FORMAT_VERSION
     job: str
@@ -24,7 +24,8 @@ class Savepoint(Record, frozen=True, kw_only=True):
     headgate: str
     """The version of headgate that wrote it."""
     native: bool = False
-    """True if its files are those of the state backend; else all state is in tables and items."""
+    """True if its files are those of the state backend; otherwise all state is in tables and items.
+    """
     manifest: Manifest
 
 
@@ -32,7 +33,7 @@ _FORMAT: Final = SealedFormat[Savepoint]("savepoint's metadata", Savepoint)
 
 
 def savepoint_of(manifest: Manifest, job: str, *, native: bool) -> Savepoint:
-    """The savepoint of `job` that consists of `manifest`."""
+    """Return the savepoint of `job` with the state of `manifest`."""
     return Savepoint(
         job=job,
         created_ms=manifest.completed_ms,
@@ -43,7 +44,7 @@ def savepoint_of(manifest: Manifest, job: str, *, native: bool) -> Savepoint:
 
 
 def encode(savepoint: Savepoint) -> bytes:
-    """As sealed JSON; equal savepoints give equal bytes."""
+    """Encode as sealed JSON; equal savepoints give equal bytes."""
     return _FORMAT.encode(savepoint)
 
 

@@ -1,4 +1,4 @@
-"""Savepoints in their directories: made to exist, read, deleted."""
+"""Savepoints in their directories: published, read, deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .metadata import Savepoint, decode, encode
 async def opened(
     open_at: AddressOpener, address: str, options: Mapping[str, str], *, writable: bool = True
 ) -> AsyncIterator[CheckpointStore]:
-    """The store at `address`, for the time of the block."""
+    """Yield the store at `address`, open within the block."""
     store = open_at(address, options)
     try:
         await store.open(writable=writable)
@@ -27,10 +27,10 @@ async def opened(
 
 
 async def publish(store: CheckpointStore, savepoint: Savepoint) -> None:
-    """Make the savepoint exist: all its files must be there already.
+    """Publish the savepoint: all its files must exist already.
 
     Raises:
-        StorageError: it does not exist, or somebody else's does.
+        StorageError: it could not be written, or another savepoint exists.
     """
     data = encode(savepoint)
     result = await store.create_if_absent(names.SAVEPOINT_METADATA, data)
@@ -39,24 +39,25 @@ async def publish(store: CheckpointStore, savepoint: Savepoint) -> None:
 
 
 async def read(store: CheckpointStore) -> Savepoint | None:
-    """The savepoint in this directory; None if there is none."""
+    """Return the savepoint in this directory; None if there is none."""
     data = await store.read(names.SAVEPOINT_METADATA)
     return None if data is None else decode(data, store.describe())
 
 
 async def delete(store: CheckpointStore, files: Sequence[str]) -> None:
-    """Delete a savepoint, or what there is of one: its metadata first, so that it never lacks files."""
+    """Delete a savepoint, complete or not: its metadata first, so that it never lacks files."""
     await store.delete(names.SAVEPOINT_METADATA)
     await store.delete_files(files)
 
 
-UNFINISHED = "the savepoint is unfinished: it is being taken, or whoever took it died"
+UNFINISHED = "the savepoint is unfinished: it is being taken, or its writer died"
 
 
 async def unfinished_files(store: CheckpointStore, address: str) -> list[str] | None:
-    """What a savepoint without metadata left at `address`; None if it is something else than that.
+    """Return the files of a savepoint without metadata at `address`; None if it is something else.
 
-    An interrupted savepoint still has the name it was given, and nothing but files of savepoints in it.
+    An interrupted savepoint still has its generated name, and contains nothing but files of
+    savepoints.
     """
     if not names.is_savepoint_dir(address.rstrip("/").rpartition("/")[2]):
         return None
@@ -67,16 +68,16 @@ async def unfinished_files(store: CheckpointStore, address: str) -> list[str] | 
 async def dispose(
     open_at: AddressOpener, address: str, options: Mapping[str, str], *, unfinished: bool = False
 ) -> Savepoint | None:
-    """Delete the savepoint at `address` and all its files; returns what it was, None if unfinished.
+    """Delete the savepoint at `address` and all its files; return it, or None if it was unfinished.
 
     Args:
         open_at: opens the store there.
         address: of the savepoint.
-        options: what the store may need.
-        unfinished: it may lack its metadata; the caller knows that nobody is writing it.
+        options: of the store.
+        unfinished: it may lack its metadata; the caller knows that it is not being written.
 
     Raises:
-        StateError: there is no savepoint, or an unfinished one and that was not meant.
+        StateError: there is no savepoint, or an unfinished one without `unfinished`.
     """
     async with opened(open_at, address, options, writable=False) as store:
         savepoint = await read(store)

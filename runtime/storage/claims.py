@@ -13,7 +13,7 @@ from .read_back import ReadBack
 
 @final
 class Claims:
-    """Generations are claimed one after the other, and their records stay for ever.
+    """Claims generations in sequence; their records stay for ever.
 
     Attributes:
         last: the highest generation that is known to be claimed.
@@ -25,7 +25,10 @@ class Claims:
         self.last = 0
 
     async def find_last(self) -> int:
-        """The highest claimed generation. They are dense and stay, so doubling steps find it."""
+        """Return the highest claimed generation.
+
+        They are dense and stay, so doubling steps find it.
+        """
         present, step = self.last, 1
         while await self._is_claimed(present + step):
             present, step = present + step, step * 2
@@ -40,7 +43,7 @@ class Claims:
         return present
 
     async def claim(self, writer: str, run: str, leader: Leader | None) -> int:
-        """Claim the next generation for `writer`; returns it."""
+        """Claim the next generation for `writer`, and return it."""
         while True:
             generation = await self.find_last() + 1
             name = names.generation_record(generation)
@@ -53,12 +56,12 @@ class Claims:
                 return generation
 
     async def winner(self, generation: int, writer: str) -> str:
-        """Whose the claim is that `writer` has made; another's only on a store that is not atomic."""
+        """Return the writer whose claim it is; another one only on a store that is not atomic."""
         record = await self.read(generation) if self._read_back.needed else None
         return writer if record is None else record.writer
 
     async def read(self, generation: int) -> GenerationRecord | None:
-        """The record of a generation; None: there is none.
+        """Return the record of a generation; None: there is none.
 
         Raises:
             CorruptError: it is damaged, or that of another generation.

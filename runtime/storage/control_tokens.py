@@ -1,4 +1,4 @@
-"""The secret of a coordinator's control port, kept in the storage where strangers cannot read it.
+"""The secret of a coordinator, kept in the storage where strangers cannot read it.
 
 Whoever has the token commands the job, and can run code in its processes. So it is written only where the
 storage itself keeps others out, as a file that only its user reads, or if the option

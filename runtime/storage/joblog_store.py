@@ -1,4 +1,4 @@
-"""The job log on a checkpoint store: reads and writes what `protocol/joblog.py` decides."""
+"""The job log on a checkpoint store: carries out the decisions of `protocol/joblog.py`."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def _unchanged(_: LogView, started: GenerationStarted) -> GenerationStarted:
 
 
 class JobLog:
-    """One coordinator's, or one reader's, hold on a job's log.
+    """Access of one coordinator, or one reader, to a job's log.
 
-    A leader calls `start_generation` once, then `complete_checkpoint`, `trim` and `end_job`; a reader
-    only `load`. After FencedError no call of this object writes again.
+    A leader calls `start_generation` once, then `complete_checkpoint`, `trim` and `end_job`; a
+    reader only `load`. After FencedError this object never writes again.
 
-    An append that raises StorageError, or is cancelled, is *in doubt*: the entry may be in the log. The
-    next append first settles it, by sending the same bytes to the same slot. Until then
-    the files of that checkpoint must not be deleted.
+    An append that raises StorageError, or is cancelled, is *in doubt*: the entry may be in the log.
+    The next append first settles it, by sending the same bytes to the same slot. Until then the
+    files of that checkpoint must not be deleted.
     """
 
     def __init__(
         self, store: CheckpointStore, writer: str, clock: Clock, sleep: Sleep = asyncio.sleep
     ) -> None:
-        """`writer` is a token that no other coordinator process ever had or will have."""
+        """Create the object. `writer` is a token that no other coordinator process ever has."""
         self._store = store
         self._read_back = ReadBack(store, sleep)
         self._claims = Claims(store, self._read_back)
@@ -76,7 +76,7 @@ class JobLog:
         self._view = LogView()
         self._generation = 0
         self.restarts = 0
-        """Restarts of tasks under this coordinator, which keeps count; the entries repeat them."""
+        """The restarts of tasks under this coordinator, which sets it; the entries repeat them."""
         self._began = RunHistory()
         """The history in the start entry of this coordinator."""
         self._run = ""
@@ -101,7 +101,7 @@ class JobLog:
         return self._generation
 
     async def settle(self) -> None:
-        """Bring an append in doubt to its end, so that `view` is the truth.
+        """Settle an append in doubt, so that `view` is current.
 
         Raises:
             FencedError: a newer coordinator owns the job.
@@ -122,7 +122,7 @@ class JobLog:
             return self._view
 
     async def last_claim_of(self, run: str) -> int:
-        """The newest generation that was claimed for `run`, behind `load`; 0: none is known.
+        """Return the newest generation that was claimed for `run`, after `load`; 0: none is known.
 
         Raises:
             StorageError: a record cannot be read.
@@ -136,7 +136,7 @@ class JobLog:
         return 0
 
     async def leader_of(self, generation: int) -> Leader | None:
-        """The process that claimed a generation; None: it is not known.
+        """Return the process that claimed a generation; None: it is unknown.
 
         Raises:
             StorageError: the record cannot be read.
@@ -145,7 +145,7 @@ class JobLog:
         return None if record is None else record.leader
 
     async def has_grown(self) -> bool:
-        """True if there is an entry behind those of the view."""
+        """Return True if there is an entry after those of the view."""
         return await self._store.read(names.log_entry(self._view.tail + 1)) is not None
 
     async def start_generation(
@@ -162,14 +162,14 @@ class JobLog:
         ends_kept: int = ENDS_KEPT,
         follow: Callable[[LogView, GenerationStarted], GenerationStarted] = _unchanged,
     ) -> int:
-        """Become the leader, and fence all older ones; returns the new generation.
+        """Become the leader, and fence all older ones; return the new generation.
 
         Afterwards `view` is final for everything older. If it fails with StorageError or is
         cancelled, this object is no leader and it may be called again.
 
-        `follow` gives the start entry for what the log says in front of it: until that entry is there
-        an older leader may complete a checkpoint, or end the job. It may be called several times; the
-        last view is the one that the entry follows.
+        `follow` makes the start entry from the log before it: until that entry is there an older
+        leader may complete a checkpoint, or end the job. It may be called several times; the last
+        view is the one that the entry follows.
 
         `job` is the name of the job, for readers of the log. The ends of the newest `ends_kept` former runs
         stay in it.
@@ -225,10 +225,10 @@ class JobLog:
         """Make a checkpoint durable. Only when this returns may its commits be permitted.
 
         Args:
-            manifest: what it consists of.
-            is_final: the job takes no records behind it.
-            parallelism: the job goes on at this one; 0: as before.
-            wrote: names of the sinks that have taken records in front of its barrier.
+            manifest: of the checkpoint.
+            is_final: the job takes no records after it.
+            parallelism: the job continues at this one; 0: unchanged.
+            wrote: names of the sinks that have taken records before its barrier.
 
         Raises:
             FencedError: a newer coordinator owns the job; the checkpoint is not, and never will be,
@@ -263,10 +263,10 @@ class JobLog:
             )
 
     async def list_output(self, files: Mapping[str, Sequence[OutputFile]]) -> None:
-        """Record which files of earlier runs the run has still to delete.
+        """Record which files of earlier runs the run still has to delete.
 
         Args:
-            files: by sink, in the place of all that was recorded before.
+            files: by sink; replaces all that was recorded before.
 
         Raises:
             FencedError: a newer coordinator owns the job; none may be deleted.
@@ -282,7 +282,7 @@ class JobLog:
             await self._forget({before}, self._view.head)
 
     async def old_output(self) -> dict[str, list[OutputFile]]:
-        """The files of earlier runs that are still to be deleted, by sink.
+        """Return the files of earlier runs that are still to be deleted, by sink.
 
         Raises:
             StorageError: the log cannot be read.
@@ -302,7 +302,7 @@ class JobLog:
         return {sink: unpack(packed) for sink, packed in entry.files.items()}
 
     async def deploy(self, deployment: Deployment) -> None:
-        """Record what is about to run: a successor asks for exactly that.
+        """Record the deployment that is about to run: a successor asks its workers for exactly that.
 
         Raises:
             FencedError: a newer coordinator owns the job; nothing may begin.
@@ -317,11 +317,11 @@ class JobLog:
             )
 
     async def confirm(self) -> None:
-        """See whether this coordinator still leads, without writing.
+        """Check whether this coordinator still leads, without writing.
 
         Raises:
             FencedError: a newer coordinator owns the job.
-            StorageError: nobody knows.
+            StorageError: unknown.
         """
         async with self._lock:
             self._check_leader()
@@ -342,8 +342,8 @@ class JobLog:
         """Record that the job is over, and how. Repeating it is harmless.
 
         Returns:
-            The newest checkpoint that it could have gone on from: `checkpoint`, or one whose entry was in
-            doubt; 0: none.
+            The newest checkpoint that it could have continued from: `checkpoint`, or one whose
+                entry was in doubt; 0: none.
 
         Raises:
             FencedError: a newer coordinator owns the job.
@@ -374,18 +374,17 @@ class JobLog:
             return checkpoint
 
     def _history(self) -> RunHistory:
-        """The history that an entry of this coordinator repeats."""
+        """Return the history that an entry of this coordinator repeats."""
         return self._began.restarted(self.restarts)
 
     async def trim(self, retain: int, keep_from: int | None = None) -> list[Manifest]:
-        """Keep the newest `retain` checkpoints, and those of id `keep_from` on.
+        """Keep the newest `retain` checkpoints, and those from id `keep_from` on.
 
-        Returns those subsumed since the last call.
-
-        The caller then deletes their files, except those that retained checkpoints or ones in progress
-        share (`manifest.unshared_files`), and must have done so before it calls `trim` again: the log
-        entries of one call are deleted by the next, so that after a crash at any point a new
-        leader's first `trim` returns every manifest whose files may still exist.
+        Return those subsumed since the last call. The caller then deletes their files, except those
+        that retained checkpoints or ones in progress share (`manifest.unshared_files`), and must
+        have done so before it calls `trim` again: the log entries of one call are deleted by the
+        next, so that after a crash at any point a new leader's first `trim` returns every manifest
+        whose files may still exist.
         """
         async with self._lock:
             self._check_leader()
@@ -421,7 +420,7 @@ class JobLog:
         self._view = decision.view
 
     async def _settle(self) -> None:
-        """Bring an append in doubt to its end before anything else is appended."""
+        """Settle an append in doubt before anything else is appended."""
         self._check_leader()
         if self._in_doubt is not None:
             await self._append(self._in_doubt)
@@ -452,7 +451,7 @@ class JobLog:
                 decision = await self._try_append(follow(self._view, started))
             if isinstance(decision, Fenced):
                 raise self._fence(decision.by.generation, decision.by.writer)
-            # Was the slot only free because it had been trimmed after we read the log?
+            # The slot may only have been free because it was trimmed after we read the log.
             head = await self._read_head()
             if not joblog.reader_was_overtaken(decision.view, head):
                 winner = await self._claims.winner(started.generation, self._writer)

@@ -1,4 +1,4 @@
-"""A checkpoint store in a directory: of this machine, or one that all machines of the cluster share."""
+"""A checkpoint store in a directory: local, or shared by all machines of the cluster."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import MissingFileError, StorageError, check
+from ..observe.storage_figures import Operation, StorageFigures
 from .base import CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 
 T = TypeVar("T")
 
 IO_THREADS_MAX = 4
-"""Threads of one store; more calls wait."""
+"""The number of threads of one store; more calls wait."""
 DIRECTORY_ATTEMPTS_MAX = 100
-"""The number of times that a writer makes its directory again because another process removed it."""
+"""How often a writer recreates its directory because another process removed it."""
 WRITE_CHUNK_BYTES = 4 << 20
-"""A cancelled write stops after at most this much more."""
+"""The number of bytes after which a cancelled write stops at the latest."""
 TEMPORARY_PREFIX = ".tmp-"
-"""The prefix of files that are not complete. A crash may leave some; delete them when no job runs."""
+"""The prefix of incomplete files. A crash may leave some; delete them when no job runs."""
 
 
 class LocalStore(CheckpointStore):
-    """Files below one root. A name appears only when its content is whole and on disk."""
+    """Files below one root. A name appears only when its content is complete and on disk."""
 
     creates_are_atomic = True
 
@@ -39,11 +40,12 @@ class LocalStore(CheckpointStore):
         self._root = root.absolute()
         self._rng = rng if rng is not None else random.Random()
         self._threads = ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="headgate-storage")
+        self.figures = StorageFigures()
 
     async def open(self, *, writable: bool = True) -> None:
         if not writable:
             return
-        await self._run(self._check_writable, "use", self._root)
+        await self._run(self._check_writable, "write", self._root, verb="use")
         await probe_conditional_create(self, self._rng)
 
     async def close(self) -> None:
@@ -51,34 +53,45 @@ class LocalStore(CheckpointStore):
 
     async def read(self, name: str) -> bytes | None:
         path = self._path(name)
-        return await self._run(lambda: _read(path), "read", path)
+        data = await self._run(lambda: _read(path), "read", path)
+        self.figures.read_bytes += len(data or b"")
+        return data
 
     async def put(self, name: str, data: bytes) -> None:
         path = self._path(name)
         await self._run(lambda: self._replace(path, data), "write", path)
+        self.figures.written_bytes += len(data)
 
     async def put_private(self, name: str, data: bytes) -> bool:
         path = self._path(name)
         await self._run(lambda: self._replace(path, data, mode=0o600), "write", path)
+        self.figures.written_bytes += len(data)
         return True
 
     async def create_if_absent(self, name: str, data: bytes) -> Created | Existed:
         path = self._path(name)
-        return await self._run(lambda: self._link(path, data), "create", path)
+        made = await self._run(lambda: self._link(path, data), "create", path)
+        if isinstance(made, Created):
+            self.figures.written_bytes += len(data)
+        return made
 
     async def delete(self, name: str) -> None:
         path = self._path(name)
         await self._run(lambda: self._delete(path), "delete", path)
 
     async def write_file(self, name: str, data: FileContent) -> None:
-        """As in the base class. Cancellation leaves nothing, or at the very last moment the whole."""
+        """Write a file as in the base class.
+
+        Cancellation leaves nothing, or at the very last moment all of it.
+        """
         path = self._path(name)
         abandoned = threading.Event()
         try:
-            await self._run(lambda: self._replace(path, data, abandoned), "write", path)
+            size = await self._run(lambda: self._replace(path, data, abandoned), "write", path)
         except asyncio.CancelledError:
             abandoned.set()
             raise
+        self.figures.written_bytes += size
 
     async def read_file(self, name: str) -> bytes:
         data = await self.read(name)
@@ -91,12 +104,15 @@ class LocalStore(CheckpointStore):
         data = await self._run(lambda: _read_range(path, start, length), "read", path)
         if data is None:
             raise self._missing(name)
+        self.figures.read_bytes += len(data)
         return data
 
     async def download(self, name: str, path: Path) -> None:
         source = self._path(name)
-        if not await self._run(lambda: _copy(source, path), "copy", source):
+        size = await self._run(lambda: _copy(source, path), "read", source, verb="copy")
+        if size is None:
             raise self._missing(name)
+        self.figures.read_bytes += size
 
     async def list_files(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         for name, size in await self._run(lambda: self._list(prefix), "list", self._root):
@@ -107,12 +123,17 @@ class LocalStore(CheckpointStore):
 
     async def delete_files(self, names: Sequence[str]) -> None:
         paths = [self._path(name) for name in names]
-        await self._run(lambda: self._delete_all(paths), "delete files in", self._root)
+        await self._run(
+            lambda: self._delete_all(paths), "delete", self._root, verb="delete files in"
+        )
 
     async def delete_incomplete(self, prefix: str) -> int:
         directory = self._path(prefix) if prefix else self._root
         return await self._run(
-            lambda: self._delete_temporaries(directory), "delete temporary files in", directory
+            lambda: self._delete_temporaries(directory),
+            "delete",
+            directory,
+            verb="delete temporary files in",
         )
 
     def describe(self) -> str:
@@ -130,13 +151,18 @@ class LocalStore(CheckpointStore):
         )
         return self._root.joinpath(*parts)
 
-    async def _run(self, work: Callable[[], T], verb: str, path: Path) -> T:
+    async def _run(
+        self, work: Callable[[], T], operation: Operation, path: Path, verb: str = ""
+    ) -> T:
+        """The result of work in a thread; `verb` is what an error says that cannot be done."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, work)
+            with self.figures.request(operation):
+                return await loop.run_in_executor(self._threads, work)
         except OSError as error:
+            cause = error.strerror or error
             raise StorageError(
-                f"cannot {verb} a checkpoint path path=`{path}` cause=`{error.strerror or error}`",
+                f"cannot {verb or operation} a checkpoint path path=`{path}` cause=`{cause}`",
                 where=self.describe(),
                 fix="check that the directory exists, is writable, has space, and supports hard links",
             ) from error
@@ -169,17 +195,21 @@ class LocalStore(CheckpointStore):
         data: FileContent,
         abandoned: threading.Event | None = None,
         mode: int = 0o666,
-    ) -> None:
+    ) -> int:
+        """Put a file in place; returns its size in bytes."""
         temporary = self._write_temporary(path.parent, data, abandoned, mode)
         try:
+            size = temporary.stat().st_size
             os.replace(temporary, path)
         except OSError:
             os.unlink(temporary)
             raise
         _sync_directory(path.parent)
+        return size
 
     def _link(self, path: Path, data: bytes) -> Created | Existed:
-        # A hard link, unlike a rename, refuses to replace; unlike O_EXCL, its content is there at once.
+        # A hard link, unlike a rename, refuses to replace; unlike O_EXCL, its content is complete
+        # at once.
         temporary = self._write_temporary(path.parent, data)
         try:
             existing: bytes | None = None
@@ -202,7 +232,7 @@ class LocalStore(CheckpointStore):
         abandoned: threading.Event | None = None,
         mode: int = 0o666,
     ) -> Path:
-        """A complete, fsynced file beside its future place."""
+        """Return a complete, fsynced file in the directory of its destination."""
         handle, temporary = self._open_temporary(directory, mode)
         try:
             with os.fdopen(handle, "wb", buffering=0) as file:
@@ -222,7 +252,7 @@ class LocalStore(CheckpointStore):
     def _open_temporary(self, directory: Path, mode: int) -> tuple[int, Path]:
         for _ in range(DIRECTORY_ATTEMPTS_MAX):
             path = directory / f"{TEMPORARY_PREFIX}{self._rng.getrandbits(64):016x}"
-            # Between any two calls `_prune` may remove the empty directory again.
+            # In between, `_prune` may remove the empty directory again.
             with contextlib.suppress(FileNotFoundError):
                 _make_directory(directory)
                 with contextlib.suppress(FileExistsError):
@@ -237,7 +267,7 @@ class LocalStore(CheckpointStore):
         for path in paths:
             path.unlink(missing_ok=True)
         self._prune({path.parent for path in paths})
-        with contextlib.suppress(OSError):  # the directory of a savepoint that is no more
+        with contextlib.suppress(OSError):  # the directory of a deleted savepoint
             self._root.rmdir()
 
     def _delete_temporaries(self, top: Path) -> int:
@@ -252,11 +282,11 @@ class LocalStore(CheckpointStore):
         return count
 
     def _prune(self, directories: set[Path]) -> None:
-        """Remove those that are empty, and what becomes empty above them, up to the root.
+        """Remove directories that are empty, and parents that become empty, up to the root.
 
-        It needs no lock: only an empty directory can be removed, and writers make theirs again.
+        It needs no lock: only an empty directory can be removed, and writers recreate theirs.
         """
-        for directory in sorted(directories, reverse=True):  # what lies in another comes first
+        for directory in sorted(directories, reverse=True):  # subdirectories come first
             with contextlib.suppress(OSError):
                 while directory != self._root:
                     directory.rmdir()
@@ -264,7 +294,7 @@ class LocalStore(CheckpointStore):
 
 
 class _AbandonedError(Exception):
-    """The caller of a write was cancelled; nobody sees this."""
+    """The caller of a write was cancelled; never leaves this module."""
 
 
 def _check_wanted(abandoned: threading.Event | None) -> None:
@@ -288,15 +318,16 @@ def _read_range(path: Path, start: int, length: int) -> bytes | None:
         return None
 
 
-def _copy(source: Path, target: Path) -> bool:
+def _copy(source: Path, target: Path) -> int | None:
+    """Copy a file; returns its size in bytes, or None if there is none."""
     if not source.exists():
-        return False
+        return None
     try:
         shutil.copyfile(source, target)
+        return target.stat().st_size
     except BaseException:
         target.unlink(missing_ok=True)
         raise
-    return True
 
 
 def _chunks(data: FileContent) -> Iterator[memoryview]:
@@ -331,7 +362,7 @@ def _sync_directory(directory: Path) -> None:
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
-        return  # somebody deleted what was in it, and then it
+        return  # another process deleted its contents, and then the directory
     try:
         os.fsync(handle)
     finally:

@@ -18,7 +18,10 @@ class MemoryStore(CheckpointStore):
     _shared: ClassVar[dict[str, dict[str, bytes]]] = {}
 
     def __init__(self, root: str, objects: dict[str, bytes] | None = None) -> None:
-        """With `objects` the store lives in that dict, else in one all stores of `root` share."""
+        """Create a store.
+
+        With `objects` it uses that dict, else one that all stores of `root` share.
+        """
         self._root = root
         self._objects = self._shared.setdefault(root, {}) if objects is None else objects
 
@@ -28,10 +31,10 @@ class MemoryStore(CheckpointStore):
         cls._shared.pop(root, None)
 
     async def open(self, *, writable: bool = True) -> None:
-        """Nothing to connect; a dict honours every condition."""
+        """Do nothing; a dict honours every condition."""
 
     async def close(self) -> None:
-        """Nothing to release; the objects stay."""
+        """Do nothing; the objects stay."""
 
     async def read(self, name: str) -> bytes | None:
         return self._objects.get(name)
@@ -76,7 +79,7 @@ class MemoryStore(CheckpointStore):
             self._objects.pop(name, None)
 
     async def delete_incomplete(self, prefix: str) -> int:
-        """Nothing is ever incomplete here."""
+        """Return 0: nothing is ever incomplete here."""
         return 0
 
     def describe(self) -> str:

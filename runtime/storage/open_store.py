@@ -1,22 +1,26 @@
-"""From the storage address in a job to its checkpoint store."""
+"""Opens the checkpoint store of a job's storage address."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ParamSpec
 from urllib.parse import unquote
 
 from ...errors import UsageError
 from ...operators.addresses import STORAGE_SCHEMES, check_address
 from ...operators.extras import check_extra
+from ..observe.storage_figures import StorageFigures
 from ..protocol import names
 from .base import CheckpointStore
 from .local import LocalStore
 from .memory import MemoryStore
 
+P = ParamSpec("P")
+
 
 def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> CheckpointStore:
-    """The store of one job below `uri`; the caller awaits its `open()` before anything else.
+    """Return the store of one job below `uri`; the caller awaits its `open()` before anything else.
 
     Args:
         uri: a directory, `file:///directory`, `s3://bucket/prefix`, or `memory://name`.
@@ -24,13 +28,13 @@ def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> Checkpoin
         options: `s3.endpoint`, `s3.region`, `s3.path-style-access`; other keys are ignored.
 
     Raises:
-        UsageError: the address is not understood, or the extra it needs is not installed.
+        UsageError: the address is malformed, or the extra it needs is not installed.
     """
     return open_store_at(join_address(uri, names.job_dir(job_name)), options)
 
 
 def join_address(uri: str, directory: str) -> str:
-    """The address of `directory` below the address `uri`."""
+    """Return the address of `directory` below the address `uri`."""
     check_address(uri, STORAGE_SCHEMES)
     scheme, separator, rest = uri.rpartition("://")
     if not rest.strip() and scheme != "memory":
@@ -39,10 +43,10 @@ def join_address(uri: str, directory: str) -> str:
 
 
 def open_store_at(uri: str, options: Mapping[str, str]) -> CheckpointStore:
-    """The store whose root is the address `uri` itself, such as the directory of a savepoint.
+    """Return the store whose root is the address `uri` itself, such as the directory of a savepoint.
 
     Raises:
-        UsageError: the address is not understood, or the extra it needs is not installed.
+        UsageError: the address is malformed, or the extra it needs is not installed.
     """
     check_address(uri, STORAGE_SCHEMES)
     if "://" not in uri:
@@ -54,6 +58,19 @@ def open_store_at(uri: str, options: Mapping[str, str]) -> CheckpointStore:
     if scheme == "memory":
         return MemoryStore(rest.strip("/"))
     return _s3(uri, rest, options)
+
+
+def counted(
+    opener: Callable[P, CheckpointStore], figures: StorageFigures
+) -> Callable[P, CheckpointStore]:
+    """The same opener, of stores that all count their requests in `figures`."""
+
+    def opened(*args: P.args, **kwargs: P.kwargs) -> CheckpointStore:
+        store = opener(*args, **kwargs)
+        store.figures = figures
+        return store
+
+    return opened
 
 
 _EXAMPLES = "write a directory, file:///directory, s3://bucket/prefix or memory://name"
@@ -72,7 +89,8 @@ def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise UsageError(f"the bucket is missing address=`{uri}`", fix="write s3://bucket/prefix")
-    # Connectors take a while to import, which those who read one state in a new process need not wait for.
+    # Connectors take a while to import, which a new process that reads one state should not wait
+    # for.
     from ...connectors.s3_config import s3_service
 
     check_extra("s3", f"storage on S3 address=`{uri}`")

@@ -1,4 +1,4 @@
-"""Looks, while a store is opened, whether it honours the one guarantee everything rests on."""
+"""Probes, while a store is opened, the one guarantee that everything relies on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..protocol import names
 from .base import CheckpointStore, Created, Existed
 
 WAVE: Final = 8
-"""Races that are under way at once: together they show more than one behind the other."""
+"""The number of concurrent races: together they reveal more than one after the other."""
 _log = logging.getLogger("headgate.storage")
 
 
 async def probe_conditional_create(store: CheckpointStore, rng: random.Random) -> None:
-    """Create one object twice; the second try must be refused and leave the first bytes alone.
+    """Create one object twice; the second try must be refused and leave the first bytes unchanged.
 
     Raises:
         StorageError: the store ignored the condition. On such a store two coordinators could both
@@ -45,17 +45,18 @@ async def probe_races(
 ) -> int:
     """Have two writers create the same object at once, many times; exactly one must succeed each time.
 
-    A server that first looks and then writes passes the probe above. This one sees it unless all races
-    happen to go well, so it makes it improbable, and not impossible, that such a store is accepted.
+    A server that first checks and then writes passes the probe above. This one detects it unless
+    all races happen to go well, so it is improbable, but not impossible, that such a store is
+    accepted.
 
     Args:
         store: any; one whose creates are atomic by nature is not asked.
         rng: for names.
-        races: how many objects are fought for; `WAVE` at a time.
+        races: the number of contested objects; `WAVE` at a time.
         timeout_s: no more races begin after this time.
 
     Returns:
-        How many races were run.
+        The number of races that were run.
 
     Raises:
         StorageError: an object was given to two writers, or to none, or changed afterwards.
@@ -85,7 +86,7 @@ async def probe_races(
 
 
 async def _race(store: CheckpointStore, name: str) -> str:
-    """The mistake of the store when two writers created `name` at once; empty: there was none."""
+    """Return the mistake of the store when two writers created `name` at once; empty: there was none."""
     bodies = [b'{"probe":%d}' % number for number in (1, 2)]
     results: Sequence[Created | Existed] = await asyncio.gather(
         *(store.create_if_absent(name, body) for body in bodies)
@@ -106,7 +107,7 @@ def _unsafe(store: CheckpointStore, why: str) -> StorageError:
     return StorageError(
         f"this store cannot hold checkpoints: create-if-absent does not work on it, {why}",
         where=store.describe(),
-        fix="use a store that honours `If-None-Match: *` on PutObject, also for requests at the same time "
+        fix="use a store that honours `If-None-Match: *` on PutObject, also for concurrent requests "
         "(Amazon S3, MinIO since 2024-11, Cloudflare R2), check that no proxy in between strips the "
         "header, or use a directory",
     )

@@ -1,4 +1,4 @@
-"""Trying again after transient errors: exponential backoff with full jitter, bounded attempts."""
+"""Retries after transient errors: exponential backoff with full jitter, bounded attempts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The number of tries, and their pauses: before retry n a random one in (0, base × 2^(n-1)]."""
+    """The number of tries, and their pauses: a random one in (0, base × 2^(n-1)] before retry n."""
 
     attempts_max: int = 8
     delay_base_s: float = 0.1
     delay_max_s: float = 5.0
 
     def delay_s(self, attempt: int, rng: random.Random) -> float:
-        """The pause after failed attempt number `attempt` (1, 2, ...)."""
+        """Return the pause after failed attempt number `attempt` (1, 2, ...), in seconds."""
         ceiling = min(self.delay_max_s, self.delay_base_s * 2.0 ** min(attempt - 1, 32))
         return ceiling * (1.0 - rng.random())
 
@@ -44,7 +44,7 @@ class Retrier:
         self._rng = rng
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The first result of `call`. An error that is not transient, or the last one, is raised.
+        """Return the first result of `call`. Raise an error that is not transient, or the last one.
 
         The outcome of a failed attempt is unknown: `call` must be safe to repeat.
         """

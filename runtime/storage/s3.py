@@ -27,6 +27,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from ...connectors.s3_config import S3Service, compatibility
 from ...errors import MissingFileError, StorageError
+from ..observe.storage_figures import Operation, StorageFigures
 from .base import CLEAN_UP_S, CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 from .retry import Retrier, RetryPolicy, Sleep
@@ -38,30 +39,31 @@ MULTIPART_THRESHOLD_BYTES = 8 << 20
 MULTIPART_PART_BYTES = 8 << 20
 """Size of a part while 10,000 of them (S3's limit) are enough."""
 MULTIPART_PARTS_MAX = 10_000
-MULTIPART_CONCURRENCY_MAX = 4
-"""Parts of one file in flight: bounds its copies in memory."""
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 DELETE_BATCH_MAX = 1000
 """Keys of one DeleteObjects call (S3's limit)."""
 
-_TRANSIENT_CODES = frozenset(
+_THROTTLED_CODES = frozenset(
     {
         "BandwidthLimitExceeded",
-        "ConditionalRequestConflict",
-        "InternalError",
-        "InternalServerError",
-        "OperationAborted",
-        "PriorRequestNotComplete",
         "RequestThrottled",
-        "RequestTimeout",
-        "RequestTimeoutException",
-        "ServiceUnavailable",
         "SlowDown",
         "Throttling",
         "ThrottlingException",
         "TooManyRequestsException",
     }
 )
+_TRANSIENT_CODES = _THROTTLED_CODES | {
+    "ConditionalRequestConflict",
+    "InternalError",
+    "InternalServerError",
+    "OperationAborted",
+    "PriorRequestNotComplete",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ServiceUnavailable",
+}
+_THROTTLED_STATUS = 429
 _TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _TRANSIENT_ERRORS: tuple[type[BaseException], ...] = (
     HTTPClientError,
@@ -83,6 +85,13 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, ClientError):
         return _code(error) in _TRANSIENT_CODES or _status(error) in _TRANSIENT_STATUS
     return isinstance(error, (*_TRANSIENT_ERRORS, _VanishedError))
+
+
+def is_throttled(error: BaseException) -> bool:
+    """True if the store refused a request because there are too many of them."""
+    if not isinstance(error, ClientError):
+        return False
+    return _code(error) in _THROTTLED_CODES or _status(error) == _THROTTLED_STATUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ class S3Store(CheckpointStore):
         self._settings = settings
         self._rng = rng if rng is not None else random.Random()
         self._retrier = Retrier(
-            policy if policy is not None else RetryPolicy(),
+            policy if policy is not None else RetryPolicy(settings.service.attempts_max),
             transient=is_transient,
             sleep=sleep,
             rng=self._rng,
@@ -135,6 +144,7 @@ class S3Store(CheckpointStore):
         self._connect = connect
         self._resources = contextlib.AsyncExitStack()
         self._client: Any = None
+        self.figures = StorageFigures()
 
     async def open(self, *, writable: bool = True) -> None:
         try:
@@ -262,6 +272,7 @@ class S3Store(CheckpointStore):
         await self._client.put_object(
             Bucket=self._settings.bucket, Key=self._key(name), Body=data, **condition
         )
+        self.figures.written_bytes += len(data)
 
     def _missing(self, name: str) -> MissingFileError:
         return MissingFileError(f"a state file is missing name=`{name}`", where=self.describe())
@@ -277,6 +288,7 @@ class S3Store(CheckpointStore):
             raise
         async with answer["Body"] as body:
             data: bytes = await body.read()
+        self.figures.read_bytes += len(data)
         return data
 
     async def _download_rest(self, name: str, file: BinaryIO) -> None:
@@ -293,6 +305,7 @@ class S3Store(CheckpointStore):
             raise
         async with answer["Body"] as body:
             while chunk := await body.read(DOWNLOAD_CHUNK_BYTES):
+                self.figures.read_bytes += len(chunk)
                 await asyncio.to_thread(file.write, chunk)
 
     async def _pages(
@@ -313,11 +326,12 @@ class S3Store(CheckpointStore):
     async def _delete_batch(self, names: Sequence[str]) -> None:
         keys = [{"Key": self._key(name)} for name in names]
         answer = await self._run(
-            "delete files, first",
+            "delete",
             names[0],
             lambda: self._client.delete_objects(
                 Bucket=self._settings.bucket, Delete={"Objects": keys, "Quiet": True}
             ),
+            verb="delete files, first",
         )
         refused = answer.get("Errors", [])
         if refused:
@@ -347,7 +361,8 @@ class S3Store(CheckpointStore):
         self, name: str, data: FileContent, size: int, upload: dict[str, str]
     ) -> list[dict[str, Any]]:
         part_bytes = max(MULTIPART_PART_BYTES, -(-size // MULTIPART_PARTS_MAX))
-        gate = asyncio.Semaphore(MULTIPART_CONCURRENCY_MAX)
+        # Each part under way is a copy in memory.
+        gate = asyncio.Semaphore(self._settings.service.upload_parts_max)
 
         async def upload_part(number: int) -> dict[str, Any]:
             async with gate:
@@ -357,6 +372,7 @@ class S3Store(CheckpointStore):
                     name,
                     lambda: self._client.upload_part(PartNumber=number, Body=body, **upload),
                 )
+                self.figures.written_bytes += len(body)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         count = -(-size // part_bytes)
@@ -387,18 +403,33 @@ class S3Store(CheckpointStore):
             with contextlib.suppress(StorageError, TimeoutError):
                 async with asyncio.timeout(CLEAN_UP_S):
                     await self._run(
-                        "abort", name, lambda: self._client.abort_multipart_upload(**upload)
+                        "delete",
+                        name,
+                        lambda: self._client.abort_multipart_upload(**upload),
+                        verb="abort",
                     )
 
         await asyncio.shield(asyncio.ensure_future(abort()))
 
     # Errors.
 
-    async def _run(self, verb: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _run(
+        self, operation: Operation, name: str, call: Callable[[], Awaitable[T]], verb: str = ""
+    ) -> T:
+        """The result of a call, with retries; `verb` is what an error says that cannot be done."""
+        tries = 0
+
+        async def counted() -> T:
+            nonlocal tries
+            tries += 1
+            self.figures.retries[operation] += tries > 1
+            with self.figures.request(operation, is_throttled):
+                return await call()
+
         try:
-            return await self._retrier.run(call)
+            return await self._retrier.run(counted)
         except (ClientError, BotoCoreError, _VanishedError, *_TRANSIENT_ERRORS) as error:
-            raise self._failed(verb, name, error) from error
+            raise self._failed(verb or operation, name, error) from error
 
     def _failed(self, verb: str, name: str, error: BaseException) -> StorageError:
         cause = _code(error) if isinstance(error, ClientError) else type(error).__name__

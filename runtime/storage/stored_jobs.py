@@ -32,7 +32,7 @@ class StoredJob:
         view: of its log.
         leader: the process that led it last; None: not known.
         ends: how its runs ended, as far as the history has them, the oldest first.
-        token: the secret of the leader's control port, if it lies in the storage and this user may read it.
+        token: the secret of the leader, if it lies in the storage and this user may read it.
     """
 
     name: str

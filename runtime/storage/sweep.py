@@ -1,4 +1,4 @@
-"""Looks through a job's state files: removes what no checkpoint needs, and checks what one does need."""
+"""Sweeps a job's state files: deletes those that no checkpoint needs, and checks the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .base import CheckpointStore
 
 
 async def sweep_orphans(store: CheckpointStore, keep: set[str], generation: int) -> list[str]:
-    """Delete state files of earlier generations that are not in `keep`; returns their names, sorted.
+    """Delete state files of earlier generations that are not in `keep`; return their names, sorted.
 
     For the coordinator of `generation`, after its start entry is in the log and before its first
-    checkpoint: from then on no earlier generation can complete one. And for one whose own generation
-    is over, by its end in the log, which names the next. Whatever dead writers left half written goes
-    as well.
+    checkpoint: from then on no earlier generation can complete one. Also for a coordinator whose
+    own generation is over, by its end in the log, and which names the next. Unfinished files of
+    dead writers are deleted as well.
 
     Raises:
         StorageError: the store cannot be listed, or refuses to delete.
@@ -32,11 +32,11 @@ async def sweep_orphans(store: CheckpointStore, keep: set[str], generation: int)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong in a job's storage.
+    """The problems in a job's storage.
 
     Attributes:
         problems: by checkpoint id, its files that are missing or of another size.
-        corrupt: files whose bytes are not those that were written; only if they were read.
+        corrupt: files with wrong bytes; only if they were read.
         orphans: files that no checkpoint needs.
     """
 
@@ -48,12 +48,12 @@ class Findings:
 async def examine(
     store: CheckpointStore, manifests: Iterable[Manifest], generation: int, *, read: bool
 ) -> Findings:
-    """Check that the files of all retained checkpoints are there (features.md CKP-25); changes nothing.
+    """Check that the files of all retained checkpoints exist; changes nothing.
 
     Args:
         store: of the job.
         manifests: of the retained checkpoints.
-        generation: of the current or last coordinator: younger files are not taken for orphans.
+        generation: of the current or last coordinator: younger files do not count as orphans.
         read: also read every file, one by one, and compare checksums.
     """
     retained = list(manifests)
@@ -61,7 +61,7 @@ async def examine(
     problems = {manifest.checkpoint_id: verify(manifest, present) for manifest in retained}
     bad = {problem.file for found in problems.values() for problem in found}
     pieces: dict[str, set[tuple[int, int, str]]] = {}
-    """By file: where each piece begins and ends, and its checksum. Most files are one."""
+    """The start, end and checksum of each piece, by file. Most files are one piece."""
     for manifest in retained:
         for handle in manifest.handles():
             if handle.file is not None and handle.file not in bad:

@@ -1,4 +1,4 @@
-"""Where a subtask's time goes: busy, full, idle, backpressured; they add up to wall time (OBS-02)."""
+"""The time use of a subtask: busy, full, idle, backpressured; they add up to wall time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 WINDOW_S = 1.0
-"""Rates are taken over at least this long."""
+"""Rates are taken over at least this long, in seconds."""
 
 
 class Activity(IntEnum):
@@ -17,12 +17,11 @@ class Activity(IntEnum):
     IDLE = 1
     BACKPRESSURED = 2
     FULL = 3
-    """It takes no more records until one of its asynchronous calls ends: others wait for it, not for its
-    processor."""
+    """It takes no more records until one of its asynchronous calls ends; its processor is not the limit."""
 
 
 class Rates(NamedTuple):
-    """Where the time of a subtask went, in ms per second."""
+    """The time use of a subtask, in ms per second."""
 
     busy: int
     idle: int
@@ -42,17 +41,19 @@ class TimeAccounting:
         self._window_base = list(self.seconds)
         self._rates = Rates(0, 1000, 0, 0)
         self.in_call_since: float | None = None
-        """Since when one piece of work goes on, on the monotonic clock; None: none does. Also for other
-        threads."""
+        """The start of the current piece of work, on the monotonic clock; None: there is none.
+
+        For any thread.
+        """
 
     def switch(self, activity: Activity) -> None:
-        """From now on time counts as `activity`; what is busy from here on is another piece of work."""
+        """Count time as `activity` from now on; a busy period from here on is another piece of work."""
         self.settle()
         self._activity = activity
         self.in_call_since = self._since if activity is Activity.BUSY else None
 
     def rest(self) -> None:
-        """Others have their turn, or something is waited for; time goes on counting as before."""
+        """Yield to others, or wait; time still counts as before."""
         self.in_call_since = None
 
     def settle(self) -> None:
@@ -63,18 +64,18 @@ class TimeAccounting:
 
     @property
     def activity(self) -> Activity:
-        """What time counts as now."""
+        """The activity that time counts as now."""
         return self._activity
 
     def seconds_in(self, activity: Activity) -> float:
-        """Seconds so far in an activity, a spell that still lasts included; for other threads."""
+        """Return the seconds so far in an activity, including a current spell; for other threads."""
         spent, since = self.seconds[activity], self._since
         if self._activity is activity:
             spent += max(0.0, self._monotonic() - since)
         return spent
 
     def backpressured_s(self) -> float:
-        """Seconds so far under backpressure, without a spell that still lasts."""
+        """The seconds so far under backpressure, without a current spell."""
         return self.seconds[Activity.BACKPRESSURED]
 
     @property
@@ -83,7 +84,7 @@ class TimeAccounting:
         return self._rates
 
     def rates(self) -> Rates:
-        """Over the last window; their sum is 1000 but for rounding."""
+        """Return the rates over the last window; their sum is 1000 but for rounding."""
         self.settle()
         elapsed = self._since - self._window_start
         if elapsed >= WINDOW_S:

@@ -20,7 +20,8 @@ from .environment import TaskEnvironment
 
 
 class SourceHead(Operator):
-    """Stands at the head of a source's chain: the subtask polls the reader and emits through it."""
+    """The placeholder at the head of a source's chain: the subtask polls the reader and emits
+    through it."""
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.output.emit(batch)
@@ -91,7 +92,7 @@ def make_context(
     timers: TimerService,
     held_s: Callable[[], float],
 ) -> OperatorContext:
-    """The context of an operator in this subtask."""
+    """Return the context of an operator in this subtask."""
     name = chained.name
     logger = logging.LoggerAdapter(
         logging.getLogger("headgate.operator"),

@@ -27,7 +27,7 @@ from ..protocol.foreign import as_headgate_error
 from .threads import to_the_end
 
 LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-"""Not failures of a task: somebody wants it, or the process, to end."""
+"""Exceptions that are no failures of a task: it, or the process, is being ended."""
 
 
 class Partition(Protocol):
@@ -38,7 +38,7 @@ class Partition(Protocol):
         ...
 
     def broadcast(self, element: Control) -> None:
-        """Send a control element to all subtasks downstream, behind what was emitted."""
+        """Send a control element to all subtasks downstream, after everything emitted so far."""
         ...
 
 
@@ -56,7 +56,7 @@ class ChainedOperator:
 
 @dataclass(slots=True)
 class ChainOutput:
-    """Where one operator's results go. `records_out` counts those of its main output."""
+    """The output of one operator. `records_out` counts the records of its main output."""
 
     name: str
     next: list[tuple[ChainedOperator, int]] = field(default_factory=list)
@@ -66,10 +66,11 @@ class ChainOutput:
     records_out: int = 0
     watermark: int = -(2**63)
     holds_end: bool = False
-    """The end of event time waits here until the operator has finished, for the sake of its results."""
+    """True while the end of event time waits until the operator has finished, for its last results.
+    """
     end_held: bool = False
     latest: int | None = None
-    """While `holds_end` is true: the latest event time of what was emitted."""
+    """The latest event time of what was emitted, while `holds_end` is true."""
     drops: Drops = field(default_factory=Drops)
     optional_sides: frozenset[str] = frozenset()
 
@@ -114,14 +115,13 @@ class ChainOutput:
 
     @property
     def time_at_end(self) -> int:
-        """The event time of what is made at the end: the latest that was emitted, else how
-        far time had come."""
+        """Return the event time of results at the end: the latest that was emitted, else the watermark."""
         if self.latest is not None:
             return self.latest
         return self.watermark if self.watermark > WATERMARK_MIN else 0
 
     def release_end(self) -> None:
-        """All results are out: event time may end."""
+        """Release the end of event time: all results were emitted."""
         self.holds_end = False
         if self.end_held:
             self.end_held = False
@@ -134,7 +134,7 @@ class ChainOutput:
             partition.broadcast(WatermarkStatus(idle))
 
     def _all_next(self) -> list[tuple[ChainedOperator, int]]:
-        """Main and side outputs: event time travels on both."""
+        """Return the next operators of main and side outputs: event time travels on both."""
         if not self.side_next:
             return self.next
         return [*self.next, *(target for targets in self.side_next.values() for target in targets)]
@@ -154,15 +154,15 @@ class OperatorChain:
 
     @property
     def head(self) -> ChainedOperator:
-        """The operator that meets the inputs."""
+        """The operator that receives the inputs."""
         return self.operators[0]
 
     def settled(self) -> bool:
-        """True if no operator will emit anything before there is more input."""
+        """Return True if no operator will emit anything before there is more input."""
         return all(chained.operator.settled() for chained in self.operators)
 
     def wrote(self) -> tuple[str, ...]:
-        """Names of the sinks that have taken records in this attempt."""
+        """Return the names of the sinks that have taken records in this attempt."""
         return tuple(
             chained.name
             for chained in self.operators
@@ -175,7 +175,7 @@ class OperatorChain:
             partition.broadcast(element)
 
     async def finish(self) -> None:
-        """Flush all operators, head to tail: what one emits the next still processes."""
+        """Flush all operators, head to tail: the results of one are still processed by the next."""
         for chained in self.operators:
             await call_and_wait(chained, chained.operator.finish)
             life = chained.operator.function_life
@@ -207,7 +207,7 @@ class OperatorChain:
 
 
 def with_context(chained: ChainedOperator, call: Any, *arguments: Any) -> Any:
-    """Call into an operator; an error that is not ours becomes one that names the operator."""
+    """Call into an operator; an error that is not ours is wrapped in one that names the operator."""
     try:
         return call(*arguments)
     except (HeadgateError, KeyboardInterrupt, SystemExit):
@@ -221,7 +221,7 @@ def with_context(chained: ChainedOperator, call: Any, *arguments: Any) -> Any:
 async def call_and_wait(
     chained: ChainedOperator, call: Callable[..., Awaitable[None] | None], *arguments: Any
 ) -> None:
-    """Call into an operator like `with_context`, and await what it returns, to the end."""
+    """Call into an operator like `with_context`, and await the result to the end."""
     waiting = with_context(chained, call, *arguments)
     if waiting is None:
         return
@@ -234,5 +234,5 @@ async def call_and_wait(
 
 
 def wrap_error(name: str, error: BaseException) -> HeadgateError:
-    """An unexpected exception in operator `name` as a HeadgateError, with its traceback text."""
+    """Wrap an unexpected exception in operator `name` in a HeadgateError, with its traceback text."""
     return as_headgate_error(error, f"operator `{name}` failed", name)

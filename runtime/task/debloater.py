@@ -1,5 +1,8 @@
-"""Keeps little under way in front of a slow subtask: sets the size of its input buffers, and takes few
-rows at once where its own output buffers have become small. `protocol/debloating.py` decides on sizes."""
+"""Limits the data in flight before a slow subtask.
+
+It sets the size of the input buffers, and limits the rows taken at once where the subtask's own
+output buffers have become small. `protocol/debloating.py` decides on sizes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from .output_room import DebloatedPartition, OutputRoom
 
 @final
 class Debloater:
-    """One per subtask. Its timer runs in the event loop, so also while the subtask sleeps."""
+    """The debloater of one subtask.
+
+    Its timer runs in the event loop, so also while the subtask sleeps.
+    """
 
     def __init__(
         self,
@@ -35,22 +41,22 @@ class Debloater:
         self._period_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self.sizes = BufferDebloater(settings)
-        """Of the gate's buffers."""
+        """The debloating protocol of the gate's buffers."""
 
     def watch(self, gate: InputGate) -> None:
-        """Set the buffer size of `gate` from here on; a source has none."""
+        """Control the buffer size of `gate` from now on; a source has none."""
         self._gate = gate
         self._sizers = {gate.input_index_of(at): BatchSizer() for at in range(len(gate))}
 
     # -- records ------------------------------------------------------------------------------------
 
     def slice_begins(self) -> None:
-        """Records are about to be processed."""
+        """Note that records are about to be processed."""
         self._in_slice = True
         self._room.slice_begins()
 
     def slice_over(self, batch: Batch, input_index: int) -> None:
-        """`batch` was processed; it counts for the gate if it came through it."""
+        """Note that `batch` was processed; it counts for the gate if it came through it."""
         self._in_slice = False
         self._room.slice_over(len(batch))
         sizer = self._sizers.get(input_index)
@@ -60,19 +66,19 @@ class Debloater:
             self._end_period()
 
     def rows_at_once(self) -> int | None:
-        """How many rows to process before the next look at backpressure; None: any number."""
+        """Return how many rows to process before the next check of backpressure; None: any number."""
         return self._room.rows()
 
     # -- time ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with the periods; does nothing without a gate."""
+        """Start the periods; does nothing without a gate."""
         if self._gate is not None:
             self._total_s, self._idle_s = self._times()
             self._set_timer()
 
     def stop(self) -> None:
-        """No period ends any more."""
+        """Stop the periods."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -84,7 +90,7 @@ class Debloater:
     def _tick(self) -> None:
         self._set_timer()
         if self._in_slice:
-            # A coroutine is at work. What it was given counts when it is done, and so does its time.
+            # A coroutine is running. Its batch, and its time, count when it is done.
             self._period_ended = True
         else:
             self._end_period()
@@ -102,6 +108,6 @@ class Debloater:
             gate.announce_buffer_size(size)
 
     def _times(self) -> tuple[float, float]:
-        """Seconds of the subtask so far: all, and idle."""
+        """Return the seconds of the subtask so far: all, and idle."""
         self._time.settle()
         return sum(self._time.seconds), self._time.seconds[Activity.IDLE]

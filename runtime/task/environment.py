@@ -27,27 +27,27 @@ class SubtaskReports(Protocol):
     def acked(
         self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
     ) -> None:
-        """This subtask's part of the checkpoint is durable."""
+        """Report that this subtask's part of the checkpoint is durable."""
         ...
 
     def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
-        """This subtask could not take part in the checkpoint."""
+        """Report that this subtask could not take part in the checkpoint."""
         ...
 
     def finished(self) -> None:
-        """All inputs ended and everything was flushed."""
+        """Report that all inputs ended and everything was flushed."""
         ...
 
     def loop_round(self, loop: str, number: int, records: int) -> None:
-        """Probe `number` is back at this head of a loop, and `records` came back in front of it."""
+        """Report that probe `number` is back at this head of a loop, after `records` that came back."""
         ...
 
     def terminated(self) -> None:
-        """Closed in good order."""
+        """Report that the subtask closed normally."""
         ...
 
     def failed(self, error: HeadgateError) -> None:
-        """The attempt is over."""
+        """Report that the attempt failed."""
         ...
 
 
@@ -57,7 +57,8 @@ class SnapshotTiming:
 
     sync_ms: float
     async_ms: float
-    """From the cut until all is in the store, without the wait for barriers that overtook records."""
+    """From the cut until all is in the store, without the wait for barriers that overtook records.
+    """
     alignment_ms: float
     """From the first barrier to the last."""
     start_delay_ms: float
@@ -65,36 +66,37 @@ class SnapshotTiming:
     finished: bool
     unaligned: bool = False
     written_bytes: int = 0
-    """The size of what is new in the store; the snapshot itself may share files with older ones."""
+    """The bytes that are new in the store; the snapshot may also share files with older ones."""
     in_flight_bytes: int = 0
-    """The part of it that is records which barriers overtook."""
+    """The part of them that is records which barriers overtook."""
     processed_bytes: int = 0
-    """Records processed during the alignment."""
+    """The bytes of records processed during the alignment."""
     wrote: tuple[str, ...] = ()
-    """Names of the sinks that have taken records in front of the barrier, in this attempt."""
+    """The sinks that have taken records before the barrier, in this attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """Options of the task room."""
+    """The options of subtasks."""
 
     slice_ms: int = 50
-    """User code runs at most about this long per mailbox step (`headgate.task.slice`)."""
+    """The time in ms for which user code runs at most per mailbox step (`headgate.task.slice`)."""
     inline_bytes_max: int = 20 * 1024
-    """Smaller state travels in the manifest (`execution.checkpointing.data-inline-threshold`)."""
+    """Smaller state is stored in the manifest (`execution.checkpointing.data-inline-threshold`)."""
     delta_chain_max: int = 20
-    """Files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
+    """The most files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
     exactly_once: bool = True
-    """Barriers are aligned, or overtake; False: nothing waits (`execution.checkpointing.mode`)."""
+    """Whether barriers are aligned, or overtake; False: at least once (`execution.checkpointing.mode`)."""
     latency_interval_ms: int = 0
-    """Between latency markers of a source; 0: there are none (`metrics.latency.interval`)."""
+    """The interval of a source's latency markers; 0: there are none (`metrics.latency.interval`).
+    """
     debloat: DebloatSettings | None = None
-    """How buffer sizes follow throughput (`taskmanager.network.memory.buffer-debloat.*`); None: not."""
+    """Debloating (`taskmanager.network.memory.buffer-debloat.*`); None: off."""
 
 
 @dataclass(slots=True)
 class TaskEnvironment:
-    """Everything around one subtask."""
+    """The environment of one subtask."""
 
     plan: PhysicalPlan
     vertex: Vertex
@@ -107,22 +109,22 @@ class TaskEnvironment:
     clock: Clock
     store: CheckpointStore | None
     store_at: Callable[[str], AbstractAsyncContextManager[CheckpointStore]]
-    """The open store at an address, such as a savepoint's."""
+    """Opens the store at an address, such as a savepoint's."""
     io_threads: Executor
     transfers: asyncio.Semaphore
-    """Bounds the state files that all subtasks of the worker read or write at once."""
+    """Limits the state files that all subtasks of the worker read or write at once."""
     directory: SubtaskDirectory
     reports: SubtaskReports
     metrics_of: MetricsFactory
     splits: SourceSplits = field(default_factory=SourceSplits)
     overtaking: bool = False
-    """Barriers may overtake records on their way into this vertex."""
+    """Whether barriers may overtake records at the inputs of this vertex."""
     copies: LocalCopies | None = None
-    """Of state files, on this machine."""
+    """The copies of state files on this machine."""
 
     @property
     def task_name(self) -> str:
-        """`vertex name (i/p)`, as Flink writes it."""
+        """The name of the subtask, `vertex name (i/p)`, as Flink writes it."""
         return f"{self.vertex.name} ({self.index + 1}/{self.vertex.parallelism})"
 
 

@@ -1,8 +1,8 @@
-"""Records on their way in one subtask's part of a checkpoint: collected, and written to the store.
+"""The in-flight records of one subtask's part of a checkpoint: collected, and written to the store.
 
-All of one subtask and checkpoint lie in one file, channel behind channel, each a piece with a checksum of
-its own: a subtask that is restored reads the pieces of its channels only. A small amount travels in the
-manifest.
+All records of one subtask and checkpoint are in one file, channel after channel, each a piece with
+its own checksum: a restored subtask reads only the pieces of its channels. A small amount is stored
+in the manifest.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from .state_files import Target
 from .threads import to_the_end
 
 STATE: Final = "channel-state"
-"""What the manifest calls them."""
+"""The name of this state in the manifest."""
 FILE_KIND: Final = "channel"
 
 
 class InputCapture:
-    """What comes in in front of the barriers of one checkpoint; known once all barriers are here."""
+    """The records that arrive before the barriers of one checkpoint; known once all barriers are here."""
 
     def __init__(self, records: InFlightRecords) -> None:
         self.records = records
         self.alignment_ms = 0
-        """From the first barrier to the last."""
+        """The time from the first barrier to the last, ms."""
         self.processed_bytes = 0
-        """Of records in that time."""
+        """The bytes of records processed in that time."""
         self._ended = asyncio.Event()
 
     def finish(self, alignment_ms: int, processed_bytes: int) -> None:
-        """All barriers are here."""
+        """Note that all barriers are here."""
         self.alignment_ms = alignment_ms
         self.processed_bytes = processed_bytes
         self._ended.set()
 
     async def finished(self) -> None:
-        """Wait for the last barrier. A checkpoint that is given up cancels whoever waits."""
+        """Wait for the last barrier. Aborting the checkpoint cancels the wait."""
         await self._ended.wait()
 
 
 class InFlightCut:
-    """What the barrier of one checkpoint overtook at one subtask."""
+    """The records that the barrier of one checkpoint overtook at one subtask."""
 
     def __init__(self, inputs: InputCapture | None, outlets: Sequence[BarrierOutlet]) -> None:
         self.inputs = inputs
-        """None: nothing was overtaken on its way in."""
+        """The capture of the inputs; None: nothing was overtaken there."""
         self._outlets = outlets
 
     async def complete(self) -> None:
@@ -71,19 +71,19 @@ class InFlightCut:
                 raise records.error
 
     def _records(self) -> Iterator[tuple[str, InFlightRecords]]:
-        """What was overtaken at the receiver comes first: it was sent first."""
+        """Yield the captured records; those of the inputs come first, as they were sent first."""
         if self.inputs is not None:
             yield "input", self.inputs.records
         for outlet in self._outlets:
             yield "output", outlet.overtaken
 
     def release(self) -> None:
-        """Hold nothing any longer: partitions remember their last barrier, not what it overtook."""
+        """Release the records, as partitions remember their last barrier."""
         for outlet in self._outlets:
             outlet.forget()
 
     def encode(self) -> tuple[list[StateHandle], bytes]:
-        """All pieces, and where each lies in the bytes of all. Takes its time: for a thread."""
+        """Return all pieces, with their places in the returned bytes. Slow: call it in a thread."""
         handles: list[StateHandle] = []
         content = bytearray()
         for kind, records in self._records():
@@ -111,15 +111,15 @@ async def write_in_flight(
     transfers: asyncio.Semaphore,
     begun: Callable[[str], None],
 ) -> OperatorSnapshot | None:
-    """Write what `cut` has collected; None if that is nothing.
+    """Write the records that `cut` has collected; return None if there are none.
 
     Args:
         cut: complete.
-        operator: the head of the subtask's chain, under whose name the file lies.
-        target: where the checkpoint goes.
+        operator: the head of the subtask's chain, whose name the file gets.
+        target: the destination of the checkpoint.
         threads: for encoding.
-        transfers: bounds what all subtasks of this worker encode and upload at once.
-        begun: told the name of the file before it is written.
+        transfers: limits what all subtasks of this worker encode and upload at once.
+        begun: called with the name of the file before it is written.
     """
     loop = asyncio.get_running_loop()
     async with transfers:

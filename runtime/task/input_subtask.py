@@ -1,4 +1,4 @@
-"""A subtask behind other subtasks: reads its gate, obeys barriers, follows watermarks."""
+"""A subtask with upstream subtasks: reads its gate, handles barriers, and combines watermarks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from .valve import ValveOutput, WatermarkValve
 
 @dataclass(slots=True)
 class InputBatch:
-    """Records of one channel that are next to be processed: a batch, or what is left of one."""
+    """Records of one channel to be processed next: a batch, or the rest of one."""
 
     channel: ChannelAddress
     input_index: int
@@ -80,7 +80,7 @@ class InputSubtask(Subtask):
         self._barriers_in = _barrier_handler(env, len(gate))
         self._probes = ProbeAlignment(env.plan.loops_through(env.vertex))
         self._with_data = set(range(len(gate)))
-        # First what was on its way when the restored checkpoint was taken, in front of all that comes.
+        # Records that were in flight in the restored checkpoint come first.
         self._recovered: deque[InputBatch] = deque()
         self._current: InputBatch | None = None
         self._capture: InputCapture | None = None
@@ -98,13 +98,13 @@ class InputSubtask(Subtask):
         return True
 
     def _next_batch(self) -> bool:
-        """Take what was recovered, if there is anything left of it."""
+        """Take restored records, if any are left."""
         if self._recovered and not self._holds_back():
             self._current = self._recovered.popleft()
         return self._current is not None
 
     async def _next_control(self) -> bool:
-        """Take the next element of the gate; False if there is none, or none to be read now."""
+        """Take the next element of the gate; return False if there is none that may be read now."""
         if self._recovered:
             return False  # nothing may pass it, watermarks included
         polled = self.gate.poll_control() if self._holds_back() else self.gate.poll()
@@ -125,12 +125,12 @@ class InputSubtask(Subtask):
         return True
 
     async def _process_some(self) -> None:
-        """Process a slice worth about `slice_ms` of the current batch.
+        """Process a slice of the current batch worth about `slice_ms`.
 
-        Between slices mails are read, backpressure is obeyed, and a barrier may overtake the rest.
+        Between slices mail is read, backpressure is checked, and a barrier may overtake the rest.
         """
         current = self._current
-        assert current is not None  # as the caller has seen
+        assert current is not None  # the caller has checked
         batch, rows = current.batch, self._slice_rows()
         # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
         if len(batch) <= rows or isinstance(self.chain.head.operator, AsyncOperator):
@@ -143,7 +143,7 @@ class InputSubtask(Subtask):
         await self._process_slice(batch, current.input_index)
 
     def _holds_back(self) -> bool:
-        """True if no records are to be read for now."""
+        """Return True if no records may be read for now."""
         operator = self.chain.head.operator
         if not operator.full():
             return False
@@ -179,7 +179,7 @@ class InputSubtask(Subtask):
             await self.finish()
 
     def _pass_probes(self) -> None:
-        """Pass on the probes that have come on all channels, behind what is still to be emitted."""
+        """Forward the probes that have arrived on all channels, after everything still to be emitted."""
         if self._probes.in_a_loop and self.chain.settled():
             for probe in self._probes.due(self._with_data):
                 self.chain.broadcast(probe)
@@ -253,7 +253,7 @@ class InputSubtask(Subtask):
         self._barrier_timer = loop.call_later(delay_ms / 1000, lambda: self.put_mail(due))
 
     def _start_capture(self, checkpoint_id: int) -> None:
-        """What was taken out of the gate and is not processed comes before what is in it."""
+        """Capture records; those taken from the gate and not processed come before those in it."""
         unread = [*self._recovered] if self._current is None else [self._current, *self._recovered]
         records = self.gate.start_capture(
             checkpoint_id, [(each.channel, each.batch) for each in unread]

@@ -1,12 +1,13 @@
-"""The subtask at the head of a loop: sends in what comes from outside and what came back.
+"""The subtask at the head of a loop: sends in the external input and the feedback.
 
-Checkpoints: the barrier goes into the loop as soon as it has come on all channels from outside. The cut is
-made when it comes back, of what was on its way in between (`operators/iteration/log.py`).
+Checkpoints: the barrier goes into the loop as soon as it has arrived on all external channels. The
+cut is made when it comes back; it holds the records that were in flight in between
+(`operators/iteration/log.py`).
 
-The end: when all inputs have ended, probes go round until nothing comes back any more at any head
-(`protocol/loop_rounds.py`). Then the watermark rises behind all real times, which may fire windows and
-timers in the loop, and probes go round again, until it rises and nothing comes back. In a loop in rounds
-each probe is the end of one round.
+The end: when all inputs have ended, probes circulate until nothing comes back any more at any head
+(`protocol/loop_rounds.py`). Then the watermark rises above all real times, which may fire windows
+and timers in the loop, and probes circulate again, until the watermark rises and nothing comes
+back. In a loop in rounds each probe is the end of one round.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from .iteration_edge import FeedbackPorts
 from .valve import ValveOutput
 
 FEEDBACK: Final = 1
-"""Number of the head's input that has no channels."""
+"""The number of the head's input that has no channels."""
 LAST_TIMES: Final = 2**62
-"""The watermarks that fire all there is in a loop begin here: behind every real time, with room above."""
+"""The first of the watermarks that fire everything in a loop: above every real time, with room above."""
 FEEDBACK_TURNS: Final = 4
-"""Batches that came back are sent in before one from outside gets its turn."""
+"""The number of feedback batches sent in before an external one gets its turn."""
 
 
 class IterationSubtask(InputSubtask):
@@ -52,25 +53,25 @@ class IterationSubtask(InputSubtask):
     ) -> None:
         super().__init__(env, outputs, gate)
         head = self.chain.head.operator
-        assert isinstance(head, IterationHead)  # its plan has said so
+        assert isinstance(head, IterationHead)  # ensured by the plan
         check(len(self.chain.operators) == 1, "the head of a loop is chained", task=env.task_name)
         self._head: Final = head
         self.loop: Final = head.settings.name
         self._in_rounds: Final = head.settings.rounds is not None
         self._barriers: dict[int, tuple[CheckpointBarrier, float, bool, InFlightCut | None]] = {}
-        """Those that are in the loop, with what is known of their alignment, if all data was out, and what
-        they overtook."""
+        """The barriers in the loop, each with its alignment, whether all data had been sent, and
+        the records that it overtook."""
         self._turns = 0
         self._inputs_ended = False
         self._standing = False
-        """The job stops: what comes back is kept for the checkpoint, and not sent."""
+        """True if the job stops: feedback is kept for the checkpoint, and not sent."""
         self._closed = False
         self._flush_again = True
-        """Event time was not yet at its end in the loop when the last record came back."""
+        """True if event time was not yet at its end in the loop when the last record came back."""
         self._flushes = 0
         self._number = 0
         self._probing = False
-        """A probe is out, and the answer to it."""
+        """True while a probe, or its answer, is awaited."""
         self._waiting = False
         self._waited = False
         ports.attach(self.loop, env.index, self)
@@ -93,7 +94,7 @@ class IterationSubtask(InputSubtask):
         return self._head.ready and not self._standing
 
     def _restoring(self) -> bool:
-        """What was in the loop when the checkpoint was taken goes first."""
+        """Return True while records of the restored loop are left, which go first."""
         return self._head.queue.next < self._head.restored_end
 
     async def _send(self) -> None:
@@ -101,14 +102,14 @@ class IterationSubtask(InputSubtask):
         await self.process(self._head.queue.take(), FEEDBACK)
 
     def come_back(self, batch: Batch) -> None:
-        """From the tail: a batch."""
+        """Handle a feedback batch from the tail."""
         with_context(self.chain.head, self._head.come_back, batch)
         self.signal.set()
 
     # -- event time ---------------------------------------------------------------------------------
 
     def _advance(self, output: ValveOutput) -> None:
-        """Time in the loop is that of its inputs, but it does not end before the loop is at rest."""
+        """Advance event time to that of the inputs; it does not end before the loop is at rest."""
         if self._in_rounds:
             return
         ends = output.watermark == WATERMARK_MAX
@@ -142,7 +143,8 @@ class IterationSubtask(InputSubtask):
         return True
 
     def probe_came_back(self, number: int) -> None:
-        """From the tail: a probe. What came back in front of it is counted now, reported in our turn."""
+        """Handle a probe from the tail: count the feedback before it now, and report it in mailbox
+        order."""
         end, records = self._head.queue.end, self._head.take_arrived()
 
         def report() -> None:
@@ -156,12 +158,14 @@ class IterationSubtask(InputSubtask):
         self.put_mail(report)
 
     def loop_round_over(self, number: int, records: int) -> None:
-        """Mail: probe `number` is back at all heads, and `records` came back in all."""
+        """Handle, as mail, that probe `number` is back at all heads, after `records` in all."""
 
         async def go_on() -> None:
             check(self._probing and number == self._number, "not our round", number=number)
             if self._standing:
-                return  # the end of time in the loop would be in the last checkpoint, and come again
+                # otherwise the end of time in the loop would be in the last checkpoint, and come
+                # again
+                return
             self._probing = False
             if self._in_rounds:
                 await self._round_over(records)
@@ -172,14 +176,14 @@ class IterationSubtask(InputSubtask):
 
     async def _round_over(self, records: int) -> None:
         rounds = self._head.settings.rounds
-        assert rounds is not None  # as the caller has seen
+        assert rounds is not None  # the caller has checked
         if records and self._head.round + 1 < rounds.most:
             self._head.next_round()
         else:
             await self._over()
 
     async def _rest(self, records: int) -> None:
-        """All heads come here with the same number, and decide the same."""
+        """Decide what follows a round; all heads come here with the same number, and decide the same."""
         wait_ms = self._head.settings.wait_ms
         if records:
             self._flush_again, self._waited = True, False
@@ -187,7 +191,8 @@ class IterationSubtask(InputSubtask):
             self._waiting = self._waited = True
             self.timers.call_later(wait_ms, self._stop_waiting)
         elif self._flush_again:
-            # What it fires may send back records that set timers, for which time must rise again.
+            # Fired timers may send back records that set timers, for which the watermark must rise
+            # again.
             self._flush_again, self._waited = False, False
             self._flushes += 1
             self._send_watermark(LAST_TIMES + self._flushes)
@@ -205,7 +210,7 @@ class IterationSubtask(InputSubtask):
     # -- checkpoints --------------------------------------------------------------------------------
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> bool:
-        """The first half: the barrier goes into the loop, and the log begins."""
+        """Begin the snapshot: the barrier goes into the loop, and the log starts."""
         checkpoint_id = barrier.checkpoint_id
         verdict = self.snapshots.begin(checkpoint_id)
         if barrier.options.stop:
@@ -222,13 +227,13 @@ class IterationSubtask(InputSubtask):
         return verdict is SnapshotVerdict.TAKE
 
     def barrier_came_back(self, checkpoint_id: int) -> None:
-        """From the tail: the second half; the log ends here, and is taken in our turn."""
+        """Handle a barrier from the tail: the log ends here, and the snapshot is taken in mailbox order."""
         end = self._head.queue.end
 
         def take() -> None:
             wanted = self._head.barrier_came_back(checkpoint_id, end)
             sent = self._barriers.get(checkpoint_id)
-            # Those that went in before and did not come back were given up inside the loop.
+            # Older barriers that did not come back were aborted inside the loop.
             self._barriers = {id_: it for id_, it in self._barriers.items() if id_ > checkpoint_id}
             if wanted and sent is not None:
                 barrier, alignment_ms, finished, overtaken = sent

@@ -1,8 +1,8 @@
 """The edge that closes a loop: from a tail to the head in the same slot, without a channel.
 
-A channel has room for some buffers. A loop whose every channel is full would stand still for ever, each
-subtask waiting for the next; so this edge takes everything at once, into the head's queue. It is also
-where barriers and probes come back.
+A channel has room for some buffers. A loop whose channels are all full would deadlock, each subtask
+waiting for the next; so this edge accepts everything at once, into the head's queue. Barriers and
+probes come back here, too.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from ..exchange.partition import PartitionStats
 
 
 class LoopHead(Protocol):
-    """What a tail wants of its head. Calls come from the tail's mailbox, in the order of the stream."""
+    """The head as its tail sees it. Calls come from the tail's mailbox, in the order of the stream."""
 
     def come_back(self, batch: Batch) -> None:
-        """Take a batch; never blocks."""
+        """Accept a batch; never blocks."""
         ...
 
     def barrier_came_back(self, checkpoint_id: int) -> None:
-        """All that was in front of the barrier has come back."""
+        """Handle a barrier: everything before it has come back."""
         ...
 
     def probe_came_back(self, number: int) -> None:
-        """All that was in front of the probe has come back."""
+        """Handle a probe: everything before it has come back."""
         ...
 
 
 @final
 class FeedbackPorts:
-    """The heads on one worker, by loop and subtask. Heads and tails meet here."""
+    """The heads on one worker, by loop and subtask, for their tails."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, int], LoopHead] = {}
 
     def attach(self, loop: str, index: int, head: LoopHead) -> None:
-        """Make `head` known to its tail."""
+        """Register `head` for its tail."""
         self._heads[loop, index] = head
 
     def head(self, loop: str, index: int) -> LoopHead:
-        """The head of a loop in slot `index`."""
+        """Return the head of a loop in slot `index`."""
         head = self._heads.get((loop, index))
         if head is None:
-            raise InternalError(f"head and tail of a loop are apart loop=`{loop}` slot=`{index}`")
+            raise InternalError(
+                f"head and tail of a loop are on different workers loop=`{loop}` slot=`{index}`"
+            )
         return head
 
 
@@ -64,7 +66,7 @@ class FeedbackPartition:
         self._closed = False
 
     def emit(self, batch: Batch) -> None:
-        """Give a batch to the head."""
+        """Pass a batch to the head."""
         if len(batch) == 0:
             return
         self._stats.records_out += len(batch)
@@ -72,7 +74,8 @@ class FeedbackPartition:
         self._head.come_back(batch)
 
     def broadcast(self, element: Control) -> None:
-        """Barriers and probes are what a head waits for; it knows of time and ends better than we do."""
+        """Pass barriers and probes to the head, and ignore the rest: the head knows time and ends
+        better."""
         if self._closed:
             return
         if isinstance(element, CheckpointBarrier):
@@ -81,30 +84,30 @@ class FeedbackPartition:
             self._head.probe_came_back(element.number)
 
     def outlet(self, checkpoint_id: int) -> None:
-        """No barrier overtakes anything here."""
+        """Return None: no barrier overtakes anything here."""
 
     @property
     def _head(self) -> LoopHead:
         return self._ports.head(self._loop, self._index)
 
     def set_listener(self, wake: Callable[[], None]) -> None:
-        """There is never a backlog, so nobody is woken."""
+        """Do nothing: there is never a backlog."""
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is held back."""
 
     def next_flush(self) -> float | None:
-        """Nothing is held back."""
+        """Return None: nothing is held back."""
         return None
 
     def flush_due(self, now: float) -> bool:
-        """Nothing is held back."""
+        """Return False: nothing is held back."""
         return False
 
     def stats(self) -> PartitionStats:
-        """What went back so far."""
+        """Return the statistics of the feedback so far."""
         return self._stats
 
     def close(self) -> None:
-        """The subtask is gone."""
+        """Close the partition at the end of the subtask."""
         self._closed = True

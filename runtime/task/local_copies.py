@@ -1,12 +1,11 @@
-"""Copies of state files on the worker's own disk, beside those in the checkpoint's storage.
+"""Copies of state files on the worker's own disk, in addition to those in the checkpoint's storage.
 
-They are never the truth: what is missing or damaged here is read from the storage, and nothing fails
-because a copy could not be made. Each worker writes in directories of its own, and reads also in those of
-the other workers of its job on this machine, dead ones included: the replacement of a worker that was
-killed finds what that one kept.
+They are only a cache: a missing or damaged copy is replaced by a read from the storage, and nothing
+fails because a copy could not be made. Each worker writes in directories of its own, and also reads
+those of the other workers of its job on this machine, including dead ones: the replacement of a
+killed worker finds its copies.
 
-A copy is a link wherever there is a file to be linked. State files are never written twice, so a link
-stays what it is.
+A copy is a hard link wherever possible. State files are never written twice, so a link stays valid.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _log = logging.getLogger("headgate.worker")
 
 
 class LocalCopies:
-    """The copies of one worker. Thread-safe, and blocking but for `begun` and `acked`."""
+    """The copies of one worker. Thread-safe, and blocking except for `begun` and `acked`."""
 
     def __init__(
         self,
@@ -44,12 +43,13 @@ class LocalCopies:
         keeps: bool = True,
         reads: bool = True,
     ) -> None:
-        """Nothing is kept yet.
+        """Create an empty cache.
 
         Args:
-            roots: existing directories of this worker alone; the first on the disk of a file gets its link.
+            roots: existing directories of this worker alone; the first on the disk of a file gets
+                its link.
             siblings: directories of other workers of the job.
-            size_max: bytes; files beyond are not kept.
+            size_max: bytes; further files are not kept.
             keeps: False: nothing is kept at all.
             reads: False: nothing is found.
         """
@@ -60,29 +60,32 @@ class LocalCopies:
         self.reads = reads
         self._lock = threading.Lock()
         self._sizes: dict[str, tuple[Path, int]] = {}
-        """Of what is kept, by the file's name in the storage."""
+        """The sizes of kept files, by the file's name in the storage."""
         self._needed: dict[int, set[str]] = {0: set()}
-        """By checkpoint, the files it consists of here; 0: the one that is being restored."""
+        """The files here of each checkpoint; 0: the one that is being restored."""
         self._bases: dict[int, int] = {}
         self._newest = 0
         self.bytes_kept = 0
         self.bytes_refused = 0
-        """Of files that were not kept: no room, or the disk refused."""
+        """The bytes of files that were not kept: no room, or the disk refused."""
         self.bytes_read = 0
-        """Taken from copies instead of from the storage, since `restoring`."""
+        """The bytes read from copies instead of the storage, since `restoring`."""
         self.damaged = 0
-        """Copies that were not what was written, since `restoring`."""
+        """The number of damaged copies, since `restoring`."""
 
     # -- checkpoints --------------------------------------------------------------------------------
 
     def begun(self, checkpoint_id: int, base: int) -> None:
-        """A checkpoint is being written that may share files with the checkpoint `base`."""
+        """Note that a checkpoint is being written that may share files with the checkpoint `base`."""
         with self._lock:
             self._needed.setdefault(checkpoint_id, set())
             self._bases[checkpoint_id] = base
 
     def acked(self, checkpoint_id: int, snapshots: Iterable[OperatorSnapshot]) -> None:
-        """A subtask has written its part; of a savepoint, which nobody has `begun`, nothing is kept."""
+        """Note the files of a subtask's part.
+
+        A savepoint, for which `begun` is not called, is not kept.
+        """
         with self._lock:
             if checkpoint_id in self._needed:
                 self._needed[checkpoint_id].update(
@@ -93,27 +96,28 @@ class LocalCopies:
                 )
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint is durable: what only older ones need goes."""
+        """Note that the checkpoint is durable, and drop files that only older ones need."""
         with self._lock:
             if checkpoint_id in self._needed and checkpoint_id > self._newest:
                 self._newest = checkpoint_id
                 self._prune()
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will never be complete: what it alone needs goes."""
+        """Note that the checkpoint was aborted, and drop files that only it needs."""
         with self._lock:
             if checkpoint_id > self._newest and self._needed.pop(checkpoint_id, None) is not None:
                 self._bases.pop(checkpoint_id, None)
                 self._prune()
 
     def restoring(self) -> None:
-        """Another attempt begins: any of its subtasks, here or elsewhere, may need any of the files."""
+        """Note that another attempt begins: any of its subtasks, on any worker, may need any of the
+        files."""
         with self._lock:
             self._needed, self._bases, self._newest = {0: set()}, {}, 0
             self.bytes_read = self.damaged = 0
 
     def restored(self, checkpoint_id: int, handles: Iterable[StateHandle]) -> None:
-        """All subtasks of the attempt, here and elsewhere, have their state: keep what these consist of."""
+        """Note that all subtasks of the attempt, on all workers, have their state: keep its files."""
         with self._lock:
             files = {handle.file for handle in handles if handle.file is not None}
             self._needed.setdefault(checkpoint_id, set()).update(files)
@@ -138,12 +142,12 @@ class LocalCopies:
     # -- keeping ------------------------------------------------------------------------------------
 
     def keep(self, name: str, data: bytes | memoryview | Path, checkpoint_id: int = 0) -> None:
-        """Keep what is, or will be, in the storage under `name`; if that is not possible, go on without.
+        """Keep a copy of a file that is, or will be, in the storage; failures are ignored.
 
         Args:
             name: of the file in the storage.
             data: its bytes, or a local file that has them.
-                checkpoint_id: of the checkpoint that writes it; 0: it was restored.
+            checkpoint_id: of the checkpoint that writes it; 0: it was restored.
         """
         if not self.keeps:
             return
@@ -152,7 +156,7 @@ class LocalCopies:
             size = data.stat().st_size if isinstance(data, Path) else len(data)
             with self._lock:
                 if name in self._sizes or checkpoint_id not in self._needed:
-                    return  # it is here, or nobody needs it any more
+                    return  # it exists here, or is no longer needed
                 self._needed[checkpoint_id].add(name)
                 if self.bytes_kept + size > self._size_max:
                     self.bytes_refused += size
@@ -168,11 +172,11 @@ class LocalCopies:
                     self._drop(name)
 
     def _place(self, name: str, data: bytes | memoryview | Path) -> None:
-        """A name appears only when its content is whole."""
+        """Write a copy so that its name appears only when its content is complete."""
         local = names.local_copy(name)
         if isinstance(data, Path):
             for root in self._roots:
-                with contextlib.suppress(OSError):  # another disk, or no links there
+                with contextlib.suppress(OSError):  # on another disk, or links are not supported
                     os.link(data, root / local)
                     self._placed(name, root / local)
                     return
@@ -200,7 +204,7 @@ class LocalCopies:
     # -- reading ------------------------------------------------------------------------------------
 
     def read(self, handle: StateHandle) -> bytes | None:
-        """The bytes of `handle`, verified; None if no copy has them."""
+        """Return the verified bytes of `handle`; None if no copy has them."""
 
         def attempt(path: Path) -> bytes | None:
             with path.open("rb") as file:
@@ -211,7 +215,8 @@ class LocalCopies:
         return self._first(handle, attempt)
 
     def link(self, handle: StateHandle, target: Path) -> bool:
-        """Put the file of `handle` at the path `target`, verified; False if no copy has its bytes."""
+        """Link the verified file of `handle` to the path `target`; return False if no copy has its
+        bytes."""
 
         def attempt(path: Path) -> bool | None:
             whole = False
@@ -222,14 +227,14 @@ class LocalCopies:
                     shutil.copyfile(path, target)
                 whole = measure_file(target) == (handle.size_bytes, handle.checksum)
             finally:
-                if not whole:  # whoever writes to the path now must not write into the copy
+                if not whole:  # so that a write to the path cannot change the copy
                     target.unlink(missing_ok=True)
             return whole or None
 
         return bool(self._first(handle, attempt))
 
     def _first(self, handle: StateHandle, attempt: Callable[[Path], T | None]) -> T | None:
-        """What `attempt` makes of the first copy that is not damaged."""
+        """Return the result of `attempt` for the first copy that is not damaged."""
         name = handle.file
         if not self.reads or name is None:
             return None
@@ -238,7 +243,7 @@ class LocalCopies:
             try:
                 found = attempt(path)
             except OSError:
-                continue  # there is none, or its worker prunes at this moment
+                continue  # there is none, or its worker is pruning at this moment
             if found is not None:
                 self._use(name, path, handle.size_bytes)
                 return found
@@ -251,7 +256,7 @@ class LocalCopies:
             if name in self._sizes and 0 in self._needed:
                 self._needed[0].add(name)
         if path.parent not in self._roots:
-            self.keep(name, path)  # its worker may be dead, and its directory on the way out
+            self.keep(name, path)  # its worker may be dead, and its directory about to be removed
 
     def _damaged(self, name: str, path: Path) -> None:
         _log.warning("a local copy of state is damaged name=`%s` path=`%s`", name, path)

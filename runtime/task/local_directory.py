@@ -1,4 +1,4 @@
-"""The local directory of one subtask: state that lies in files, and files on their way to the store."""
+"""The local directory of one subtask: state in files, and files to be uploaded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ class SubtaskDirectory:
         self._numbers = itertools.count()
 
     def of_operator(self, operator: str) -> Path:
-        """The directory that belongs to an operator alone."""
+        """Return the private directory of an operator."""
         return self._made(self.path / names.local_dir(operator))
 
     def temporary_file(self) -> Path:
-        """A path nobody uses, in a directory that exists; whoever asked removes the file. Any thread."""
+        """Return an unused path in an existing directory; the caller removes the file.
+
+        For any thread.
+        """
         return self._made(self.path / "transfers") / f"{next(self._numbers)}"
 
     def delete(self) -> None:
-        """Remove everything. Blocking; what cannot be removed now is swept when a worker starts."""
+        """Remove everything. Blocking; leftovers are swept when a worker starts."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _made(self, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""How many rows a subtask should take at once, so that what it sends fits small output buffers."""
+"""Limits the rows a subtask takes at once, so that its output fits small output buffers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol, final
 from ..exchange.slicing import rows_within
 
 _MEMORY = 0.9
-"""What a slice counts for after the next one. Steps that only send now and then need some memory."""
+"""The weight of a slice after the next one. Steps that send only now and then need some memory."""
 
 
 class DebloatedPartition(Protocol):
-    """What there is to know of a result partition."""
+    """The part of a result partition that is needed here."""
 
     debloated_bytes: int | None
     emitted_bytes: int
@@ -20,7 +20,7 @@ class DebloatedPartition(Protocol):
 
 @final
 class OutputRoom:
-    """Learns how much a row sends into each partition, and so how many fill one buffer per channel."""
+    """Learns how much a row sends into each partition, and so how many rows fill one buffer per channel."""
 
     def __init__(self, partitions: Sequence[DebloatedPartition]) -> None:
         self._partitions = partitions
@@ -29,20 +29,21 @@ class OutputRoom:
         self._before = [0 for _ in partitions]
 
     def slice_begins(self) -> None:
-        """What is emitted from here on belongs to a slice; what was emitted before, to timers and such."""
+        """Begin a slice: output from now on belongs to it; output before belonged to timers and the
+        like."""
         self._before = [partition.emitted_bytes for partition in self._partitions]
 
     def slice_over(self, rows: int) -> None:
-        """A slice of so many rows was processed."""
+        """End a slice of `rows` rows."""
         self._rows = _MEMORY * self._rows + rows
         for index, partition in enumerate(self._partitions):
             sent = partition.emitted_bytes - self._before[index]
             self._sent[index] = _MEMORY * self._sent[index] + sent
 
     def rows(self) -> int | None:
-        """Rows that fill one buffer per channel of the partition with least room.
+        """Return the rows that fill one buffer per channel of the partition with least room.
 
-        None while no receiver wants small buffers, or nothing is known of what a row sends.
+        None while no receiver wants small buffers, or nothing is known about a row's output.
         """
         fitting: int | None = None
         for partition, sent in zip(self._partitions, self._sent, strict=True):

@@ -1,10 +1,10 @@
-"""Tables of state as Parquet: written piece by piece, read whole or only where the own key groups lie.
+"""Tables of state as Parquet: written piece by piece, read whole or only the own key groups.
 
-Rows are sorted by key group, so the statistics of that column say which row groups a range of key groups
-needs. What is read in part is verified too: the checksum of the footer is in the handle, and the footer has
-one of each row group. (The checksums that Parquet has for pages do not cover the headers of the pages, and
-a flipped bit there can change values.) No dictionaries: keys and aggregates repeat little, and trying takes
-twice the time.
+Rows are sorted by key group, so the statistics of that column say which row groups a range of key
+groups needs. Partial reads are verified too: the checksum of the footer is in the handle, and the
+footer has one of each row group. (The checksums that Parquet has for pages do not cover the headers
+of the pages, and a flipped bit there can change values.) No dictionaries: keys and aggregates
+repeat little, and trying doubles the time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ROW_GROUP_ROWS: Final = 65_536
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group has at most about this much in memory, and at least one row."""
 SPILL_BYTES: Final = 8 << 20
-"""What becomes larger than this is written to a local file instead of memory."""
+"""The size in bytes from which a table is written to a local file instead of memory."""
 ROW_GROUP_CHECKSUMS: Final = b"headgate.row-groups"
-"""In the metadata of the footer: xxh3-64 of the bytes of each row group, in hex, separated by commas."""
+"""The key in the footer's metadata: xxh3-64 of the bytes of each row group, in hex, comma-separated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class EncodedTable:
 
 
 class _Spill(io.RawIOBase):
-    """A sink in memory until it gets large, then in a file; knows the checksum of what went through."""
+    """A sink in memory until it gets large, then in a file; computes the checksum of the data."""
 
     def __init__(self, path_for_large: Callable[[], Path]) -> None:
         self._path_for_large = path_for_large
@@ -82,18 +82,18 @@ class _Spill(io.RawIOBase):
         return self.size
 
     def end_piece(self) -> str:
-        """The checksum of what was written since the last call."""
+        """Return the checksum of the data written since the last call."""
         piece, self._piece = self._piece, xxhash.xxh3_64()
         return piece.hexdigest()
 
     def finish(self) -> tuple[bytes | Path, str]:
-        """The bytes, or where they are; and their checksum."""
+        """Return the bytes, or the path of the file, and their checksum."""
         if self._file is not None:
             self._file.close()
         return self._path or self._memory.getvalue(), self._hash.hexdigest()
 
     def give_up(self) -> None:
-        """Remove what was written. The Parquet writer writes its footer all the same: to nowhere."""
+        """Remove what was written. The Parquet writer still writes its footer, which is discarded."""
         self._given_up = True
         if self._path is not None:
             self._file.close()
@@ -103,7 +103,7 @@ class _Spill(io.RawIOBase):
 def encode_tables(
     tables: Iterable[pa.Table], path_for_large: Callable[[], Path]
 ) -> EncodedTable | None:
-    """Tables of one schema, sorted by key group across all of them, as one file; None: no rows.
+    """Encode tables of one schema, sorted by key group across all of them, as one file; None: no rows.
 
     Blocking: call it in a thread. At most one of `tables` is held at a time.
     """
@@ -131,7 +131,7 @@ def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
         if writer is None:
             schema = storable_schema(table.schema)
             writer = _writer(sink, schema)
-            sink.end_piece()  # what is in front of the first row group
+            sink.end_piece()  # the bytes before the first row group
         if table.schema != schema:
             table = table.cast(schema)
         row_bytes = max(1, table.nbytes // table.num_rows)
@@ -148,9 +148,9 @@ def _encode(tables: Iterable[pa.Table], sink: _Spill) -> EncodedTable | None:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema in which a table can be written: what lies in something that may be null may be null.
+    """Return the schema in which a table can be written: fields of nullable structs become nullable.
 
-    Arrow allows a struct that may be null to have fields that may not, and Parquet does too, but Arrow's
+    Arrow allows a nullable struct to have fields that are not, and Parquet does too, but Arrow's
     writer takes the nulls below a null struct for values and refuses them.
     """
     return pa.schema([_storable(field, field.nullable) for field in schema], schema.metadata)
@@ -184,7 +184,7 @@ def _writer(sink: _Spill, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _key_groups(table: pa.Table) -> tuple[int, int]:
-    """The first and last key group; they must be in order."""
+    """Return the first and last key group; they must be in order."""
     groups = table.column(KEY_GROUP_COLUMN).to_numpy()
     check(bool(np.all(groups[1:] >= groups[:-1])), "rows are not sorted by key group")
     return int(groups[0]), int(groups[-1])
@@ -198,13 +198,16 @@ def _footer(data: bytes | Path) -> tuple[int, str]:
 
 
 def read_whole(data: bytes | Path, own: KeyGroupRange) -> pa.Table:
-    """The rows of a file in `own`. Blocking. Raises OSError or ArrowInvalid if it is none of ours."""
+    """Return the rows of a file in `own`.
+
+    Blocking. Raises OSError or ArrowInvalid if it is no such file.
+    """
     source = io.BytesIO(data) if isinstance(data, bytes) else data
     return own_rows(pq.read_table(source, use_threads=False), own)
 
 
 class PartialFile:
-    """A Parquet file of which only the end is here, and then the part that `own` needs."""
+    """A Parquet file of which only the end is read, and then the part that `own` needs."""
 
     def __init__(self, size: int, tail: bytes, own: KeyGroupRange) -> None:
         self._pieces = Pieces(size)
@@ -226,7 +229,7 @@ class PartialFile:
         return found
 
     def needed(self) -> tuple[int, int]:
-        """Start and length of the bytes to `add`; row groups lie one behind the other."""
+        """Return start and length of the bytes to `add`; row groups are contiguous."""
         extents = [row_group_extent(self._file.metadata, group) for group in self._groups]
         if not extents:
             return 0, 0
@@ -234,7 +237,7 @@ class PartialFile:
         return start, max(end for _, end in extents) - start
 
     def read(self, start: int, data: bytes) -> pa.Table:
-        """The own rows, given the bytes that are `needed`. Blocking.
+        """Return the own rows, given the bytes that are `needed`. Blocking.
 
         Raises:
             OSError: a row group is not the one that was written.
@@ -262,7 +265,7 @@ def verify_row_group(metadata: pq.FileMetaData, group: int, data: bytes | memory
 
 
 def own_rows(table: pa.Table, own: KeyGroupRange) -> pa.Table:
-    """The rows of `table`, which is sorted by key group, with a key group in `own`; not copied."""
+    """Return the rows of `table`, which is sorted by key group, with a key group in `own`; not copied."""
     groups = table.column(KEY_GROUP_COLUMN).to_numpy()
     start, end = np.searchsorted(groups, [own.first, own.last + 1])
     return table.slice(start, end - start)

@@ -1,4 +1,4 @@
-"""One waiter, many wakers: how a subtask sleeps until there is something to do."""
+"""A signal with one waiter and many wakers, by which a subtask sleeps until there is work."""
 
 from __future__ import annotations
 

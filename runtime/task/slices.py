@@ -1,4 +1,4 @@
-"""How many rows of a batch a subtask takes at once, so that its user code works for a set time at most."""
+"""Sizes the slices of a batch so that user code runs for at most a set time."""
 
 from __future__ import annotations
 
@@ -6,44 +6,46 @@ from typing import Final, final
 
 ROWS_MIN: Final = 1
 FIRST_ROWS: Final = 1024
-"""Nothing is known yet of what a record costs; fast operators reach whole batches in a few steps."""
+"""The first slice, while the cost of a record is unknown; fast operators soon reach whole batches.
+"""
 ROWS_MAX: Final = 1 << 30
 GROWTH_MAX: Final = 2
-"""The next slice has at most this many times the rows of the last one."""
+"""The next slice has at most this multiple of the rows of the last one."""
 SURPRISE: Final = 4.0
-"""A slice that took so many times longer or shorter than expected makes all before it worthless."""
+"""A slice that took this many times longer or shorter than expected invalidates all before it."""
 MEMORY: Final = 0.8
-"""What a slice counts for after the next one."""
+"""The weight of a slice after the next one."""
 
 
 @final
 class SliceSizer:
-    """Fits a line to what slices have cost: a price per call, and one per row; both change slowly.
+    """Fits a line to the cost of slices: a price per call, and one per row; both change slowly.
 
-    Without a price per call a slice is as large as the time allows. A call that has one (a round trip to
-    a database, the wait for a processor that others have) only pays it more often in smaller slices: rows
-    then get as much time as it takes, if that is more than what it leaves of the time.
+    Without a price per call a slice is as large as the time allows. A call that has one (a round
+    trip to a database, the wait for a contended processor) would only pay it more often in smaller
+    slices: rows then get as much time as the call itself takes, if that is more than the rest of
+    the budget.
     """
 
     def __init__(self, budget_ms: float) -> None:
-        """Slices are to take about `budget_ms`."""
+        """Create a sizer for slices of about `budget_ms`."""
         self._budget_s = budget_ms / 1000
         self.rows = FIRST_ROWS
-        """How many to take next."""
+        """The number of rows of the next slice."""
         self._call_s = self._row_s = 0.0
         self._last = (0, 0.0)
         self._forget()
 
     def _forget(self) -> None:
-        """Begin anew. Sums over slices, as attributes of their own: this runs once per batch."""
+        """Reset the sums over slices; they are separate attributes because this runs once per batch."""
         self._weight = self._rows = self._seconds = 0.0
         self._squares = 0.0
-        """Of rows."""
+        """The sum of rows."""
         self._products = 0.0
-        """Rows times seconds."""
+        """The sum of rows times seconds."""
 
     def took(self, rows: int, seconds: float) -> None:
-        """A slice of `rows` rows took so long."""
+        """Note that a slice of `rows` rows took `seconds`."""
         if rows == 0:
             return
         expected_s = self._call_s + rows * self._row_s
@@ -51,7 +53,7 @@ class SliceSizer:
             self._forget()
             last_rows, last_s = self._last
             if rows < last_rows and expected_s < seconds <= SURPRISE * last_s:
-                # Nothing has become slower: most was the price of the call.
+                # Nothing has become slower: most of it was the price of the call.
                 self._add(last_rows, last_s)
         self._add(rows, seconds)
         self._last = (rows, seconds)
@@ -71,7 +73,7 @@ class SliceSizer:
     def _fit(self) -> None:
         weight, rows, seconds, squares = self._weight, self._rows, self._seconds, self._squares
         spread = squares - rows * rows / weight
-        if spread < 1e-3 * squares:  # slices of one size: all is taken to be the price of rows
+        if spread < 1e-3 * squares:  # slices of one size: everything counts as the price of rows
             self._call_s, self._row_s = 0.0, seconds / rows
             return
         slope = (self._products - rows * seconds / weight) / spread

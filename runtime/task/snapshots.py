@@ -1,4 +1,4 @@
-"""The snapshot of one subtask: a short synchronous cut, then upload and acknowledgement beside the flow."""
+"""The snapshot of one subtask: a short synchronous cut, then an asynchronous upload and acknowledgement."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _log = logging.getLogger("headgate.checkpoint")
 
 @dataclass(slots=True)
 class _Running:
-    """The asynchronous part of one snapshot. It is only cancelled once it has begun, so that it always
-    gets to discard what it does not make."""
+    """The asynchronous part of one snapshot.
+
+    It is only cancelled once it has begun, so that it always discards what it does not make.
+    """
 
     task: asyncio.Task[None] | None = None
     begun: bool = False
@@ -50,7 +52,7 @@ class _Running:
 
 
 class SnapshotRunner:
-    """Runs the snapshots of one subtask. Every running asynchronous part has an owner: this."""
+    """Runs the snapshots of one subtask, and owns every running asynchronous part."""
 
     def __init__(self, env: TaskEnvironment, chain: OperatorChain) -> None:
         self._env = env
@@ -71,11 +73,11 @@ class SnapshotRunner:
         snapshots: Sequence[OperatorSnapshot],
         states: Mapping[str, Sequence[StateInfo]],
     ) -> None:
-        """The first checkpoint may build on the restored one, of which this subtask got its own part.
+        """Let the first checkpoint build on the restored one, of which this subtask got its own part.
 
         Args:
-            snapshots: what was restored, of this subtask alone.
-            states: by operator, what it says of its states now.
+            snapshots: the restored state, of this subtask alone.
+            states: by operator, the current declarations of its states.
         """
         written = Written()
         for snapshot in snapshots:
@@ -91,16 +93,17 @@ class SnapshotRunner:
         self._book.acknowledged(self._env.restored_checkpoint, written)
 
     def begin(self, checkpoint_id: int) -> SnapshotVerdict:
-        """All barriers are here: take the snapshot, or cancel or ignore it."""
+        """Decide, once all barriers are here, whether to take, cancel or ignore the snapshot."""
         return self._guard.on_trigger(CheckpointId(checkpoint_id))
 
     def decline(self, checkpoint_id: int, reason: str, text: str) -> None:
-        """The alignment was given up: tell the coordinator."""
+        """Tell the coordinator that the alignment was aborted."""
         self._guard.on_declined(CheckpointId(checkpoint_id))
         self._env.reports.declined(checkpoint_id, reason, text)
 
     def prepare(self, checkpoint_id: int) -> None:
-        """Before the barrier goes out, head to tail: operators may still emit into the epoch."""
+        """Prepare operators before the barrier is sent, head to tail: they may still emit into the
+        epoch."""
         for chained in self._chain.operators:
             with_context(chained, chained.operator.prepare_snapshot, checkpoint_id)
 
@@ -113,14 +116,14 @@ class SnapshotRunner:
         in_flight: InFlightCut | None = None,
         processed_bytes: int = 0,
     ) -> None:
-        """The synchronous part, tail to head; the rest goes on in a task of its own.
+        """Run the synchronous part, tail to head; the rest continues in a task of its own.
 
         Args:
             barrier: of the checkpoint.
             alignment_ms: from the first barrier to this snapshot.
-            finished: the subtask had reached the end of its data.
+            finished: whether the subtask had reached the end of its data.
             extra_items: state of the head beyond its operator's own.
-            in_flight: what the barrier overtakes here, if it may.
+            in_flight: the records that the barrier overtakes here, if it may.
             processed_bytes: of records since the first barrier.
         """
         started = self._env.clock.monotonic()
@@ -132,7 +135,7 @@ class SnapshotRunner:
         try:
             self._cut(barrier, works, extra_items)
         except BaseException:
-            running.unwanted = True  # the attempt is over; what was cut so far is given up
+            running.unwanted = True  # the attempt is over, and the cuts so far are discarded
             raise
         finally:
             sync_ms = 1000 * (self._env.clock.monotonic() - started)
@@ -314,7 +317,7 @@ class SnapshotRunner:
         return names.savepoint_file(operator, self._env.index, state, kind, file_id)
 
     async def _discard(self, store: CheckpointStore | None, begun: list[str]) -> None:
-        """Delete the files of a snapshot that nobody will ever hear of; best effort, in bounded time."""
+        """Delete the files of an abandoned snapshot; best effort, in bounded time."""
         if not begun or store is None:
             return
         try:
@@ -323,21 +326,22 @@ class SnapshotRunner:
         except (HeadgateError, TimeoutError) as error:
             _log.info("files of a snapshot were left over first=`%s`: %s", begun[0], error)
 
-    # -- what becomes of checkpoints ----------------------------------------------------------------
+    # -- outcomes of checkpoints
+    # ---------------------------------------------------------------------
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint is durable: tables may forget what was gone before it."""
+        """Note that the checkpoint is durable: tables may forget rows deleted before it."""
         self._book.completed(checkpoint_id)
 
     def give_up(self, checkpoint_id: int) -> None:
-        """Cancel the asynchronous part: its result is not needed any more."""
+        """Cancel the asynchronous part, whose result is no longer needed."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.cancel()
         self._book.forget(checkpoint_id)
 
     def abort(self, checkpoint_id: int) -> None:
-        """Give up the asynchronous part, or never start it if its barrier is still to come."""
+        """Cancel the asynchronous part, or never start it if its barrier has yet to come."""
         self.give_up(checkpoint_id)
         self._guard.on_abort_notice(CheckpointId(checkpoint_id))
 
@@ -346,7 +350,7 @@ class SnapshotRunner:
         await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     async def cancel(self) -> None:
-        """Cancel all running asynchronous parts and wait for them to be gone."""
+        """Cancel all running asynchronous parts and wait for them to end."""
         tasks = self._tasks()
         for running in list(self._running.values()):
             running.cancel()

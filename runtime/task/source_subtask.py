@@ -26,11 +26,11 @@ from .environment import TaskEnvironment
 from .subtask import Subtask
 
 SPLITS = "splits"
-"""Name of the operator state that holds the positions."""
+"""The name of the operator state with the positions."""
 
 
 class SourceSubtask(Subtask):
-    """Input from outside."""
+    """A subtask whose input is a source."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class SourceSubtask(Subtask):
         self._splits.at_rest = source.at_rest
         self._splits.can_pause = self._reader.can_pause_splits
         self._splits.on_pause = self._pause
-        self._splits.may_go_live = not source.has_history  # else the coordinator says when
+        self._splits.may_go_live = not source.has_history  # otherwise the coordinator decides when
         self._history = None if source.has_history else History.NONE
-        """What the coordinator was told of; None: nothing yet."""
+        """The phase reported to the coordinator; None: none yet."""
         self._last_batch_s = env.clock.monotonic()
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
@@ -90,12 +90,12 @@ class SourceSubtask(Subtask):
 
     @property
     def reader(self) -> SourceReader:
-        """What reads; also for other threads, which may only ask for its lag."""
+        """The reader; other threads may only ask for its lag."""
         return self._reader
 
     @property
     def idle_s(self) -> float:
-        """How long ago the reader last gave a record; also for other threads."""
+        """How long ago the reader last returned a record, in seconds; also for other threads."""
         return max(0.0, self.env.clock.monotonic() - self._last_batch_s)
 
     def _reject(self, batch: Batch) -> None:
@@ -126,18 +126,18 @@ class SourceSubtask(Subtask):
         return False
 
     def _tell_history(self) -> bool:
-        """Tell the world where the reader stands; True if that is news."""
+        """Report the phase of the reader; return True if it has changed."""
         before, self._history = self._history, self._splits.history
         if before is self._history:
             return False
         if History.OVER in (before, self._history):
-            # Event time goes on with those who still read, and with this one when it is live.
+            # Event time follows the subtasks that still read, and this one once it is live.
             self.chain.head.output.emit_idle(self._history is History.OVER)
         self._splits.on_history()
         return True
 
     def history_over(self) -> None:
-        """Mail: all subtasks have read their part of the history."""
+        """Handle, as mail, that all subtasks have read their part of the history."""
 
         def go_live() -> None:
             self._splits.may_go_live = True
@@ -146,11 +146,11 @@ class SourceSubtask(Subtask):
         self.put_mail(go_live)
 
     def _read_up_to(self) -> str:
-        """The positions of the splits, for people."""
+        """Return the positions of the splits as text."""
         try:
             splits = [msgspec.msgpack.decode(split) for split in self._reader.snapshot()]
             return describe_record(splits) if splits else "its end"
-        except Exception:  # a reader of somebody else's may write its positions in another way
+        except Exception:  # a user's reader may encode positions differently
             return ""
 
     async def _idle(self) -> None:
@@ -163,19 +163,19 @@ class SourceSubtask(Subtask):
         await super()._idle()
 
     def _pause(self) -> None:
-        """Other splits are paused than before. Barriers are injected all the same: they come by mail."""
+        """React to a change of paused splits. Barriers are still injected, as they come by mail."""
         if self._reader.can_pause_splits:
             with_context(self.chain.head, self._reader.pause_splits, self._splits.paused)
         self._wait_anew()
 
     def _wait_anew(self) -> None:
-        """What the reader waits for may have changed."""
+        """Wait again, as what the reader waits for may have changed."""
         if self._waiting is not None:
             self._waiting.cancel()
         self.signal.set()
 
     def announce(self, group: str, limit: int) -> None:
-        """Mail: splits above `limit` wait for the others of their group."""
+        """Handle, as mail, that splits above `limit` wait for the others of their group."""
         self.put_mail(lambda: self._splits.announce(group, limit))
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
@@ -187,7 +187,7 @@ class SourceSubtask(Subtask):
     def trigger_checkpoint(
         self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions
     ) -> None:
-        """Mail: inject the barrier here; with `options.stop`, nothing is read behind it."""
+        """Inject the barrier, as mail; with `options.stop`, nothing is read after it."""
 
         def trigger() -> None:
             self._hurries = False
@@ -217,13 +217,16 @@ class SourceSubtask(Subtask):
         )
 
     async def _drain_outputs(self) -> None:
-        """In the middle of a batch, whose end a barrier waits for that may overtake it, do not wait: at
-        most this batch goes to the outputs on top of what is there."""
+        """Do not wait for the outputs in the middle of a batch while an overtaking barrier waits
+        for its end.
+
+        At most this batch is added to the output queues.
+        """
         while self._backlogged() and not self._hurries:
             await self._sleep(Activity.BACKPRESSURED)
 
     def end_early(self) -> None:
-        """Mail: nothing more is read; go on as if the data had ended here."""
+        """Stop reading, as mail; continue as if the data had ended here."""
         self.put_mail(self.finish)
 
     def extra_items(self) -> dict[str, list[bytes]]:

@@ -1,8 +1,8 @@
-"""The asynchronous part of a snapshot: carries out what the cuts of a subtask promise.
+"""The asynchronous part of a snapshot: writes the state that the cuts of a subtask describe.
 
-Tables become Parquet, items a msgpack list, local files go up as they are. Small state travels inline in
-the checkpoint's manifest. All of it has a checksum, verified on each read. Whatever happens, each cut is
-either made or discarded, once, and each set of local files released.
+Tables become Parquet, items a msgpack list, local files are uploaded unchanged. Small state is
+stored inline in the checkpoint's manifest. Everything has a checksum, verified on each read. In
+every outcome, each cut is either made or discarded, once, and each set of local files released.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from .threads import to_the_end
 T = TypeVar("T")
 
 INLINE_ITEMS_BYTES_MAX: Final = 1 << 20
-"""Items travel inline up to here, so that a change of parallelism need not read them."""
+"""Items up to this size, in bytes, are stored inline, so that a change of parallelism need not read
+them."""
 _log = logging.getLogger("headgate.checkpoint")
 
 
@@ -61,13 +62,13 @@ class TableWork:
 
 @dataclass(slots=True)
 class FilesWork:
-    """A cut that lies in local files, and the handles of those that are in the store already."""
+    """A cut in local files, with the handles of those already in the store."""
 
     key: StateKey
     cut: FilesCut
     known: dict[str, StateHandle]
     canonical: bool
-    """The content is written as a table, instead of the files."""
+    """Write the content as a table instead of files."""
 
 
 @dataclass(slots=True)
@@ -92,12 +93,12 @@ class OperatorWork:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is in the store now.
+    """The outcome in the store.
 
     Attributes:
         snapshots: one per operator.
-        written: what the next checkpoint may build on.
-        written_bytes: how much of it is new.
+        written: the base for the next checkpoint.
+        written_bytes: the new bytes.
     """
 
     snapshots: list[OperatorSnapshot]
@@ -107,14 +108,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one checkpoint, or savepoint, goes.
+    """The destination of one checkpoint or savepoint.
 
     Attributes:
         store: None: nothing is kept, only pre-commits are made.
         name_of: (operator, state, kind, file id) -> the name of a file.
-        inline_bytes_max: tables and metas up to this size travel in the manifest.
-        copies: keeps what is written on this machine too; None: nothing is kept.
-        checkpoint_id: which one it is.
+        inline_bytes_max: tables and metas up to this size are stored in the manifest.
+        copies: keeps files on this machine too; None: none are kept.
+        checkpoint_id: the checkpoint.
     """
 
     store: CheckpointStore | None
@@ -124,12 +125,12 @@ class Target:
     checkpoint_id: int = 0
 
     async def write(self, name: str, data: bytes | Path, threads: Executor) -> None:
-        """Write a file to the store, once it is kept here: there is nothing to wait for in between.
+        """Write a file to the store, after keeping a local copy, with no wait in between.
 
         Raises:
             StorageError: the store refused.
         """
-        assert self.store is not None  # or there is nothing to be written
+        assert self.store is not None  # otherwise there is nothing to write
         copies = self.copies
         if copies is not None and copies.keeps:
             keep = partial(copies.keep, name, data, self.checkpoint_id)
@@ -149,13 +150,13 @@ class StateWriter:
         directory: SubtaskDirectory,
         key_groups: KeyGroupRange,
     ) -> None:
-        """No state is written yet.
+        """Create a writer.
 
         Args:
-            works: what to write.
+            works: the states to write.
             threads: for blocking work.
-            transfers: bounds what all subtasks of this worker encode and upload at once.
-            directory: for large tables on their way.
+            transfers: limits what all subtasks of this worker encode and upload at once.
+            directory: for large tables to be uploaded.
             key_groups: of this subtask.
         """
         self._works = works
@@ -165,10 +166,10 @@ class StateWriter:
         self._key_groups = key_groups
         self._closed = False
         self.begun: list[str] = []
-        """Names of the files that were, or may have been, written."""
+        """The names of the files that were, or may have been, written."""
 
     async def write(self, target: Target, base: int) -> Result:
-        """Do it all; some things at once.
+        """Write all states, some of them concurrently.
 
         Raises:
             HeadgateError: the store refused, or a sink's pre-commit failed.
@@ -189,7 +190,10 @@ class StateWriter:
         return Result(snapshots, written, new_bytes[0])
 
     async def close(self) -> None:
-        """Discard what was not made, release what was collected. Call it once, whatever happened."""
+        """Discard cuts that were not made, and release collected ones.
+
+        Call it once, in every outcome.
+        """
         if self._closed:
             return
         self._closed = True
@@ -208,7 +212,7 @@ class StateWriter:
     async def _write(
         self, work: Work, target: Target, written: Written, new_bytes: list[int]
     ) -> tuple[StateHandle, ...]:
-        """The handles of one state, old and new."""
+        """Return the handles of one state, old and new."""
         match work:
             case ItemsWork():
                 handles, new = await self._items(work, target)
@@ -280,7 +284,7 @@ class StateWriter:
     async def _encoded(
         self, tables: Callable[[], Iterable[pa.Table]]
     ) -> AsyncIterator[EncodedTable | None]:
-        """The tables as one file, which is gone afterwards, also if nobody gets to see it."""
+        """Yield the tables as one file, which is removed afterwards, even if it was not used."""
         large: list[Path] = []
 
         def path_for_large() -> Path:
@@ -376,4 +380,4 @@ def _call_all(endings: Iterable[Callable[[], None]]) -> None:
         try:
             ending()
         except Exception as error:
-            _log.warning("a cut could not be given up: %s: %s", type(error).__name__, error)
+            _log.warning("a cut could not be discarded: %s: %s", type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""Reads the state of a checkpoint or savepoint: own key groups only, and nothing that is not verified.
+"""Reads the state of a checkpoint or savepoint: own key groups only, and everything verified.
 
 A subtask that owns all key groups of a file reads it whole and compares its checksum. One that owns a
 part (after a change of parallelism) reads the footer, then the row groups it needs: the footer's checksum
@@ -37,11 +37,11 @@ from .threads import to_the_end
 T = TypeVar("T")
 TABLES = ("table", "delta")
 RESTORED: Final = "restored"
-"""Directory of downloaded files below an operator's own."""
+"""The directory of downloaded files below an operator's own."""
 
 
 def is_needed(handle: StateHandle, own: KeyGroupRange) -> bool:
-    """True if a subtask with these key groups reads `handle` at all."""
+    """Return True if a subtask with these key groups has to read `handle`."""
     if handle.kind not in (*TABLES, "file"):
         return True
     return KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(own)
@@ -62,16 +62,16 @@ class StateReader:
         progress: Callable[[int], None],
         copies: LocalCopies | None = None,
     ) -> None:
-        """Nothing is read yet.
+        """Create a reader.
 
         Args:
-            store: where the files are.
+            store: the store with the files.
             subtask: for error messages.
             own: the key groups to read.
             threads: for blocking work.
-            transfers: bounds what all subtasks of this worker read at once.
-            directory: where downloads go.
-            progress: told how many bytes of the needed handles are done, bit by bit.
+            transfers: limits what all subtasks of this worker read at once.
+            directory: for downloads.
+            progress: called with the number of bytes of the needed handles, as they are read.
             copies: on this machine, for whole files; a part of one is read from the store.
         """
         self._store = store
@@ -85,11 +85,11 @@ class StateReader:
         self._downloads: set[Path] = set()
 
     async def load(self, operator: str, snapshots: Sequence[OperatorSnapshot]) -> RestoredState:
-        """The state of one operator, from what possibly several old subtasks had.
+        """Load the state of one operator, from the snapshots of possibly several old subtasks.
 
         Raises:
             CorruptError: a file is missing, or its bytes are not the ones that were written.
-            StorageError: the store does not answer.
+            StorageError: the store does not respond.
         """
         parts = await all_of([self._load_part(operator, i, s) for i, s in enumerate(snapshots)])
         state = RestoredState()
@@ -109,7 +109,7 @@ class StateReader:
     async def _load_part(
         self, operator: str, number: int, snapshot: OperatorSnapshot
     ) -> RestoredState:
-        """What one old subtask had."""
+        """Load the state of one old subtask."""
         needed = [handle for handle in snapshot.handles if is_needed(handle, self._own)]
         read = await all_of([self._read(operator, number, handle) for handle in needed])
         state = RestoredState()
@@ -136,17 +136,17 @@ class StateReader:
         return state
 
     async def load_in_flight(self, handles: Sequence[StateHandle]) -> list[bytes]:
-        """The pieces of records on their way, in order.
+        """Load the pieces of in-flight records, in order.
 
         Raises:
             CorruptError: one is missing, or its bytes are not the ones that were written.
-            StorageError: the store does not answer.
+            StorageError: the store does not respond.
         """
         found = await all_of([self._read(_target(handle), 0, handle) for handle in handles])
         return [piece for piece in found if isinstance(piece, bytes)]
 
     async def delete_downloads(self) -> None:
-        """Call when the operators have taken over their files: what they linked away is theirs."""
+        """Delete downloads, after the operators have linked the files that they keep."""
         downloads, self._downloads = self._downloads, set()
         for directory in downloads:
             await self._in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
@@ -164,7 +164,7 @@ class StateReader:
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise self._refused(operator, handle, error) from error
-                self._fail("is corrupt", operator, handle, error)  # so says the Parquet reader
+                self._fail("is corrupt", operator, handle, error)  # reported by the Parquet reader
         return content
 
     async def _content(
@@ -221,7 +221,7 @@ class StateReader:
         start, needed = partial.needed()
         data = await store.read_range(name, start, needed)
         table = await self._in_thread(lambda: partial.read(start, data))
-        self._progress(size)  # of what it has for us, this is all
+        self._progress(size)  # the rest of the file is not for us
         return table
 
     async def _download(self, operator: str, handle: StateHandle, path: Path) -> None:
@@ -236,12 +236,12 @@ class StateReader:
         await self._keep(handle, path)
 
     async def _copied(self, look: Callable[[LocalCopies], T]) -> T | None:
-        """What there is on this machine."""
+        """Return what `look` finds among the copies on this machine."""
         copies = self._copies
         return None if copies is None else await self._in_thread(lambda: look(copies))
 
     async def _keep(self, handle: StateHandle, data: bytes | Path) -> None:
-        """The next restore is to find on this machine what this one has fetched."""
+        """Keep a fetched file on this machine for the next restore."""
         copies, name = self._copies, handle.file
         if copies is not None and copies.keeps and name is not None:
             await self._in_thread(lambda: copies.keep(name, data))
@@ -259,11 +259,11 @@ class StateReader:
 
     def _where(self, operator: str, handle: StateHandle) -> tuple[CheckpointStore, str]:
         if self._store is None or handle.file is None:
-            self._fail("has no readable file", operator, handle, "nothing says where it lies")
+            self._fail("has no readable file", operator, handle, "its location is unknown")
         return self._store, handle.file
 
     def _refused(self, operator: str, handle: StateHandle, error: OSError) -> StorageError:
-        """What to say when this machine has no room, or no file descriptor, for what is downloaded."""
+        """Return the error for a machine without room, or file descriptors, for downloads."""
         return StorageError(
             f"cannot keep downloaded state operator=`{operator}` state=`{handle.state}` "
             f"subtask=`{self._subtask}`: {error}",
@@ -306,7 +306,7 @@ def _merging(chain: list[pa.Table], keys: tuple[str, ...]) -> Callable[[], pa.Ta
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    """Tables of different old subtasks, whose key groups are disjoint, sorted by key group."""
+    """Concatenate tables of different old subtasks, whose key groups are disjoint, sorted by key group."""
     if len(tables) == 1:
         return tables[0]
     filled = [table for table in tables if table.num_rows] or tables[:1]

@@ -1,9 +1,9 @@
 """One subtask: a mailbox in which all user code of a vertex runs, one thing at a time.
 
-The loop takes, in this order: mails (checkpoint notices, timers), nothing while its outputs are
-backpressured, then input. It yields to the event loop after every buffer, so a barrier or a credit waits
-for one buffer at most. Where input comes from is the difference between `InputSubtask` (a gate) and
-`SourceSubtask` (a reader).
+The loop takes, in this order: mail (checkpoint notices, timers), then input, unless its outputs
+are backpressured. It yields to the event loop after every buffer, so a barrier or a credit waits
+for one buffer at most. The source of the input is the difference between `InputSubtask` (a gate)
+and `SourceSubtask` (a reader).
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ Mail = Callable[[], Awaitable[Any] | None]
 LATENCY: Final = "latency_seconds"
 LONG_SLICE_S = 0.01
 TURNS_AFTER_LONG = 8
-"""Turns of the event loop behind a slice longer than that. What a thread has done takes three to get to
-whoever waits for it: with one turn for each slice, all that is awaited would take three slices."""
+"""The turns of the event loop after a slice longer than that.
+
+The result of a thread takes three turns to reach its waiter: with one turn per slice, every await
+would take three slices.
+"""
 
 
 class Subtask:
-    """Common to all subtasks: mailbox, chain, checkpoints, life."""
+    """The common part of subtasks: mailbox, chain, checkpoints, life cycle."""
 
     def __init__(
         self,
@@ -67,23 +70,23 @@ class Subtask:
             partition.set_listener(self.signal.set)
         self.snapshots = SnapshotRunner(env, self.chain)
         self.committed = 0
-        """The newest checkpoint whose output is visible, as far as it is of this subtask."""
+        """The newest checkpoint whose output is visible, as far as this subtask is concerned."""
         self.finished = False
         self._ending = False
         self._terminated = False
         self._stopping = False
         self._slices = SliceSizer(env.settings.slice_ms)
         self._slice_s = 0.0
-        """The duration of the last slice."""
+        """The duration of the last slice, in seconds."""
         self._outlet_timers: set[asyncio.Handle] = set()
         self._processed_bytes = 0
-        """Bytes of records since the first barrier of the checkpoint under way."""
+        """The bytes of records since the first barrier of the current checkpoint."""
         self.debloater: Debloater | None = None
         if env.settings.debloat is not None:
             self.debloater = Debloater(env.settings.debloat, self.time, self._partitions)
         self._task: asyncio.Task[None] | None = None
         self._processing: asyncio.Task[None] | None = None
-        """The same, also while it is being cancelled."""
+        """The task that processes, also while it is being cancelled."""
         self._released = False
 
     # -- life ---------------------------------------------------------------------------------------
@@ -94,12 +97,12 @@ class Subtask:
         finished: bool,
         own: Sequence[OperatorSnapshot] = (),
     ) -> None:
-        """Open all operators and give them their state back. Raising fails the attempt.
+        """Open all operators and restore their state. Raising fails the attempt.
 
         Args:
             states: by operator; None for a fresh start.
             finished: the subtask had reached the end of its data.
-            own: what was restored, if it is all of one old subtask's: checkpoints may build on it.
+            own: the restored state, if it is all of one old subtask: checkpoints may build on it.
         """
         await open_chain(self.chain, self.env, self.timers, self.time.backpressured_s)
         if states is not None:
@@ -115,7 +118,7 @@ class Subtask:
         self._was_finished = finished
 
     def start(self) -> None:
-        """Begin to process; reports go to `env.reports` from here on."""
+        """Start processing; reports go to `env.reports` from here on."""
         name = f"subtask {self.env.task_name}"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
         self._processing = self._task
@@ -159,7 +162,7 @@ class Subtask:
             raise
         except HeadgateError as error:
             self.env.reports.failed(error)
-        except BaseException as error:  # nobody else looks at this task: the job would hang
+        except BaseException as error:  # this task is not awaited elsewhere, so the job would hang
             self.env.reports.failed(wrap_error(self.env.task_name, error))
         finally:
             self.time.rest()
@@ -167,7 +170,7 @@ class Subtask:
     # -- mailbox ------------------------------------------------------------------------------------
 
     def put_mail(self, mail: Mail) -> None:
-        """Have `mail` run in the mailbox; if it returns an awaitable, it is awaited there."""
+        """Run `mail` in the mailbox; if it returns an awaitable, it is awaited there."""
         self._mails.append(mail)
         self.signal.set()
 
@@ -178,7 +181,7 @@ class Subtask:
 
     @property
     def queued_mails(self) -> int:
-        """Mails that wait to run."""
+        """The number of mails that wait to run."""
         return len(self._mails)
 
     async def _loop(self) -> None:
@@ -193,13 +196,14 @@ class Subtask:
                 await self._sleep(Activity.BACKPRESSURED)
             elif await self.step():
                 self._flush_if_due()
-                if not self._backlogged():  # else sleep at once: what others do now is not our work
+                # otherwise sleep at once: the time of others does not count as our work
+                if not self._backlogged():
                     await self._give_way()
             else:
                 await self._idle()
 
     async def _give_way(self) -> None:
-        """Let others in this event loop run; behind a long slice, until they are through."""
+        """Let others in this event loop run; after a long slice, until they are done."""
         self.time.rest()
         turns = 1 if self._slice_s < LONG_SLICE_S else TURNS_AFTER_LONG
         for _ in range(turns):
@@ -212,11 +216,11 @@ class Subtask:
             await waiting
 
     async def step(self) -> bool:
-        """Handle one input, if there is one right now; False if there is nothing to do."""
+        """Handle one input, if there is one now; return False if there is nothing to do."""
         raise NotImplementedError
 
     def urgent(self) -> bool:
-        """Handle a barrier that does not wait for its turn; False if there is none."""
+        """Handle a barrier that does not wait for its turn; return False if there is none."""
         return False
 
     def _backlogged(self) -> bool:
@@ -224,12 +228,14 @@ class Subtask:
 
     async def _idle(self) -> None:
         """Wait for input or mail."""
-        # Calls of the head go on outside of the mailbox: they are what the others wait for.
+        # Calls of the head continue outside the mailbox: upstream waits for them.
         await self._sleep(Activity.FULL if self.chain.head.operator.full() else Activity.IDLE)
 
     async def _sleep(self, activity: Activity) -> None:
-        """Wait for a signal; send partly filled buffers when their time is up, also while one channel
-        takes nothing: the receivers of the others wait for them."""
+        """Wait for a signal, and send partly filled buffers when they are due.
+
+        They are sent even while one channel is blocked: the receivers of the others wait for them.
+        """
         self.time.switch(activity)
         self.time.rest()
         deadline = min(
@@ -262,8 +268,8 @@ class Subtask:
     async def process(self, batch: Batch, input_index: int) -> None:
         """Run a batch through the chain, in slices worth about `slice_ms` of user code each.
 
-        Between slices other subtasks of the worker run and backpressure is obeyed, but no mail is
-        taken: for a source the position already lies behind the whole batch.
+        Between slices other subtasks of the worker run and backpressure is checked, but no mail is
+        taken: for a source the position is already past the whole batch.
         """
         rows = len(batch)
         # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
@@ -308,7 +314,7 @@ class Subtask:
             raise wrap_error(head.name, error) from error
 
     def mark_latency(self, marker: LatencyMarker) -> None:
-        """Pass a latency marker on, past all operators; sinks note how long it has travelled."""
+        """Forward a latency marker past all operators; sinks record how long it has travelled."""
         seconds = max(0, self.env.clock.now_ms() - marker.marked_ms) / 1000
         for chained in self.chain.operators:
             if isinstance(chained.operator, SinkOperator):
@@ -320,15 +326,15 @@ class Subtask:
     # -- checkpoints --------------------------------------------------------------------------------
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> bool:
-        """Order of features.md 3.1: prepare, barrier out, synchronous part, asynchronous part.
+        """Take a snapshot: prepare, send the barrier, synchronous part, asynchronous part.
 
         Returns:
-            False if there is no snapshot to be taken: the checkpoint was given up before.
+            False if no snapshot is taken, because the checkpoint was aborted before.
         """
         verdict = self.snapshots.begin(barrier.checkpoint_id)
         if barrier.options.stop:
-            # Behind a savepoint the last checkpoint is still to come: whatever timers would make until
-            # then, watermarks above all, it would commit, and a restore of the savepoint make again.
+            # The last checkpoint follows the savepoint: it would commit whatever timers, watermarks
+            # above all, emit until then, and a restore of the savepoint would emit it again.
             self.timers.stand_still()
         if verdict is SnapshotVerdict.TAKE:
             self.snapshots.prepare(barrier.checkpoint_id)
@@ -357,18 +363,18 @@ class Subtask:
         return InFlightCut(self._input_capture(), outlets)
 
     def _input_capture(self) -> InputCapture | None:
-        """What comes in in front of the barriers of the checkpoint under way, if they overtook."""
+        """Return the capture of inputs for the current checkpoint, if its barriers overtook records."""
         return None
 
     def _overtake_in_time(self, outlet: BarrierOutlet) -> None:
-        """Have a barrier that waits in line overtake once its checkpoint is too old for that."""
+        """Make a barrier that waits in line overtake once its checkpoint exceeds the aligned timeout."""
         options = outlet.barrier.options
         if options.unaligned or options.aligned_timeout_ms is None:
             return
-        # A clock that is behind the coordinator's must not put it off for longer than the timeout.
+        # A clock that is behind the coordinator's must not delay it for longer than the timeout.
         age_ms = max(0, self.env.clock.now_ms() - outlet.barrier.trigger_ms)
         delay_ms = max(0, options.aligned_timeout_ms - age_ms)
-        # Not by mail: a subtask that waits for the queue to go down does not read its mails.
+        # Not by mail: a subtask that waits for room in the queue does not read its mail.
         loop = asyncio.get_running_loop()
 
         def overtake() -> None:
@@ -379,11 +385,11 @@ class Subtask:
         self._outlet_timers.add(timer)
 
     def extra_items(self) -> dict[str, list[bytes]]:
-        """State of the head beyond its operator's own: a source's positions."""
+        """Return state of the head beyond its operator's own: a source's positions."""
         return {}
 
     def checkpoint_completed(self, permit: CommitPermit) -> None:
-        """Mail: the checkpoint is durable; operators commit, in order."""
+        """Handle, as mail, that the checkpoint is durable; operators commit, in order."""
 
         async def complete() -> None:
             self.snapshots.completed(permit.checkpoint_id)
@@ -397,7 +403,7 @@ class Subtask:
         self.put_mail(complete)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Mail: the checkpoint will never complete."""
+        """Handle, as mail, that the checkpoint was aborted."""
 
         async def abort() -> None:
             self.snapshots.abort(checkpoint_id)
@@ -409,7 +415,7 @@ class Subtask:
         self.put_mail(abort)
 
     def terminate(self) -> None:
-        """Mail: everything is committed; leave in good order."""
+        """Leave normally, as mail, once everything is committed."""
 
         def stop() -> None:
             self._terminated = True
@@ -417,7 +423,7 @@ class Subtask:
         self.put_mail(stop)
 
     async def finish(self) -> None:
-        """All inputs ended: event time runs out, operators flush, and downstream is told."""
+        """Finish after all inputs ended: event time ends, operators flush, and downstream is told."""
         if self.finished or self._ending:
             return
         head = self.chain.head
@@ -428,7 +434,7 @@ class Subtask:
         await self._end()
 
     async def _end(self) -> None:
-        """The rest of `finish`, once the chain has settled; until then barriers and mails go on."""
+        """Complete `finish` once the chain has settled; until then barriers and mail are handled."""
         if not self.chain.settled():
             return
         self._ending = False

@@ -1,4 +1,4 @@
-"""A base and its deltas as one table: of each key the newest row, unless that says it is gone."""
+"""Merges a base and its deltas into one table: of each key the newest row, unless it is deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ...state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN
 
 BLOCK_ROWS: Final = 1 << 20
-"""About this many rows are merged at a time: key groups never meet rows of others."""
+"""The number of rows merged at a time: rows of different key groups never interact."""
 
 
 def merge_chain(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
@@ -23,7 +23,7 @@ def merge_chain(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
     """
     if len(parts) == 1 and DELETED_COLUMN not in parts[0].column_names:
         return parts[0]
-    # The newest says which columns there are, and in which order.
+    # The newest part defines the columns and their order.
     schema = parts[-1].schema
     if DELETED_COLUMN in schema.names:
         schema = schema.remove(schema.get_field_index(DELETED_COLUMN))
@@ -32,7 +32,7 @@ def merge_chain(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
 
 
 def _blocks(parts: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
-    """The rows of all parts, some key groups at a time."""
+    """Yield the rows of all parts, some key groups at a time."""
     groups = [part.column(KEY_GROUP_COLUMN).to_numpy() for part in parts]
     everything = np.concatenate(groups)
     present, counts = np.unique(everything, return_counts=True)
@@ -48,9 +48,9 @@ def _blocks(parts: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
 
 def _merge_block(parts: Sequence[pa.Table], keys: Sequence[str], schema: pa.Schema) -> pa.Table:
     table = pa.concat_tables([schema.empty_table(), *parts], promote_options="permissive")
-    row = "row_" + "".join(keys)  # no key is called like that
+    row = "row_" + "".join(keys)  # no key has this name
     frame = pl.from_arrow(table.select(list(keys)))
-    assert isinstance(frame, pl.DataFrame)  # of a table, never a Series
+    assert isinstance(frame, pl.DataFrame)  # a table, never a Series
     newest = frame.with_row_index(row).unique(keys, keep="last").get_column(row).to_numpy()
     kept = np.sort(newest)
     if DELETED_COLUMN in table.column_names:

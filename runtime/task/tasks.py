@@ -1,4 +1,4 @@
-"""Several things at once, with one error."""
+"""Concurrent coroutines with a single error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 async def all_of(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order; the first error cancels the others, waits for them and is raised alone."""
+    """Return all results, in order; the first error cancels the others, waits for them and is
+    raised alone."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(job) for job in jobs]

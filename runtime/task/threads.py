@@ -1,4 +1,4 @@
-"""Calls in threads cannot be cancelled; so whoever cancels waits for them."""
+"""Calls in threads, which cannot be cancelled: a cancelled caller waits for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def to_the_end(call: Awaitable[T]) -> T:
-    """Await `call`. If cancelled, wait until it has ended all the same, then be cancelled.
+    """Await `call`. If cancelled, wait until it has ended, then raise the cancellation.
 
-    Else the next attempt would begin while a thread of the last one still writes or commits.
+    Otherwise the next attempt would begin while a thread of the last one still writes or commits.
     """
     running = asyncio.ensure_future(call)
     try:
@@ -20,5 +20,5 @@ async def to_the_end(call: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({running})
         if not running.cancelled():
-            running.exception()  # it was looked at: nobody else will
+            running.exception()  # marks the exception as retrieved
         raise

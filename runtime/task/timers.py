@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class MailboxTimers:
-    """Timers of the event loop whose callbacks become mails. All are cancelled with the subtask."""
+    """Timers of the event loop whose callbacks become mail. All are cancelled with the subtask."""
 
     def __init__(self, put_mail: Callable[[Callable[[], None]], None]) -> None:
         self._put_mail = put_mail
@@ -16,7 +16,7 @@ class MailboxTimers:
         self._still = False
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` once after `delay_ms`; returns a function that cancels it."""
+        """Run `callback` once after `delay_ms`; return a function that cancels it."""
         timer_id = self._next_id
         self._next_id += 1
         cancelled = False
@@ -43,7 +43,7 @@ class MailboxTimers:
         return cancel
 
     def stand_still(self) -> None:
-        """No callback runs any more, whether it is due already, waits, or is yet to come."""
+        """Run no more callbacks, whether due, waiting, or not set yet."""
         self._still = True
         self.cancel_all()
 

@@ -1,4 +1,4 @@
-"""The watermark of a subtask: the minimum over its input channels (features.md 3.15).
+"""The watermark of a subtask: the minimum over its input channels.
 
 The rules are those of Flink's `StatusWatermarkValve`, with one exception. There, a channel that ended
 counts as one at the maximal watermark, so that a stream whose other channels are merely idle jumps to
@@ -17,7 +17,7 @@ from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 
 @final
 class ValveOutput(NamedTuple):
-    """What to pass on: `idle=False` goes ahead of the watermark, `idle=True` behind it."""
+    """The events to forward: `idle=False` goes before the watermark, `idle=True` after it."""
 
     watermark: int | None = None
     idle: bool | None = None
@@ -32,7 +32,7 @@ class _Channel:
     idle: bool = False
     ended: bool = False
     aligned: bool = True
-    """It takes part in the minimum: alive, and not behind what was already sent."""
+    """Whether it takes part in the minimum: active, and not behind the watermark already sent."""
 
 
 @final
@@ -47,16 +47,16 @@ class WatermarkValve:
 
     @property
     def watermark(self) -> int:
-        """The last watermark passed on."""
+        """The last watermark forwarded."""
         return self._watermark
 
     @property
     def idle(self) -> bool:
-        """True if no channel that could move time is active."""
+        """True if no channel that could advance time is active."""
         return self._idle
 
     def on_watermark(self, position: int, timestamp: int) -> ValveOutput:
-        """A watermark came in; those of idle channels, and those that go back, are ignored."""
+        """Handle a watermark; those of idle channels, and those that go back, are ignored."""
         channel = self._channels[position]
         if timestamp == WATERMARK_MAX:
             return self.on_end(position)
@@ -68,7 +68,7 @@ class WatermarkValve:
         return self._advance_to_minimum()
 
     def on_status(self, position: int, idle: bool) -> ValveOutput:
-        """A channel went idle, or is active again."""
+        """Handle that a channel went idle, or is active again."""
         channel = self._channels[position]
         if channel.ended or channel.idle == idle:
             return _NOTHING
@@ -83,7 +83,7 @@ class WatermarkValve:
         return ValveOutput(idle=False)
 
     def on_end(self, position: int) -> ValveOutput:
-        """No record will come any more: on this channel, time is over."""
+        """Handle the end of a channel's data: its time is over."""
         channel = self._channels[position]
         if channel.ended:
             return _NOTHING
@@ -95,14 +95,14 @@ class WatermarkValve:
         return _NOTHING if was_idle else self._left(channel)
 
     def _left(self, channel: _Channel) -> ValveOutput:
-        """An active channel left the minimum: perhaps only this one held it down."""
+        """Handle that an active channel left the minimum, which may have been due to it alone."""
         held_minimum = channel.watermark == self._watermark
         if any(not other.idle and not other.ended for other in self._channels):
             return self._advance_to_minimum() if held_minimum else _NOTHING
         self._idle = True
         if not held_minimum:
             return ValveOutput(idle=True)
-        # Nobody can go on, so nobody has to be waited for: flush what any channel has reached.
+        # No channel can advance, so none has to be waited for: flush what any channel has reached.
         highest = max(other.watermark for other in self._channels)
         return ValveOutput(self._advance(highest), idle=True)
 

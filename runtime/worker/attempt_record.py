@@ -1,4 +1,4 @@
-"""What a worker remembers of its attempt, for a coordinator that takes over."""
+"""A worker's record of its attempt, for a coordinator that takes over."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AttemptRecord:
 
     @property
     def orphaned_ms(self) -> int:
-        """How long the attempt may go on without a coordinator; 0: there is nothing to wait for."""
+        """The time that the attempt may go on without a coordinator; 0: there is nothing to wait for."""
         return 0 if self._ending or self._failure else self._orphaned_ms
 
     def broken_up(self) -> None:

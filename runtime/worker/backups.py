@@ -1,4 +1,4 @@
-"""Where a worker keeps copies of state files on its machine, and when they go.
+"""The directories in which workers keep copies of state files on their machine, and their deletion.
 
     <local-backup.dirs>/headgate-copies-<user id>/<job>/<worker>-<random>/<file>
 

@@ -101,7 +101,7 @@ class Deployment:
         self.region = region
         self.started = False
         self.deployed = Deployed(attempt=message.attempt)
-        """What to report once all is prepared."""
+        """The report for the time when all is prepared."""
         self._message = message
         self._plan = plan
         self._assignments = assignments
@@ -392,7 +392,7 @@ class Deployment:
         self._send(Statistics(attempt=self.attempt, subtasks=self.statistics()))
 
     def statistics(self) -> tuple[SubtaskStatistics, ...]:
-        """What the subtasks did so far."""
+        """The statistics of the subtasks so far."""
         return tuple(
             statistics_of(
                 subtask, self._samplers.get((subtask.env.vertex.id, subtask.env.index), ())
@@ -477,7 +477,7 @@ class _Reports:
         )
 
     def reached(self, step: str, group: str, watermark: int | None) -> None:
-        """How far an aligned step is."""
+        """Take note of how far an aligned step is."""
         self._send(
             WatermarkReached(
                 attempt=self._attempt,

@@ -75,7 +75,7 @@ def _decoded(data: bytes, channel: ChannelAddress, allow_pickle: bool) -> Iterat
 
 
 class _Way:
-    """What the partitioner of one exchange says of records, and what it said before."""
+    """One exchange's choice of receivers for records: that of now, and that of the checkpoint."""
 
     def __init__(
         self, plan: PhysicalPlan, edge: ExchangeEdge, vertex: Vertex, index: int, before: int
@@ -105,7 +105,7 @@ class _Way:
             )
 
     def own(self, batch: Batch) -> Iterator[Batch]:
-        """What is for this subtask."""
+        """The records of a batch that are for this subtask."""
         if self._now is None:
             yield batch
             return

@@ -1,10 +1,10 @@
-"""Where a worker keeps files on its own machine, below `io.tmp.dirs`.
+"""The directory of a worker on its own machine, below `io.tmp.dirs`.
 
     <io.tmp.dirs>/headgate-local-<user id>/<worker>-<random>/<attempt>/<vertex>-<subtask>/...
 
 Each worker holds a lock on its directory as long as it lives; the system takes it back however the worker
-dies. So whoever gets the lock of a directory may delete it: that is how a new worker sweeps up after dead
-ones of the same machine.
+dies. So a worker that gets the lock of another directory may delete it: this is how a new worker sweeps up
+after dead ones of the same machine.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ LOOK_S = 1.0
 REPORTS_MAX = 100
 """Reports about stuck calls that wait for a beat. The oldest are dropped first; the log has all of them."""
 EXIT_CODE = 70
-"""Of a worker that kills itself."""
+"""The exit code of a worker that kills itself."""
 _log = logging.getLogger("headgate.worker")
 
 

@@ -75,7 +75,7 @@ class RunningRegions:
 
 
 def deployed(attempt: int, deployments: Sequence[Deployment]) -> Deployed:
-    """What to report once all of an attempt is prepared here."""
+    """The report for the time when all of an attempt is prepared here."""
     parts = [deployment.deployed for deployment in deployments]
     return Deployed(
         attempt=attempt,

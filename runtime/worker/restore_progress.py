@@ -1,4 +1,4 @@
-"""How far the restore of one worker is."""
+"""The progress of one worker's restore."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RestoreMeter:
         self._report = report
         self._next = self._began = clock.monotonic()
         self.fetching_ms = 0
-        """Until the last subtask had read its state."""
+        """The time until the last subtask had read its state."""
         self.opening_ms = 0
-        """What the slowest needed to take its state over."""
+        """The time in which the slowest subtask took its state over."""
 
     def fetched(self) -> float:
         """A subtask has read its state; returns the time, for `opened`."""

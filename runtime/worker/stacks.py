@@ -1,6 +1,6 @@
-"""Where code is that does not return: the stack of a thread, or what a task awaits.
+"""The place of code that does not return: the stack of a thread, or the chain that a task awaits.
 
-All of it looks on from another thread, or from beside: what it reads may have moved on when it is shown.
+The functions here look on from another thread or task: the code may have moved on when its place is shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FRAMES_MAX: Final = 40
 
 
 def frame_of(thread_id: int) -> FrameType | None:
-    """What a thread runs; None if there is no such thread."""
+    """The innermost frame of a thread; None if there is no such thread."""
     return sys._current_frames().get(thread_id)
 
 
@@ -58,7 +58,7 @@ def _selves(frame: FrameType | None) -> Iterator[tuple[Any, Any]]:
 
 
 def awaited_by(task: asyncio.Task[Any]) -> tuple[str, str]:
-    """What a task waits for, outermost first, as a traceback shows it; and the name of the step."""
+    """The calls that a task waits for, outermost first, as in a traceback; and the name of the step."""
     lines: list[str] = []
     step = ""
     awaits: Any = task.get_coro()

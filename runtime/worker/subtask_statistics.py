@@ -1,4 +1,4 @@
-"""What a subtask tells the coordinator of itself every second."""
+"""The statistics that a subtask sends to the coordinator every second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..task.subtask import Subtask
 
 
 def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> SubtaskStatistics:
-    """What the subtask did so far, and where its time goes. Begins a new window of its samples."""
+    """The statistics of a subtask so far. This begins a new window of its samples."""
     operators = subtask.chain.operators
     busy, idle, backpressured, full = subtask.time.rates()
     sinks = {node.id for node in subtask.env.vertex.nodes if node.sink is not None}

@@ -1,4 +1,4 @@
-"""What a subtask shows to those who scrape: numbers that it keeps anyway, read from another thread."""
+"""The metrics of a subtask for scrapers: numbers that it keeps anyway, read from another thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done before a worker gets its first subtasks: imports take longer than all the rest."""
+"""Preparations before a worker gets its first subtasks: imports take longer than all the rest."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _log = logging.getLogger("headgate.worker")
 
 
 class StepWatch:
-    """What the subtasks of one worker have in hand."""
+    """The calls that the subtasks of one worker are in."""
 
     def __init__(self, worker_id: str, clock: Clock) -> None:
         self._clock = clock
@@ -60,7 +60,7 @@ class StepWatch:
         return tuple(subtask for subtasks in self._regions.values() for subtask in tuple(subtasks))
 
     def cancelling(self, attempt: int) -> None:
-        """The attempt is to end. Said by whoever reads it first: the loop may be held."""
+        """The attempt is to end. Called by the first thread that reads this: the loop may be held."""
         if attempt > self._cancelled and self._cancelling is None:
             self._cancelling = (attempt, self._clock.monotonic())
             self._next_cancel_ms = self._watching.cancellation_interval_ms
@@ -71,7 +71,7 @@ class StepWatch:
         self._cancelling = None
 
     def steps(self) -> tuple[BusyStep, ...]:
-        """Who has been in one call for more than a second."""
+        """The steps that have been in one call for more than a second."""
         return tuple(step for step, _ in self._found(SHOWN_AFTER_MS))
 
     def look(self) -> list[StepStuck]:
@@ -132,7 +132,7 @@ class StepWatch:
         return awaited + busy_threads(self._threads)
 
     def _held_by(self, subtask: Subtask) -> FrameType | None:
-        """What the event loop runs, if that is a call of this subtask."""
+        """The frame that the event loop runs, if it is in a call of this subtask."""
         frame = frame_of(self._loop_thread)
         held = frame is not None and holder_of(frame, self._subtasks)[0] is subtask
         return frame if held else None

@@ -52,12 +52,13 @@ from ..control.messages import (
 )
 from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub
-from ..observe.metrics import MetricsRegistry
+from ..observe.metrics import MetricsGroup, MetricsRegistry
+from ..observe.storage_figures import StorageFigures
 from ..options import Options
 from ..protocol.adoption import WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
-from ..storage.open_store import open_store_at
+from ..storage.open_store import counted, open_store_at
 from ..task.local_copies import LocalCopies
 from ..task.tasks import all_of
 from ..task.threads import to_the_end
@@ -108,7 +109,10 @@ class Worker:
         self._hub = hub
         self._token = token
         self._clock = clock
-        self._open_store = open_store
+        self._storage = StorageFigures()
+        self._storage_metrics: MetricsGroup | None = None
+        self._open_store = counted(open_store, self._storage)
+        self._open_at = counted(open_store_at, self._storage)
         self._metrics = metrics
         self._metrics_url = metrics_url
         self._threads = ThreadPoolExecutor(IO_THREADS, thread_name_prefix=f"io-{worker_id}")
@@ -123,7 +127,7 @@ class Worker:
         self._log = logging.LoggerAdapter(_log, self._fields)
         self._pulse: Pulse | None = None
         self._pulses: WeakKeyDictionary[Link, Pulse] = WeakKeyDictionary()
-        """What beats beside each link, while it is the one to the coordinator."""
+        """The heartbeat beside each link, while that is the link to the coordinator."""
         if pulse is not None:
             self._pulses[link] = pulse
         self._watch = StepWatch(worker_id, clock)
@@ -131,7 +135,7 @@ class Worker:
         self._silent = False
         """Nothing was heard of the coordinator for too long, at the last look."""
         self._heard: float | None = None
-        """When the last message was done with; None: one is being worked on, and others may wait."""
+        """The time at which the last message was done with; None: one is worked on, and others may wait."""
 
     async def run(self, exchange_address: bytes) -> None:
         """Greet the coordinator and serve it, and those after it. Returns when the worker is to exit."""
@@ -151,7 +155,7 @@ class Worker:
             await self._close()
 
     def _orphaned_ms(self) -> int:
-        """How long what runs here may go on without a coordinator; any thread may ask."""
+        """The time that subtasks here may go on without a coordinator; any thread may ask."""
         record = self._record
         return 0 if record is None else record.orphaned_ms
 
@@ -184,7 +188,7 @@ class Worker:
         )
 
     def _report(self, orphaned_ms: int) -> WorkerReport:
-        """What runs here, for a coordinator that takes over."""
+        """The report of what runs here, for a coordinator that takes over."""
         if self._record is None:
             return WorkerReport(orphaned_ms=orphaned_ms)
         deployments = self._regions.of_attempt(self._record.attempt)
@@ -226,6 +230,8 @@ class Worker:
         await self._leader.close()
         if self._store is not None:
             await self._store[1].close()
+        if self._storage_metrics is not None:
+            self._storage_metrics.close()
         await self._hub.close()
         if self._directories is not None:
             await asyncio.to_thread(self._directories.close)
@@ -251,7 +257,7 @@ class Worker:
             self._silent = silent
 
     def _send(self, message: Messages) -> None:
-        """Something of the attempt; whoever takes over hears of it, even if it is lost."""
+        """Send news of the attempt. A coordinator that takes over hears of it, even if it is lost."""
         if self._record is not None:
             self._record.said(message)
             if isinstance(message, SubtaskFailed):
@@ -349,7 +355,7 @@ class Worker:
             store = await self._store_for(message)
             directories = await self._directories_for(message)
             copies = await self._copies_for(message)
-            plan, stores = unship(message.job), SharedStores(open_store_at, message.settings)
+            plan, stores = unship(message.job), SharedStores(self._open_at, message.settings)
             if self._transfers is None:
                 self._transfers = asyncio.Semaphore(Options(message.settings).get(TRANSFERS_MAX))
             deployments = [
@@ -408,7 +414,7 @@ class Worker:
         await asyncio.get_running_loop().run_in_executor(self._threads, settle)
 
     def exchange_failed(self, peer_id: str, error: Exception, region: int) -> None:
-        """The hub lost its connection to a peer: the attempt of a region is over, whoever is to blame."""
+        """The hub lost its connection to a peer: the attempt of a region is over, here as there."""
         wrapped = ExchangeError(f"connection lost peer=`{peer_id}`: {error}")
         for deployment in self._regions:
             if deployment.region == region:
@@ -420,6 +426,9 @@ class Worker:
             return None
         if self._store is None or self._store[0] != message.storage:
             store = self._open_store(message.storage, self._job_name, message.settings)
+            if self._storage_metrics is None:
+                self._storage_metrics = self._metrics.group(job_name=self._job_name)
+                self._storage.register(self._storage_metrics.add())
             try:
                 await store.open()
             except BaseException:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +13,11 @@ import pytest
 
 import headgate as hg
 from headgate.operators.aggregates import AggregatePlan
-from headgate.operators.base import OperatorContext
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.running_aggregate import RunningAggregate
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
+from headgate.tests.support.operators import in_place, operator_context
 
 SCHEMA = pa.schema([("key", pa.int64()), ("x", pa.float64()), ("word", pa.string())])
 AGGREGATES = {
@@ -57,14 +54,16 @@ def started(aggregates, directory: Path, index: int, parallelism: int, options):
     own.mkdir()
     operator.output = output
     operator.open(
-        OperatorContext(
-            job_name="job", operator_name="agg", subtask_index=index, parallelism=parallelism,
-            max_parallelism=MAX_PARALLELISM, attempt=next(numbers),
-            key_groups=key_group_range(index, parallelism, MAX_PARALLELISM), clock=SystemClock(),
-            timers=None, metrics=SimpleNamespace(), logger=logging.getLogger("test"),
-            run_in_thread=lambda call: call(), options=options, local_directory=lambda: own,
+        operator_context(
+            index,
+            parallelism,
+            MAX_PARALLELISM,
+            attempt=next(numbers),
+            run_in_thread=in_place,
+            options=options,
+            local_directory=lambda: own,
         )
-    )  # fmt: skip
+    )
     return operator, output
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState
 from headgate.testing.loop import VirtualClock, VirtualLoop
+from headgate.tests.support.operators import operator_context
 
 MAX_PARALLELISM = 12
 
@@ -78,15 +78,20 @@ class Bench:
             operator.open(self._context(index))
 
     def _context(self, index: int) -> OperatorContext:
-        return OperatorContext(
-            "test", self.node.name, index, self.parallelism, MAX_PARALLELISM, 1,
-            key_group_range(index, self.parallelism, MAX_PARALLELISM), self.clock,
-            SimpleNamespace(call_later=self._call_later),
-            SimpleNamespace(
-                counter=self._counter, gauge=self.gauges.__setitem__, histogram=self._histogram
-            ),
-            logging.getLogger("test"), self._no_threads, self.options,
-        )  # fmt: skip
+        metrics = SimpleNamespace(
+            counter=self._counter, gauge=self.gauges.__setitem__, histogram=self._histogram
+        )
+        return operator_context(
+            index,
+            self.parallelism,
+            MAX_PARALLELISM,
+            operator_name=self.node.name,
+            clock=self.clock,
+            timers=SimpleNamespace(call_later=self._call_later),
+            metrics=metrics,
+            run_in_thread=self._no_threads,
+            options=self.options,
+        )
 
     def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
         handle = self.loop.call_later(delay_ms / 1000, callback)

@@ -6,10 +6,7 @@ Calls take some rounds of the event loop: no clock decides anything.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,16 +15,6 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.tests.support.held import Paced
-
-_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_integration = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _integration
-_spec.loader.exec_module(_integration)
-lab = _integration.lab
-faults = _integration.faults
 
 ROWS = 240
 

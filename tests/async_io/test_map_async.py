@@ -93,7 +93,7 @@ def test_time_that_is_up_fails_the_job(bench: Any, world: Any) -> None:
     with pytest.raises(UserCodeError) as caught:
         step.advance(20)
     text = str(caught.value)
-    assert "a call of the function of `ask` did not end in time timeout=`20ms` record=`21`" in text
+    assert "a call of the function of `ask` timed out timeout=`20ms` record=`21`" in text
     assert "test_map_async.py" in text
     assert "timeout=" in caught.value.fix
 

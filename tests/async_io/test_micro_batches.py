@@ -155,7 +155,7 @@ def test_a_failure_of_a_batch_fails_the_job(bench: Any, world: Any) -> None:
     ("given", "message"),
     [
         ({"rows": 0}, "rows must be a whole number of at least 1 value=`0`"),
-        ({"rows": None, "within": "1s"}, "nothing says when it is"),
+        ({"rows": None, "within": "1s"}, "rows= is missing"),
         ({"within": 3}, "within needs a unit"),
         ({"max_in_flight": 2}, "max_in_flight= is for `async def` functions"),
     ],

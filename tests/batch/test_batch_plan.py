@@ -106,14 +106,14 @@ def triggered(trigger: Any) -> Any:
     ("step", "why", "fix"),
     [
         (early, "emit_every", "leave emit_every out"),
-        (triggered(hg.triggers.ProcessingTime()), "trigger", "event time"),
-        (triggered(hg.triggers.Purging(hg.triggers.ProcessingTime())), "trigger", "event time"),
+        (triggered(hg.triggers.ProcessingTime()), "trigger", "event-time"),
+        (triggered(hg.triggers.Purging(hg.triggers.ProcessingTime())), "trigger", "event-time"),
         (
             triggered(hg.triggers.Purging(hg.triggers.ContinuousProcessingTime("1s"))),
             "trigger",
-            "event time",
+            "event-time",
         ),
-        (triggered(hg.triggers.Purging(ByTheClock())), "trigger", "event time"),
+        (triggered(hg.triggers.Purging(ByTheClock())), "trigger", "event-time"),
         (lambda keyed: keyed.process(Waits(), name="w"), "ctx.processing_time", "ctx.event_time"),
     ],
 )

@@ -17,8 +17,11 @@ BACKENDS = ["hashmap", "rocksdb"]
 
 
 def turn(number: int) -> int:
-    """Which of the records of its key it is, in rounds of eight."""
-    return number // KEYS % 8
+    """Return the place of a record in the rounds of eight of its key.
+
+    The rounds of the keys begin one after the other, so that some match is open at any time.
+    """
+    return (number // KEYS + number % KEYS) % 8
 
 
 def pattern() -> hg.cep.Pattern[int]:

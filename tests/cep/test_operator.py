@@ -180,7 +180,7 @@ def test_what_is_under_way_for_one_key_has_a_bound(world, pattern, letters):
     stream = world.stream().key_with(key_of).match(pattern, name="m")
     step = world.Step(stream, options={PARTIAL_OPTION: "3"})
     step.push([(key, x) for key in "jk" for x in letters[:3]], [1, 2, 3] * 2).watermark(3)
-    with pytest.raises(StateError, match="too much is under way for one key") as raised:
+    with pytest.raises(StateError, match="too many partial matches for one key") as raised:
         step.restart().push([("k", letters[3])], [4]).watermark(4)
     assert "step=`m` key=`'k'` partial=`4`" in raised.value.message
     assert PARTIAL_OPTION in raised.value.fix
@@ -349,8 +349,8 @@ one = hg.cep.begin("a")
 MISTAKES = {
     "two stages have the name `a`": lambda: one.next("a"),
     "two stages have the name `b`": lambda: one.next(hg.cep.begin("b")).next("b"),
-    "nothing says until when": lambda: columns(one.not_followed_by("b")),
-    "no clear sense behind the optional": lambda: one.optional().not_next("b"),
+    "without a time limit": lambda: columns(one.not_followed_by("b")),
+    "no clear meaning after the optional": lambda: one.optional().not_next("b"),
     "until is for stages without an upper bound": lambda: one.times(3).until(len),
     "either greedy or has an until": lambda: one.one_or_more().greedy().until(len),
     "either greedy or has an until ": lambda: one.one_or_more().until(len).greedy(),
@@ -369,7 +369,7 @@ MISTAKES = {
     "takes a whole number from": lambda: one.times_or_more(0),
     "or_where needs a where": lambda: one.or_where(len),
     "a group has no condition": lambda: hg.cep.begin(one).where(len),
-    "within is of the whole pattern": lambda: hg.cep.begin(one.within("1m")),
+    "within applies to the whole pattern": lambda: hg.cep.begin(one.within("1m")),
     "a group needs a stage": lambda: hg.cep.begin(one.optional()),
     "within needs at least 1 ms": lambda: one.within("0s"),
     "within needs a unit": lambda: one.within(10),

@@ -21,8 +21,8 @@ import pytest
 import headgate as hg
 from headgate.errors import JobError
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.client import CoordinatorClient
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Connect
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.tests.chaos.leftovers import left_in
@@ -39,7 +39,7 @@ class Chaos:
     plan: Callable[[Chaos, Event, dict[str, Any]], None]
     events: list[Event] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
-    address: tuple[list[str], str] | None = None
+    connect: Connect | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -48,8 +48,8 @@ class Chaos:
         body = json.loads(event.body) if event.body else {}
         self.plan(self, event, body)
 
-    def on_listening(self, addresses: list[str], token: str) -> None:
-        self.address = (addresses, token)
+    def on_listening(self, connect: Connect) -> None:
+        self.connect = connect
 
     def later(self, delay_s: float, action: Callable[[Chaos], Any]) -> None:
         """Do something to the job at a random moment."""
@@ -65,8 +65,8 @@ class Chaos:
 
     async def status(self) -> dict[str, Any]:
         """What the coordinator says of the job now."""
-        assert self.address is not None
-        client = await CoordinatorClient.connect(*self.address)
+        assert self.connect is not None
+        client = await self.connect()
         try:
             return await client.request("status")
         finally:

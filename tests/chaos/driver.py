@@ -17,7 +17,7 @@ import psutil
 
 from headgate.errors import JobError
 from headgate.runtime.control import registry
-from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.rest.client import RestClient
 
 from . import processes
 
@@ -181,7 +181,7 @@ class Driver:
         record = registry.find(NAME)
         if record is None:
             raise JobError("the job is not registered")
-        client = await CoordinatorClient.connect(record.addresses, record.token)
+        client = await RestClient.connect(record.addresses, record.token)
         try:
             return await client.request(verb, **arguments)
         finally:

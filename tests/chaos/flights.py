@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from headgate.tests.support.modules import load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 YEAR_MS = 365 * 24 * 3_600_000
@@ -37,12 +37,7 @@ class Verdict:
 
 def write_years(directory: Path, flights: int) -> int:
     """Write so many flights or somewhat more, a file per year; returns how many."""
-    spec = importlib.util.spec_from_file_location("make_flights", EXAMPLES / "make_flights.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    year = module.flights()
+    year = load(EXAMPLES / "make_flights.py").flights()
     directory.mkdir(parents=True)
     at = year.schema.get_field_index("time_hour")
     field, first = year.schema.field(at), year["time_hour"].cast(pa.int64()).to_numpy()

@@ -11,7 +11,6 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.errors import HeadgateError
-from headgate.runtime.control.client import CoordinatorClient
 from headgate.runtime.job import runnable
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
@@ -78,7 +77,7 @@ def rescaled_and_killed(chaos: Any) -> bool:
 
 
 async def rescale(chaos: Any, parallelism: int) -> None:
-    client = await CoordinatorClient.connect(*chaos.address)
+    client = await chaos.connect()
     try:
         answer = await client.request("rescale", parallelism=parallelism)
         chaos.state.setdefault("answers", []).append(answer["parallelism"])

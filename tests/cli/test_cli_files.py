@@ -154,3 +154,13 @@ def test_options_and_version(cli) -> None:
     assert "| `heartbeat.timeout` |" in cli("options", "--markdown").stdout
     assert cli("--version").stdout.startswith("headgate 0.")
     assert cli("fly").returncode == 2
+
+
+def test_a_script_that_ends_the_process_is_named_with_its_line(cli) -> None:
+    """Native code of a library may crash: Polars does while a chain of 20,000 `.abs()` is built."""
+    crash = "import ctypes\n\n\ndef crash():\n    ctypes.string_at(0)\n\n\ncrash()\n"
+    done = cli("validate", cli.write("crashes.py", crash))
+    assert done.returncode < 0
+    assert "Segmentation fault" in done.stderr
+    assert 'crashes.py", line 5 in crash' in done.stderr
+    assert 'crashes.py", line 8 in <module>' in done.stderr

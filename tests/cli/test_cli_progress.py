@@ -12,7 +12,7 @@ from rich.console import Console
 from headgate.runtime.cli.live import LiveReporter
 from headgate.runtime.cli.progress import LineReporter
 from headgate.runtime.cli.rates import Progress, short
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
 
 NOW_MS = 1_000_000
 

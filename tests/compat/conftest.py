@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,22 +14,17 @@ import msgspec
 import pytest
 import xxhash
 
-FORMATS = {"v0.1": 1, "v0.1-format-2": 2, "v0.1-format-3": 3, "v0.1-format-4": 4}
+from headgate.tests.support.modules import load
+
+FORMATS = {
+    "v0.1": 1,
+    "v0.1-format-2": 2,
+    "v0.1-format-3": 3,
+    "v0.1-format-4": 4,
+    "v0.1-format-5": 5,
+}
 """By the directory of what is kept: the format of its records."""
 HERE = Path(__file__).parent
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.parent.name + "_" + path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-lab = load(HERE.parent / "integration" / "conftest.py").lab
 
 
 @pytest.fixture(scope="session")

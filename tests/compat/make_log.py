@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from headgate.tests.support.lab import Lab
+from headgate.tests.support.modules import load
+
 HERE = Path(__file__).parent
-
-
-def load(path: Path) -> Any:
-    """A module by its path."""
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def main() -> None:
@@ -39,7 +30,7 @@ def main() -> None:
             await running.request("checkpoint")
         await running.request("cancel")
 
-    load(HERE.parent / "integration" / "conftest.py").Lab(Path(tempfile.mkdtemp())).run(job, script)
+    Lab(Path(tempfile.mkdtemp())).run(job, script)
     for path in sorted(target.rglob("*")):
         if path.is_file():
             print(f"{path.stat().st_size:8,} {path.relative_to(target)}")

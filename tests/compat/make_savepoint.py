@@ -1,6 +1,6 @@
 """Makes the savepoints of `vX.Y/`, with what a job that goes on from them must come to. See README.md:
 
-    python tests/compat/make_savepoint.py v0.1-format-4
+    python tests/compat/make_savepoint.py v0.1-format-5
 
 Each version of the format is made once and then kept: a savepoint in here must load for ever.
 
@@ -18,7 +18,6 @@ and the time that input files must have been changed at.
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import random
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate.runtime.job import runnable
+from headgate.tests.support.lab import Lab
+from headgate.tests.support.modules import load
 
 HERE = Path(__file__).parent
 CHANGED_NS = 1_700_000_000 * 10**9
@@ -41,18 +42,7 @@ START = datetime(2024, 2, 29, 23, 30, tzinfo=UTC)
 BACKENDS = {"canonical": "hashmap", "native": "rocksdb"}
 
 
-def load(path: Path) -> Any:
-    """A module by its path."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-state_job = load(HERE / "state_job.py")
+state_job = load(HERE / "state_job.py", "state_job")
 
 
 def events(part: int, rng: random.Random) -> list[dict[str, Any]]:
@@ -198,7 +188,6 @@ async def processed(running: Any) -> int:
 
 def take(work: Path, target: Path, kind: str) -> None:
     """Run the job half-way, and keep a savepoint with the drafts that it names."""
-    lab_module = load(HERE.parent / "integration" / "conftest.py")
     outputs = state_job.Outputs(work / kind / "output")
     job = state_job.make_job(
         work, outputs, parallelism=2, mark=target.name, storage=f"memory://compat-{kind}", rate=8
@@ -215,7 +204,7 @@ def take(work: Path, target: Path, kind: str) -> None:
         shutil.copytree(outputs.directory, target / kind / "output")
         await running.request("cancel")
 
-    lab_module.Lab(work).run(job, script)
+    Lab(work).run(job, script)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import random
 import shutil
 import threading
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headgate.connectors import csv_sink, files_sink, files_source, json_sink, parquet_sink
+from headgate.connectors import (
+    csv_sink,
+    files_sink,
+    files_source,
+    json_sink,
+    parquet_sink,
+    s3_config,
+)
 from headgate.connectors.conformance import (
+    CheckMetrics,
     CheckTimers,
     check_sink,
     commit,
     make_context,
     read_all,
 )
-from headgate.connectors.files import locations, s3_drafts
+from headgate.connectors.files import s3_drafts
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.files.sink import FileSink, FileWriter, PartName
 from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.sink import Guarantee, SinkOperator
+from headgate.operators.sink import DISCARDED_COUNTER, Guarantee, SinkOperator
 from headgate.state.snapshot import CommitPermit, RestoredState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -37,12 +45,10 @@ FORMATS = ["parquet", "csv", "json"]
 
 
 @pytest.fixture
-def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The server, met without retries: moto answers 500 where S3 answers 404 NoSuchUpload."""
-    monkeypatch.setattr(locations, "_ATTEMPTS_MAX", 1)
-    locations._s3_client.cache_clear()
-    yield s3_server
-    locations._s3_client.cache_clear()
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The server, asked twice at most: moto answers 500 where S3 answers 404 NoSuchUpload."""
+    monkeypatch.setattr(s3_config, "ATTEMPTS_MAX", 2)
+    return s3_server
 
 
 def batch(*ids: int) -> ColumnBatch:
@@ -318,18 +324,22 @@ def test_cleanup_deletes_what_is_dead_and_nothing_else(tmp_path: Path) -> None:
     for attempt in (9, 2, 1):  # newest first, or opening the newer ones would clean up already
         for after in (3, 5, 6):
             for subtask in (0, 1, 2, 3):
-                context = {"attempt": attempt, "subtask_index": subtask, "parallelism": 4}
+                context: dict[str, Any] = {"attempt": attempt, "subtask_index": subtask}
+                context["parallelism"] = 4
                 operator = start(sink, restored_checkpoint=after, **context)
                 operator.process(batch(1), 0)
                 prepare(operator, after + 1)
     before = drafts(tmp_path)
     assert len(before) == 36
 
-    start(sink, attempt=5, subtask_index=0, parallelism=2, restored_checkpoint=5).close()
-    start(sink, attempt=5, subtask_index=1, parallelism=2, restored_checkpoint=5).close()
+    metrics = CheckMetrics()
+    for index in (0, 1):
+        context = {"attempt": 5, "subtask_index": index, "parallelism": 2, "metrics": metrics}
+        start(sink, restored_checkpoint=5, **context).close()
     dead = [(attempt, after, subtask) for attempt, after, subtask in before if attempt < 5 <= after]
     assert dead
     assert drafts(tmp_path) == sorted(set(before) - set(dead))
+    assert metrics.counts[DISCARDED_COUNTER] == len(dead)
 
 
 def test_cleanup_leaves_other_subtasks_and_sinks_alone(tmp_path: Path) -> None:
@@ -483,14 +493,13 @@ def test_a_broken_disk_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.Mo
 def test_s3_parts_are_uploaded_while_writing(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many parts, more than may wait: all arrive, in order, and a failed one is sent again."""
     monkeypatch.setattr(s3_drafts, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr(s3_drafts, "_PARTS_WAITING_MAX", 1)
     text = "x" * 1000
     rows = 6000
     data = pa.RecordBatch.from_pydict({"id": range(rows), "name": [text] * rows}, schema=SCHEMA)
 
     async def run() -> None:
         sink = csv_sink(f"s3://{s3.bucket}/a/b", guarantee="exactly_once")
-        operator = start(sink, options=s3.options)
+        operator = start(sink, options={**s3.options, "s3.fast.upload.active.blocks": "1"})
         for _ in range(4):
             operator.process(ColumnBatch(data), 0)
         await asyncio.to_thread(prepare, operator, 1)
@@ -676,7 +685,7 @@ def test_what_is_dropped_is_not_uploaded_first(recording: RecordingClient) -> No
         (lambda: parquet_sink("x", guarantee="none", roll_bytes="3"), "not a size"),
         (lambda: parquet_sink("x", guarantee="none", roll_every=3), "needs a unit"),
         (lambda: parquet_sink("ftp://x", guarantee="none"), "no such kind of storage"),
-        (lambda: parquet_sink("s3:///x", guarantee="none"), "not written as an address"),
+        (lambda: parquet_sink("s3:///x", guarantee="none"), "malformed"),
         (lambda: files_sink("x", format="orc", guarantee="none"), "no such file format"),
         (
             lambda: parquet_sink("x", guarantee="none", storage_options={"s3.endpont": ""}),

@@ -252,7 +252,7 @@ def mistakes() -> dict[str, tuple[Any, str]]:
             lambda: hybrid_source(
                 generator({"n": sequence()}, rows=5), lambda end: endless, time_column="n"
             ).splits(1),
-            "cannot say",
+            "cannot tell",
         ),
         "two places": (lambda: _made_with(Prepared()), "has to be prepared"),
     }

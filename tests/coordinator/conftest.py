@@ -4,9 +4,6 @@ tests/integration for whole jobs."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +16,6 @@ from headgate.runtime.protocol.checkpoints import CheckpointCoordinator
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
-
-_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-lab, trouble, retained = _module.lab, _module.trouble, _module.retained
 
 JOB = "job"
 OPERATOR = "count"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.worker.worker import Worker
 
 
-def make_job(lab: Any, sink: Any, **options: str) -> hg.Job:
-    job = hg.Job("job", parallelism=2, max_parallelism=12)
+def make_job(lab: Any, sink: Any, group: str = "default", **options: str) -> hg.Job:
+    """The step `count`, and those behind it, are in the slot sharing group `group`."""
+    resources = {group: hg.Resources()}
+    job = hg.Job("job", parallelism=2, max_parallelism=12, resources=resources)
     job.checkpoint(every="50ms", storage=lab.storage)
     job.restart(attempts=0, delay="10ms")
     runnable(job).override(options)
@@ -38,6 +41,7 @@ def make_job(lab: Any, sink: Any, **options: str) -> hg.Job:
         job.read(numbers(None, rate=1500, batch_rows=10, splits=4), name="numbers")
         .key_with(lambda n: n % 12)
         .process(Counted(), name="count")
+        .slot_sharing_group(group)
         .write(sink, name="out")
     )
     return job
@@ -166,7 +170,7 @@ def test_an_old_coordinator_that_lives_can_do_nothing(lab: Any) -> None:
         await pool.close()
         assert len(job.live()) == 2
         # It asks for the workers again.
-        assert await pool.find([worker.worker_id for worker in workers]) == []
+        assert await pool.find({worker.worker_id: worker.group for worker in workers}) == []
         await job.checkpoint()
         await job.request("stop")
 
@@ -329,4 +333,50 @@ def test_spares_of_a_coordinator_that_took_over_are_ready_too(
     options = {"slotmanager.redundant-taskmanager-num": "1"}
     ran = lab.run(make_job(lab, sink, **options), script)
     assert ran.restores == ran.failures == []
+    check_exact(sink)
+
+
+def test_workers_of_several_groups_are_adopted(lab: Any) -> None:
+    """Whose slots a worker gives is not said by the worker: it follows from its place in the log."""
+    sink = collect(guarantee="exactly_once")
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        before = await job.status()
+        await succession.crash()
+        assert (await succession.taken_over())["adopted"]
+        await job.until("status", status="RUNNING")
+        after = await job.status()
+        assert [each["group"] for each in after["workers"]] == ["default"] * 2 + ["state"] * 2
+        assert after["workers"] == before["workers"]
+        await job.checkpoint()
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink, "state"), script)
+    assert ran.outcome.status == "SUSPENDED"
+    assert ran.restores == ran.failures == []
+    check_exact(sink)
+
+
+def test_workers_with_another_number_of_slots_are_not_adopted(lab: Any) -> None:
+    """The next process says another number, and so cannot tell whose slots they are; it ends them."""
+    sink = collect(guarantee="exactly_once")
+
+    async def script(job: Any) -> None:
+        succession = Succession(job)
+        await job.checkpoint()
+        old = job.live()
+        job.spec = replace(job.spec, group_slots={"state": 2})
+        await succession.crash()
+        found = await succession.taken_over()
+        assert found["reason"] == "its workers had another number of slots"
+        await job.until("status", status="RUNNING")
+        assert len((await job.status())["workers"]) == 3
+        await job.checkpoint()
+        assert not any(each.alive for each in old)
+        await job.request("stop")
+
+    ran = lab.run(make_job(lab, sink, "state"), script)
+    assert ran.outcome.status == "SUSPENDED"
     check_exact(sink)

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -22,10 +23,10 @@ from headgate.runtime.cluster import leaders as leaders_module
 from headgate.runtime.cluster import named_jobs, ray_driver
 from headgate.runtime.cluster.leaders import Leaders, settled
 from headgate.runtime.cluster.ray_actors import Lead
-from headgate.runtime.control.client import CoordinatorClient
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.protocol.joblog import JobEnded, JobStatus
+from headgate.runtime.rest.client import RestClient
 
 from .test_takeovers import make_spec
 
@@ -106,7 +107,7 @@ class World:
         assert method == "lead"
         if phase is FAILED:
             raise RayTaskError("lead", "", REFUSED)
-        return Lead([], self._pid, 1) if phase in (LEADS, REPLACED) else None
+        return Lead((), self._pid, 1) if phase in (LEADS, REPLACED) else None
 
     async def connect(self, addresses: Any, token: str) -> Any:
         phase = self.step()
@@ -173,10 +174,15 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Calls a function of the driver for the job whose coordinators are these; the first one is reached."""
     spec = make_spec()
 
-    def ask(function: Callable[..., Coroutine[Any, Any, Any]], *worlds: World) -> Any:
-        monkeypatch.setattr(CoordinatorClient, "connect", worlds[0].connect)
+    def ask(
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        *worlds: World,
+        options: dict[str, str] | None = None,
+    ) -> Any:
+        told = replace(spec, options={**spec.options, **(options or {})})
+        monkeypatch.setattr(RestClient, "connect", worlds[0].connect)
         monkeypatch.setattr(ray_driver, "find_job", worlds[0].find_job)
-        return asyncio.run(function(spec, Leaders(worlds), "token"))
+        return asyncio.run(function(told, Leaders(worlds), "token"))
 
     return ask
 
@@ -261,13 +267,18 @@ def test_a_coordinator_that_cannot_be_reached_is_not_tried_for_ever(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def out_of_reach(addresses: Any, token: str) -> Any:
+        loop = asyncio.get_running_loop()
+        now = loop.time() + 30.0
+        monkeypatch.setattr(loop, "time", lambda: now)
+        tries.append(now)
         raise JobError("the coordinator does not answer: unix:/nowhere")
 
     world = World([(LEADS, ASKED_MAX)], says_how=False)
-    monkeypatch.setattr(ray_driver, "TAKEOVER_TIMEOUT_S", 0.0)
+    tries: list[float] = []
     monkeypatch.setattr(world, "connect", out_of_reach)
     with pytest.raises(JobError, match="does not answer: unix:/nowhere"):
-        ask(follow, world)
+        ask(follow, world, options={"headgate.coordinator.return-timeout": "100 s"})
+    assert len(tries) == 4
 
 
 def test_a_process_that_is_being_made_again_is_asked_until_it_answers() -> None:

@@ -15,14 +15,15 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list, generator
 from headgate.errors import FencedError, HeadgateError, JobNotFound, UsageError
-from headgate.runtime.control.client import HungUp
+from headgate.runtime.control.job_client import HungUp
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.storage.joblog_store import JobLog
 
 
-def endless(tmp_path: Path, name: str = "endless") -> hg.Job:
+def endless(tmp_path: Path, name: str = "endless", *, checkpoints: bool = True) -> hg.Job:
     job = hg.Job(name)
-    job.checkpoint(every="1h", storage=tmp_path / "checkpoints")
+    if checkpoints:
+        job.checkpoint(every="1h", storage=tmp_path / "checkpoints")
     numbers = job.read(generator({"n": "sequence"}, rate=1000, batch_rows=50), name="numbers")
     numbers.key_by("n").agg(count=hg.count(), name="counts").write(blackhole(), name="out")
     return job
@@ -160,6 +161,14 @@ def test_a_run_is_handed_over_in_time_though_its_checkpoint_hangs(
     again = endless(tmp_path).start(run_id="a")
     until_running(again)
     assert again.stop().status == "SUSPENDED"
+
+
+def test_a_run_without_checkpoints_is_handed_over_at_once(tmp_path: Path) -> None:
+    handle = endless(tmp_path, checkpoints=False).start()
+    until_running(handle)
+    assert handle._ask("hand-over")["status"] == "HANDED_OVER"
+    outcome = handle.wait()
+    assert (outcome.status, outcome.checkpoint, outcome.restarts) == ("HANDED_OVER", 0, 0)
 
 
 @pytest.mark.parametrize(

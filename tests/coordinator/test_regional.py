@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.runtime.control.messages import CheckpointAcked, Event, LoopRoundBack, SubtaskFailed
+from headgate.runtime.control.events import Event
+from headgate.runtime.control.messages import CheckpointAcked, LoopRoundBack, SubtaskFailed
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.regions import Executions, failover_of
 from headgate.runtime.job import runnable

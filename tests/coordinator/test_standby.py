@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from headgate.connectors import collect
 from headgate.errors import FencedError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.standby import Answer, Standby
+from headgate.runtime.options import Options
 from headgate.runtime.protocol.standby import Turn
+from headgate.runtime.rest.server import RestServer
 
 from .test_adoption_jobs import Succession, check_exact, make_job
 
@@ -24,7 +27,7 @@ def stand_by(job: Any, turns: list[Turn] | None = None, *, silent_max_ms: int = 
     async def ask() -> Answer:
         if turns:
             return Answer(turns.pop(0))
-        return Answer(Turn.LEADS, tuple(job.coordinator.server.addresses))
+        return Answer(Turn.LEADS, job.coordinator.rest_addresses)
 
     return Standby(
         ask,
@@ -37,8 +40,13 @@ def stand_by(job: Any, turns: list[Turn] | None = None, *, silent_max_ms: int = 
     )
 
 
-async def listen(job: Any, tmp_path: Path) -> None:
-    await job.coordinator.server.listen(str(tmp_path / "leader.sock"))
+async def listen(job: Any, tmp_path: Path, make: type[RestServer] = RestServer) -> RestServer:
+    """Open the REST API of a coordinator."""
+    coordinator = job.coordinator
+    rest = make(coordinator.clients, coordinator.server.token, Options({}), SystemClock())
+    await rest.listen_unix(str(tmp_path / "leader.sock"))
+    coordinator.rest_addresses = rest.addresses
+    return rest
 
 
 async def follow_the_lost(job: Any, waiting: asyncio.Task[bool]) -> dict[str, Any]:
@@ -54,17 +62,17 @@ def test_a_leader_that_dies_is_followed_at_once(lab: Any, tmp_path: Path) -> Non
     found: list[Any] = []
 
     async def script(job: Any) -> None:
-        await listen(job, tmp_path)
+        rest = await listen(job, tmp_path)
         waiting = asyncio.ensure_future(stand_by(job, [Turn.STANDS_BY, Turn.SILENT]).wait())
         await job.checkpoint()
-        while not job.coordinator.clients._subscribers:
+        while not job.coordinator.clients.followed:
             await job.tick()
         assert not waiting.done()
         old = job.coordinator
         old._pool.abandon()
         job.task.cancel()
         await asyncio.gather(job.task, return_exceptions=True)
-        await old.server.close()
+        await rest.close()
         found.append(await follow_the_lost(job, waiting))
         await job.checkpoint()
         await job.request("stop")
@@ -81,15 +89,14 @@ def test_a_leader_that_is_wrongly_taken_for_dead_harms_nothing(lab: Any, tmp_pat
     found: list[Any] = []
 
     async def script(job: Any) -> None:
-        await listen(job, tmp_path)
+        rest = await listen(job, tmp_path)
         standby = stand_by(job)
         waiting = asyncio.ensure_future(standby.wait())
         await job.checkpoint()
-        while not job.coordinator.clients._subscribers:
+        while not job.coordinator.clients.followed:
             await job.tick()
         old, task = job.coordinator, job.task
-        for link in list(old.clients._links):
-            link.close()
+        await rest.close()
         found.append(await follow_the_lost(job, waiting))
         with pytest.raises(FencedError):
             await task
@@ -104,19 +111,22 @@ def test_a_leader_that_is_wrongly_taken_for_dead_harms_nothing(lab: Any, tmp_pat
     check_exact(sink)
 
 
-def test_a_leader_that_hangs_is_followed(lab: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", ["_get_healthz", "_get_status"])
+def test_a_leader_that_hangs_is_followed(lab: Any, tmp_path: Path, handler: str) -> None:
+    """Before it has answered anything, or later."""
+
     async def script(job: Any) -> None:
-        await listen(job, tmp_path)
-        await job.checkpoint()
         never = asyncio.Event()
 
-        async def hang(*_: Any) -> None:
+        async def hang(*_: Any) -> web.Response:
             await never.wait()
+            return web.Response()
 
-        job.coordinator.clients._answer = hang
+        rest = await listen(job, tmp_path, type("Hangs", (RestServer,), {handler: hang}))
+        await job.checkpoint()
         assert await stand_by(job, silent_max_ms=50).wait()
         never.set()
-        del job.coordinator.clients._answer
+        await rest.close()
         await job.request("stop")
 
     lab.run(make_job(lab, collect(guarantee="exactly_once")), script)
@@ -127,11 +137,11 @@ def test_nobody_stands_by_for_a_job_that_has_ended(lab: Any, tmp_path: Path, fen
     """Or that a run has taken which is not of this pair."""
 
     async def script(job: Any) -> None:
-        await listen(job, tmp_path)
+        rest = await listen(job, tmp_path)
         turns: list[Turn] = []
         waiting = asyncio.ensure_future(stand_by(job, turns).wait())
         await job.checkpoint()
-        while not job.coordinator.clients._subscribers:
+        while not job.coordinator.clients.followed:
             await job.tick()
         turns.append(Turn.OVER)
         if fenced:
@@ -143,7 +153,7 @@ def test_nobody_stands_by_for_a_job_that_has_ended(lab: Any, tmp_path: Path, fen
         else:
             await job.request("stop")
         assert not await waiting
-
+        await rest.close()
         if fenced:
             await job.request("stop")
 

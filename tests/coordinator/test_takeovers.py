@@ -30,7 +30,9 @@ class NoCluster:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> WorkerHandle:
+    async def start_worker(
+        self, worker_id: str, control: ControlEndpoint, group: str
+    ) -> WorkerHandle:
         self.asked += 1
         raise JobError("no workers here")
 

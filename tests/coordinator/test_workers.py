@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from headgate.operators.resources import DEFAULT_GROUP
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello
 from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
@@ -32,7 +33,7 @@ class Cluster:
         self.serving: list[asyncio.Task[None]] = []
         self.pool: Any = None
 
-    async def start_worker(self, worker_id: str, control: object) -> Handle:
+    async def start_worker(self, worker_id: str, control: object, group: str) -> Handle:
         self.handles[worker_id] = Handle(worker_id)
         address = WorkerAddress(worker_id, "elsewhere", "", 1, "").encode()
         hello = Hello(token="", role="worker", worker_id=worker_id, address=address)
@@ -60,7 +61,7 @@ def test_workers_that_are_gone_are_forgotten() -> None:
             heartbeat_timeout_ms=100,
         )
         for _ in range(3):  # up and down again
-            workers = await pool.ensure(3)
+            workers = await pool.ensure([DEFAULT_GROUP] * 3)
             pool.retire(workers[:1])
             for worker in workers[1:]:
                 watching = pool._watchers[worker.worker_id]

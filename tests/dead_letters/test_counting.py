@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from headgate.operators.map import MapOperator
 from headgate.operators.per_record import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.user_code import user_error
-from headgate.state.keygroups import KeyGroupRange
+from headgate.tests.support.operators import operator_context
 
 ORIGIN = Origin("job.py:5", "the line")
 
@@ -50,11 +49,7 @@ class Surroundings:
 
     @property
     def context(self) -> OperatorContext:
-        nothing: Any = None
-        return OperatorContext(
-            "job", "step", 0, 1, 4, 1, KeyGroupRange(0, 3), nothing, nothing, self,  # type: ignore[arg-type]
-            logging.getLogger("test"), nothing,
-        )  # fmt: skip
+        return operator_context(metrics=self)
 
 
 def run(function: Any, policy: OnError, records: list[Any]) -> Surroundings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,39 +18,10 @@ from headgate.operators.splits import SourceSplits
 from headgate.operators.watermarks.operator import EventTimeOperator
 from headgate.operators.watermarks.settings import Alignment, WatermarkSettings
 from headgate.operators.watermarks.strategy import WatermarkStrategy, bounded_by
-from headgate.state.keygroups import KeyGroupRange
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.operators import ManualClock, in_place, operator_context
 
 ORIGIN = Origin("job.py:5")
-
-
-class Clock:
-    """Moves only when told; runs the timers that are due."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-        self.due: dict[int, tuple[int, Callable[[], None]]] = {}
-        self._next = 0
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1_000
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        self._next += 1
-        key = self._next
-        self.due[key] = (self.ms + delay_ms, callback)
-        return lambda: self.due.pop(key, None) and None
-
-    def advance(self, ms: int) -> None:
-        until = self.ms + ms
-        while due := [(at, key) for key, (at, _) in self.due.items() if at <= until]:
-            at, key = min(due)
-            self.ms = at
-            self.due.pop(key)[1]()
-        self.ms = until
 
 
 class Step:
@@ -68,7 +38,7 @@ class Step:
     ) -> None:
         self.subtask = subtask
         """Its index, and the parallelism."""
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.splits = SourceSplits()
         self.splits.behind_source = True
         self.splits.at_rest = at_rest
@@ -84,19 +54,14 @@ class Step:
         self.operator.open(self._context(options or {}))
 
     def _context(self, options: dict[str, str]) -> OperatorContext:
-        return OperatorContext(
-            job_name="test",
+        return operator_context(
+            *self.subtask,
+            128,
             operator_name="times",
-            subtask_index=self.subtask[0],
-            parallelism=self.subtask[1],
-            max_parallelism=128,
-            attempt=1,
-            key_groups=KeyGroupRange(0, 127),
             clock=self.clock,
             timers=self.clock,
-            metrics=self,  # type: ignore[arg-type]
-            logger=logging.getLogger("test"),
-            run_in_thread=lambda function: function(),
+            metrics=self,
+            run_in_thread=in_place,
             options=options,
             held_s=lambda: self.held_s,
             splits=self.splits,

@@ -101,7 +101,7 @@ def test_after_the_end_the_clock_means_nothing(step):
     run.operator.on_watermark(WATERMARK_MAX)
     run.wait(60_000)
     assert run.watermarks == [WATERMARK_MAX]
-    assert run.clock.due == {}
+    assert run.clock.waiting == {}
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -114,7 +114,7 @@ def test_after_the_end_the_clock_means_nothing(step):
 )
 def test_a_quiet_stream_of_two_subtasks_closes_its_windows(step, records):
     """Through the valve, in whatever order the two fell silent: with idle_after, only the furthest
-    counts in the end, and it goes on for ever."""
+    counts in the end, and it repeats for ever."""
     runs = [step(idle_after_ms=500, close_after_ms=1_000) for _ in range(2)]
     valve, seen = WatermarkValve(2), [0, 0]
     passed = []

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from headgate.tests.support.modules import load
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
 def demo():
-    spec = importlib.util.spec_from_file_location("headgate_demo", EXAMPLES / "demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(EXAMPLES / "demo.py")
 
 
 def job(code):

@@ -9,8 +9,6 @@ of this event loop attempts and a killed process does not.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,14 +29,7 @@ from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.tests.support.held import Paced
-
-_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_integration = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _integration
-_spec.loader.exec_module(_integration)
+from headgate.tests.support.lab import Lab, RunningJob
 
 CHAIN_MAX = 3
 LOADED = 600
@@ -312,12 +303,12 @@ class StruckCluster(InProcessCluster):
         super().__init__(clock=SystemClock(), open_store=disk.process("worker", "none").open)
         self._disk = disk
 
-    async def start_worker(self, worker_id: str, control: Any) -> Any:
+    async def start_worker(self, worker_id: str, control: Any, group: str) -> Any:
         self._open_store = self._disk.process("worker", worker_id).open
-        return await super().start_worker(worker_id, control)
+        return await super().start_worker(worker_id, control, group)
 
 
-class StruckJob(_integration.RunningJob):
+class StruckJob(RunningJob):
     """Each coordinator has a store of its own, and dies as a process does."""
 
     def __init__(self, spec: Any, cluster: Any, disk: Disk) -> None:
@@ -381,7 +372,7 @@ class StruckJob(_integration.RunningJob):
         self._disk.strikes.remove(strike)
 
 
-class StruckLab(_integration.Lab):
+class StruckLab(Lab):
     """Runs jobs on a disk."""
 
     def __init__(self, path: Path) -> None:
@@ -521,7 +512,7 @@ def shop(lab: Any) -> Callable[..., Shop]:
 @pytest.fixture
 def plain_lab(tmp_path: Path) -> Any:
     """A lab on real storage."""
-    return _integration.Lab(tmp_path)
+    return Lab(tmp_path)
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def test_a_wish_while_workers_start(lab: Any) -> None:
     async def script(job: Any) -> None:
         never = asyncio.Event()
 
-        async def start_worker(worker_id: str, control: Any) -> Any:
+        async def start_worker(worker_id: str, control: Any, group: str) -> Any:
             await never.wait()
 
         job.cluster.start_worker = start_worker
@@ -239,8 +239,8 @@ def test_a_worker_that_dies_right_after_its_hello(lab: Any) -> None:
         start = job.cluster.start_worker
         stillborn: list[Any] = []
 
-        async def start_worker(worker_id: str, control: Any) -> Any:
-            handle = await start(worker_id, control)
+        async def start_worker(worker_id: str, control: Any, group: str) -> Any:
+            handle = await start(worker_id, control, group)
             if not stillborn:
                 stillborn.append(handle)
                 serve = job.coordinator._pool.serve

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from headgate.operators.base import OperatorContext
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.iteration.head import DROPPED, LOG, ROUND, IterationHead
 from headgate.operators.iteration.settings import LoopSettings, Rounds
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState, StateSnapshot
+from headgate.tests.support.operators import operator_context
 
 GROUPS = 12
 
@@ -50,19 +48,11 @@ def make(
     head, seen = IterationHead(LoopSettings("loop", None, rounds=Rounds(100))), Seen()
     head.output = seen  # type: ignore[assignment]
     head.open(
-        OperatorContext(
-            job_name="job",
-            operator_name="loop",
-            subtask_index=index,
-            parallelism=parallelism,
-            max_parallelism=GROUPS,
-            attempt=1,
-            key_groups=key_group_range(index, parallelism, GROUPS),
-            clock=SystemClock(),
-            timers=None,  # type: ignore[arg-type]
+        operator_context(
+            index,
+            parallelism,
+            GROUPS,
             metrics=seen,
-            logger=logging.getLogger("test"),
-            run_in_thread=None,  # type: ignore[arg-type]
             options={"headgate.iteration.memory": memory},
             local_directory=lambda: tmp_path,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,43 +10,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.base import Operator, OperatorContext
-from headgate.operators.clock import SystemClock
+from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.runtime.task.table_merge import merge_chain
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState, TableCut
+from headgate.tests.support import operators
+from headgate.tests.support.operators import operator_context
 
 MAX_PARALLELISM = 8
 
 
 @dataclass
-class Recorder:
+class Recorder(operators.Recorder):
     """An output and metrics in one."""
 
-    events: list[tuple[str, Any]] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, Callable[[], float]] = field(default_factory=dict)
 
     def emit(self, batch: Any) -> None:
         assert len(batch)
-        self.events.append(("rows", batch))
-
-    def emit_side(self, tag: str, batch: Any) -> None:
-        self.events.append((tag, batch))
-
-    def emit_watermark(self, timestamp: int) -> None:
-        self.events.append(("watermark", timestamp))
-
-    def counter(self, name: str) -> Any:
-        recorder = self
-
-        class Counter:
-            def inc(self, amount: int = 1) -> None:
-                recorder.counters[name] = recorder.counters.get(name, 0) + amount
-
-        return Counter()
+        super().emit(batch)
 
     def gauge(self, name: str, read: Callable[[], float], labels: dict[str, str]) -> None:
         assert name == "join_rows_waiting"
@@ -55,16 +38,12 @@ class Recorder:
 
     def take(self, kind: str = "rows") -> list[tuple[Any, ...]]:
         """Rows that went out since the last call, as tuples, each with its time at the end."""
-        found: list[tuple[Any, ...]] = []
         for event, batch in self.events:
             if event == kind:
-                times = batch.timestamps.tolist()
+                assert batch.timestamps is not None
                 if isinstance(batch, ColumnBatch):
                     batch.data.validate(full=True)
-                    records = [tuple(row.values()) for row in batch.data.to_pylist()]
-                else:
-                    records = batch.records
-                found += [(*row, t) for row, t in zip(records, times, strict=True)]
+        found = self.rows(kind)
         self.events = [each for each in self.events if each[0] != kind]
         return found
 
@@ -125,22 +104,7 @@ class Fleet:
     def _start(self, index: int) -> None:
         recorder, operator = Recorder(), self.factory()
         operator.output = recorder
-        operator.open(
-            OperatorContext(
-                job_name="job",
-                operator_name="join",
-                subtask_index=index,
-                parallelism=self.parallelism,
-                max_parallelism=MAX_PARALLELISM,
-                attempt=1,
-                key_groups=key_group_range(index, self.parallelism, MAX_PARALLELISM),
-                clock=SystemClock(),
-                timers=None,
-                metrics=recorder,
-                logger=logging.getLogger("test"),
-                run_in_thread=None,
-            )
-        )
+        operator.open(operator_context(index, self.parallelism, MAX_PARALLELISM, metrics=recorder))
         self.operators.append(operator)
         self.recorders.append(recorder)
 
@@ -200,7 +164,7 @@ class Fleet:
         return [row for recorder in self.recorders for row in recorder.take(kind)]
 
     def counter(self, name: str) -> int:
-        return sum(recorder.counters.get(name, 0) for recorder in self.recorders)
+        return sum(recorder.counts.get(name, 0) for recorder in self.recorders)
 
     def gauge(self, side: str) -> float:
         """How many rows of a side wait."""

@@ -103,7 +103,7 @@ def test_names_that_clash(sides: Any) -> None:
         left.key_by("k").join(right.key_by("k"), within=("0s", "1s"), name="joined")
     assert text_of(error) == (
         "`event_time` and `event_time-2` both have a column `v` | "
-        'add suffix="_right", which makes `v_right` of the second, or rename it with select'
+        'add suffix="_right", which makes the second `v_right`, or rename it with select'
     )
     with pytest.raises(PlanError) as error:
         right.key_by("k").join(
@@ -112,7 +112,7 @@ def test_names_that_clash(sides: Any) -> None:
             suffix="v",
             name="joined",
         )
-    assert "column `v` of `select` becomes `vv`, which is there already" in text_of(error)
+    assert "column `v` of `select` becomes `vv`, which already exists" in text_of(error)
 
 
 def test_versions_are_valid_for_some_time(sides: Any) -> None:
@@ -182,7 +182,7 @@ def test_streams_that_cannot_be_joined(job: hg.Job, sides: Any, join: Any) -> No
         "needs event time, and `bare` has none": (left.key_by("k"), bare.key_by("k")),
         "key_with gives a function": (left.key_by("k"), right.key_with(lambda row: row.k)),
         "stream of Python objects": (left.key_by("k"), objects.key_with(lambda record: record)),
-        "equal keys would not meet": (left.key_by("v"), right.key_by("k")),
+        "equal keys would not match": (left.key_by("v"), right.key_by("k")),
         "has a column `_row`": (
             left.key_by("k"),
             right.select("k", "v AS _row").key_by("k"),

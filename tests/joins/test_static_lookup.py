@@ -283,10 +283,10 @@ def test_what_is_refused_of_a_lookup(ads: Path) -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         ("add", {}, "unknown column `add` in lookup"),
         ("n", {}, r"looked up by \(n: int64\), and the key of the table is \(ad: string\)"),
-        (("ad", "n"), {}, "equal keys would not meet"),
+        (("ad", "n"), {}, "equal keys would not match"),
         ("ad", {"suffix": None}, "both have a column `n`"),
         ("ad", {"how": "full"}, "a lookup cannot be how=`full`"),
-        ("ad", {"into": ADS}, "a lookup in a table makes no calls: into mean nothing"),
+        ("ad", {"into": ADS}, "a lookup in a table makes no calls: into do not apply"),
     ]
     for key, more, problem in wrong:
         with pytest.raises(PlanError, match=problem):

@@ -23,6 +23,11 @@ RESOURCE: dict[str, Any] = {
         "sinks": {"out": {"from": "numbers", "print": {}}},
     },
 }
+IN_GROUPS: dict[str, Any] = {
+    "resources": {"gpu": {"gpu": 1}},
+    "sinks": {"out": {"from": "numbers", "print": {}, "slotSharingGroup": "gpu"}},
+}
+"""What makes it a job with two slot sharing groups."""
 
 
 @pytest.fixture

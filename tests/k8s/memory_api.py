@@ -76,6 +76,14 @@ class MemoryApi:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return copy.deepcopy(self.objects.get((kind.name, namespace, name)))
 
+    async def events(self, namespace: str, uid: str, reason: str) -> list[Object]:
+        found = [each for key, each in self.objects.items() if key[:2] == ("Event", namespace)]
+        return [
+            copy.deepcopy(each)
+            for each in found
+            if (each.get("regarding", {}).get("uid"), each["reason"]) == (uid, reason)
+        ]
+
     async def list(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
         self.calls.append(("list", kind.name, namespace))
         self._check(kind)
@@ -116,7 +124,9 @@ class MemoryApi:
         self._wrote(f"merge {subresource}".strip(), kind, name)
         return self._merged(kind, namespace, name, patch)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, force: bool = False
+    ) -> None:
         self._wrote("delete", kind, name)
         if (kind.name, namespace, name) in self.objects:
             self.remove(kind.name, namespace, name)

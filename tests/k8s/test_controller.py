@@ -100,6 +100,29 @@ def snapshot(**spec: Any) -> Object:
     }
 
 
+def test_pods_that_are_refused_are_told_in_the_status(world: World) -> None:
+    world.api.put(RESOURCE)
+    world.run(1)
+    head = world.found("StatefulSet", "flights-head")
+    note = 'create Pod flights-head-0 failed: pods "flights-head-0" is forbidden: exceeded quota'
+    world.api.put(
+        {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": "flights-head.1", "namespace": "air"},
+            "regarding": {"uid": head["metadata"]["uid"]},
+            "reason": "FailedCreate",
+            "note": note,
+        }
+    )
+    world.run(10)
+    status = world.found("StreamJob", "flights")["status"]
+    assert f"StatefulSet flights-head: FailedCreate: {note}" in status["message"]
+    world.api.put(head | {"status": {"replicas": 1}})
+    world.run(10)
+    assert "FailedCreate" not in world.found("StreamJob", "flights")["status"]["message"]
+
+
 def head_pod() -> Object:
     labels = {"headgate.io/job": "flights", "headgate.io/run": "u-1-1"}
     metadata = {"name": "flights-head-0", "namespace": "air", "labels": labels}

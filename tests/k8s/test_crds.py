@@ -131,6 +131,19 @@ def test_what_is_added_or_wider_is_compatible() -> None:
     assert crds.incompatible(old, new) == []
 
 
+def test_a_rule_about_a_new_field_alone_is_compatible() -> None:
+    old = crds.schema_of(crds.stream_jobs())
+    new = copy.deepcopy(old)
+    section = new["properties"]["spec"]["properties"]["kubernetes"]["properties"]["savepoints"]
+    section["properties"]["more"] = {"type": "string"}
+    rules = section.setdefault("x-kubernetes-validations", [])
+    rules.append({"rule": "!has(self.more) || has(self.every)"})
+    assert crds.incompatible(old, new) == []
+    rules.append({"rule": "!has(self.retain) || has(self.every)"})
+    (found,) = crds.incompatible(old, new)
+    assert "self.retain" in found
+
+
 def test_the_generator_refuses_to_write_an_incompatible_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

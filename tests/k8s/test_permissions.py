@@ -20,6 +20,7 @@ PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "Job": "jobs",
+    "Pod": "pods",
 }
 
 
@@ -40,7 +41,7 @@ def used(action: act.Action, kind: str) -> tuple[str, str] | None:
             return PLURALS[made["kind"]], "patch"
         case act.Scale(scaled):
             return PLURALS[scaled], "patch"
-        case act.Delete(deleted):
+        case act.Delete(deleted, _, _, _):
             return PLURALS[deleted], "delete"
     return None
 
@@ -58,7 +59,7 @@ def test_what_the_model_does_is_allowed_and_what_is_allowed_is_done(monkeypatch:
         plain(self, resource, action, **how)
 
     monkeypatch.setattr(operator.Operator, "_do", noted)
-    for seed in range(8):
+    for seed in range(12):
         Model(seed).run()
     assert needed <= allowed()
     # The settings of the model's operator never change, so it replaces nothing.

@@ -234,24 +234,38 @@ def test_external_has_one_pod_that_joins(deployment: Make) -> None:
     (head,) = pod_makers(with_mode(deployment, "External"))
     command = head["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[-2:] == ["--ray-address", "ray.other:6379"]
-    kinds = [each["kind"] for each in objects.supporting(with_mode(deployment, "External"))]
-    assert kinds == ["Service", "NetworkPolicy"]
+    service, policy = objects.supporting(with_mode(deployment, "External"))
+    assert (service["kind"], policy["kind"]) == ("Service", "NetworkPolicy")
+    # The nodes of that cluster may be anywhere. They reach what asks for the token.
+    (rule,) = (each for each in policy["spec"]["ingress"] if "from" not in each)
+    assert [port["port"] for port in rule["ports"]] == [6070, 6380, 6381, 10100]
 
 
-def test_kuberay_starts_ray_itself(deployment: Make) -> None:
+def test_kuberay_runs_our_commands_in_its_pods(deployment: Make) -> None:
     head, cluster = pod_makers(with_mode(deployment, "KubeRay", workers={"slots": 2}))
     command = head["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[-2:] == ["--ray-address", "flights-ray-head-svc:6379"]
     assert cluster["apiVersion"] == "ray.io/v1"
+    assert cluster["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
     spec = cluster["spec"]
-    assert spec["authOptions"] == {"mode": "token", "secretName": "flights-token"}
+    assert spec["authOptions"] == {"mode": "disabled"}
     (group,) = spec["workerGroupSpecs"]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 2
-    assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {"headgate_slot": 2}
-    for template in templates([cluster]):
-        assert "command" not in template["spec"]["containers"][0]
-        assert "headgate.io/role" not in template["metadata"]["labels"]
-        assert template["metadata"]["labels"]["headgate.io/job"] == "flights"
+    ray_head, worker = (each["spec"]["containers"][0] for each in templates([cluster]))
+    assert ray_head["command"][:3] == ["ray", "start", "--block"]
+    assert "--node-ip-address=$(HEADGATE_POD_IP)" in ray_head["command"]
+    assert ray_head["livenessProbe"]["tcpSocket"] == {"port": 6379}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert "httpGet" not in ray_head[probe]
+    assert worker["command"] == [
+        *("headgate", "k8s", "worker", "--head", "flights-ray-head-svc", "--slots", "2"),
+    ]
+    for template, role in zip(templates([cluster]), (None, "worker"), strict=True):
+        labels = template["metadata"]["labels"]
+        assert (labels.get("headgate.io/role"), labels["headgate.io/job"]) == (role, "flights")
+        env = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+        assert env["RAY_AUTH_MODE"] == "token"
+        assert env["RAY_AUTH_TOKEN_PATH"] == "/run/headgate/auth_token"
 
 
 def test_a_pod_template_is_laid_upon_ours(deployment: Make) -> None:
@@ -289,7 +303,7 @@ def test_a_pod_template_is_laid_upon_ours(deployment: Make) -> None:
     assert sizes["tmp"] == "9Gi"
     assert "shm" in sizes
     assert made["spec"]["nodeSelector"] == {"disk": "fast"}
-    assert made["spec"]["tolerations"] == [{"key": "stream"}]
+    assert made["spec"]["tolerations"][0] == {"key": "stream"}
 
 
 def test_merging_leaves_its_arguments_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,14 +12,16 @@ from msgspec import to_builtins
 
 from headgate.k8s import actions as act
 from headgate.k8s.conditions import deadline_ms
+from headgate.k8s.modes import workers_of
 from headgate.k8s.objects import CONTENT, Settings
 from headgate.k8s.reconcile import reconcile
 from headgate.k8s.status import RESTING, StreamJobStatus
-from headgate.tests.k8s.conftest import RESOURCE
+from headgate.tests.k8s.conftest import IN_GROUPS, RESOURCE
 from headgate.tests.k8s.model.cluster import Cluster
 from headgate.tests.k8s.model.operator import JOB_KEY, Operator
 
 HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
 
 
 class Always:
@@ -37,11 +40,12 @@ class Always:
 class World:
     """One StreamJob, and the operator."""
 
-    def __init__(self, **kubernetes: Any) -> None:
+    def __init__(self, spec: dict[str, Any] | None = None, **kubernetes: Any) -> None:
         self.cluster = Cluster(Always())  # type: ignore[arg-type]
         self.operator = Operator(self.cluster)
         self.actions: list[act.Action] = []
         made = copy.deepcopy(RESOURCE)
+        made["spec"] |= spec or {}
         made["spec"]["kubernetes"] = {"image": "good-1", **kubernetes}
         self.cluster.put(made)
 
@@ -296,21 +300,48 @@ def test_a_suspended_job_has_no_pods_and_resumes_where_it_was() -> None:
     assert world.cluster.storage.claims[-1][1] >= 700
 
 
-def test_a_rescale_leaves_the_pods_of_the_head_alone() -> None:
-    world = World(workers={"slots": 2}).stable()
+@pytest.mark.parametrize(
+    ("mode", "maker"),
+    [("Managed", ("Deployment", "flights-workers")), ("KubeRay", ("RayCluster", "flights-ray"))],
+)
+def test_a_rescale_leaves_the_pods_of_the_head_alone(mode: str, maker: tuple[str, str]) -> None:
+    world = World(workers={"slots": 2}, ray={"mode": mode}).stable()
     head = world.head()["metadata"]["uid"]
     world.change(parallelism=8)
     world.until(lambda: world.process().parallelism == 8)
     world.until(lambda: world.status["parallelism"]["current"] == 8)
-    assert world.cluster.objects["Deployment", "flights-workers"]["spec"]["replicas"] == 4
+    assert workers_of(world.cluster.objects[maker]) == 4
+    world.until(lambda: world.status["workers"] == {"ready": 4, "desired": 4})
     world.change(parallelism=2)
     world.until(lambda: world.status["parallelism"]["current"] == 2)
-    world.until(
-        lambda: world.cluster.objects["Deployment", "flights-workers"]["spec"]["replicas"] == 1
-    )
+    world.until(lambda: workers_of(world.cluster.objects[maker]) == 1)
     assert world.head()["metadata"]["uid"] == head
     assert world.status["run"]["number"] == 1
     assert world.events().count("Rescaled") == 2
+
+
+@pytest.mark.parametrize("mode", ["Managed", "KubeRay"])
+def test_a_rescale_is_one_of_all_groups(mode: str) -> None:
+    """The operator waits for the workers of each of them, and takes none away before it is done."""
+    world = World(spec=IN_GROUPS, ray={"mode": mode}).stable()
+    names = ("flights-workers", "flights-workers-gpu")
+
+    def replicas() -> list[int]:
+        children = world.cluster.objects
+        if mode == "KubeRay":
+            groups = children["RayCluster", "flights-ray"]["spec"]["workerGroupSpecs"]
+            return [each["replicas"] for each in groups]
+        return [children["Deployment", each]["spec"]["replicas"] for each in names]
+
+    start = world.process().parallelism
+    assert replicas() == [start, start]
+    world.change(parallelism=6)
+    world.until(lambda: world.status["parallelism"]["current"] == 6)
+    assert replicas() == [6, 6]
+    assert world.status["workers"]["desired"] == 12
+    world.change(parallelism=1)
+    world.until(lambda: world.status["parallelism"]["current"] == 1)
+    world.until(lambda: replicas() == [1, 1])
 
 
 def test_a_rescale_that_fails_is_tried_three_times() -> None:
@@ -507,6 +538,59 @@ def test_periodic_savepoints_are_kept_in_number() -> None:
     completed = [each for each in snapshots if each["status"]["phase"] == "Completed"]
     assert 2 <= len(completed) <= 3
     assert len(world.cluster.storage.savepoints) <= 4
+
+
+def until_time(world: World, text: str, step_ms: int = 10 * MINUTE_MS) -> None:
+    """Let time pass until this moment in UTC."""
+    until_ms = minute(text) * MINUTE_MS
+    while world.cluster.now_ms < until_ms:
+        world.step(min(step_ms, until_ms - world.cluster.now_ms))
+
+
+def minute(text: str) -> int:
+    """A moment of November 2023 in UTC, as minutes since 1970. Worlds begin on the 14th at 22:13."""
+    at = datetime.strptime(f"2023-11-{text}", "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
+    return int(at.timestamp()) // 60
+
+
+def periodic(world: World) -> list[str]:
+    found = [each for (kind, _), each in world.cluster.objects.items() if kind == "StreamSnapshot"]
+    assert all(each["spec"]["deletionPolicy"] == "Delete" for each in found)
+    return sorted(each["metadata"]["name"] for each in found)
+
+
+def test_savepoints_are_taken_by_a_schedule() -> None:
+    schedule = {"schedule": "30 2 * * *", "timeZone": "Europe/Berlin", "retain": 9}
+    world = World(savepoints=schedule).running()
+    until_time(world, "15 01:29")
+    assert periodic(world) == []
+    until_time(world, "17 01:40")
+    nights = ("15 01:30", "16 01:30", "17 01:30")
+    assert periodic(world) == [f"flights-{minute(night)}" for night in nights]
+
+
+def test_a_schedule_does_not_begin_with_a_savepoint_of_hours_ago() -> None:
+    world = World().running()
+    until_time(world, "15 04:00")
+    world.change({"savepoints": {"schedule": "30 1 * * *"}})
+    until_time(world, "16 01:20")
+    assert periodic(world) == []
+    until_time(world, "16 01:40")
+    assert periodic(world) == [f"flights-{minute('16 01:30')}"]
+
+
+@pytest.mark.parametrize("savepoints", [{"every": "2h"}, {"schedule": "0 */2 * * *"}])
+def test_a_savepoint_that_is_due_while_the_job_restarts_is_taken_when_it_runs(
+    savepoints: dict[str, str],
+) -> None:
+    world = World(savepoints=savepoints).running()
+    until_time(world, "14 23:59")
+    world.process().state = "RESTARTING"
+    until_time(world, "15 00:02")
+    assert periodic(world) == []
+    world.process().state = "RUNNING"
+    world.step()
+    assert len(periodic(world)) == 1
 
 
 def test_every_phase_but_the_resting_ones_has_a_deadline() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.k8s import actions as act
 from headgate.k8s.objects import Settings
-from headgate.k8s.pod_troubles import refusal, trouble, troubles
+from headgate.k8s.pod_troubles import refusal, refused_pods, trouble, troubles
 from headgate.k8s.snapshots import SnapshotView, reconcile_snapshot
 from headgate.k8s.status import Runtime, StreamSnapshotStatus, rfc3339
 from headgate.tests.k8s.conftest import RESOURCE
@@ -99,6 +99,14 @@ def test_attempts_are_bounded_and_have_pauses() -> None:
     assert (status.phase, status.attempts) == ("Running", 2)
     actions, status = decided(resource, status, view(s_1_2=failed), now_ms + 11_000)
     assert (status.phase, status.message) == ("Failed", "no space")
+    assert [type(each) for each in actions] == [act.EmitEvent]
+
+
+def test_a_request_that_is_wrong_is_not_made_again() -> None:
+    status = StreamSnapshotStatus(phase="Running", attempts=1)
+    wrong = act.Operation("failed", error="nobody says where savepoints go", lasting=True)
+    actions, status = decided(snapshot(backoffLimit=5), status, view(s_1_1=wrong))
+    assert (status.phase, status.message) == ("Failed", "nobody says where savepoints go")
     assert [type(each) for each in actions] == [act.EmitEvent]
 
 
@@ -246,3 +254,36 @@ def test_only_exit_code_2_of_our_own_container_is_a_refusal(state: str) -> None:
     assert refusal(pod(*others)) == ""
     assert refusal(pod(ended("headgate", 2, message="no FARE\n"))) == "no FARE"
     assert "its log says why" in refusal(pod(ended("headgate", 2)))
+
+
+def maker(kind: str, wanted: int, **status: Any) -> dict[str, Any]:
+    metadata = {"name": f"flights-{kind[0]}", "uid": kind}
+    return {"kind": kind, "metadata": metadata, "spec": {"replicas": wanted}, "status": status}
+
+
+def refused(uid: str, note: str, **times: Any) -> dict[str, Any]:
+    return {"regarding": {"uid": uid}, "reason": "FailedCreate", "note": note, **times}
+
+
+def test_a_deployment_says_itself_that_its_pods_are_refused() -> None:
+    says = {"type": "ReplicaFailure", "reason": "FailedCreate", "message": "exceeded quota: small"}
+    other = {"type": "Available", "status": "False", "reason": "Minimum", "message": "no"}
+    failing = maker("Deployment", 2, conditions=[other, says | {"status": "True"}])
+    assert (
+        refused_pods([failing], []) == "Deployment flights-D: FailedCreate: exceeded quota: small"
+    )
+    over = maker("Deployment", 2, conditions=[other, says | {"status": "False"}])
+    assert refused_pods([over], []) == ""
+
+
+def test_of_a_stateful_set_the_newest_event_says_it() -> None:
+    events = [
+        refused("StatefulSet", "quota a", deprecatedLastTimestamp="2026-01-01T10:00:00Z"),
+        refused("StatefulSet", "webhook b", series={"lastObservedTime": "2026-01-01T10:05:00.5Z"}),
+        refused("another", "quota c", eventTime="2026-01-01T11:00:00.000000Z"),
+    ]
+    empty = maker("StatefulSet", 1)
+    assert refused_pods([empty], events) == "StatefulSet flights-S: FailedCreate: webhook b"
+    assert refused_pods([empty], events[2:]) == ""
+    assert refused_pods([maker("StatefulSet", 1, replicas=1)], events) == ""
+    assert refused_pods([maker("StatefulSet", 0)], events) == ""

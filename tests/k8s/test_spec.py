@@ -12,7 +12,7 @@ import yaml
 from headgate.errors import ManifestErrors
 from headgate.k8s.snapshot_spec import SNAPSHOT_SPEC, Snapshot, parse_snapshot
 from headgate.k8s.spec import Job, Kubernetes, Ref, SecretKey, parse_job
-from headgate.operators.manifest.fields import Section
+from headgate.operators.manifest.fields import Items, Section
 from headgate.operators.manifest.kubernetes_model import KUBERNETES
 from headgate.operators.written_job import definition_of
 from headgate.runtime.manifest import load_job
@@ -84,7 +84,7 @@ def test_the_section_has_types_and_defaults(resource: dict[str, Any]) -> None:
     assert section.env == {"LEVEL": "3", "PASSWORD": SecretKey("broker", "password")}
     assert section.workers.resources.requests == {"cpu": "1", "memory": "2Gi"}
     assert section.workers.pod_template == {"spec": {"x": 1}}
-    assert [section.workers.needed(each) for each in (1, 2, 3)] == [1, 1, 2]
+    assert [job.groups["default"].needed(each) for each in (1, 2, 3)] == [1, 1, 2]
     assert section.upgrade.mode == "Savepoint"
     assert not section.upgrade.rollback.enabled
     assert section.deletion.policy == "SavepointThenStop"
@@ -138,6 +138,9 @@ def test_variables_belong_to_the_pods(resource: dict[str, Any]) -> None:
         ("ray", {"version": "2.60"}),
         ("restore", {"path": "s3://b/x", "snapshotRef": {"name": "a"}}),
         ("restore", {"nonce": 1}),
+        ("ray", {"mode": "KubeRay", "gcsStorage": {"type": "RocksDB"}}),
+        ("savepoints", {"every": "1h", "schedule": "0 * * * *"}),
+        ("savepoints", {"every": "1h", "timeZone": "UTC"}),
     ],
 )
 def test_fields_that_do_not_go_together(
@@ -146,6 +149,35 @@ def test_fields_that_do_not_go_together(
     resource["spec"]["kubernetes"][section] = value
     (found,) = mistakes(resource)
     assert found.startswith(f"spec.kubernetes.{section}: ")
+
+
+@pytest.mark.parametrize("storage", [{"size": "1Gi"}, {"type": "Memory", "storageClassName": "x"}])
+def test_a_control_store_in_memory_has_no_volume(
+    resource: dict[str, Any], storage: dict[str, Any]
+) -> None:
+    resource["spec"]["kubernetes"]["ray"] = {"gcsStorage": storage}
+    (found,) = mistakes(resource)
+    assert found.startswith("spec.kubernetes.ray.gcsStorage: ")
+
+
+@pytest.mark.parametrize(
+    ("savepoints", "said"),
+    [
+        ({"schedule": "0 3 31 2 *"}, "schedule must be a cron expression"),
+        ({"schedule": "0 3 * *"}, "minute, hour, day of the month"),
+        (
+            {"schedule": "0 3 * * *", "timeZone": "Europe/Berln"},
+            "did you mean `Europe/Berlin`?",
+        ),
+    ],
+)
+def test_a_schedule_that_nobody_understands(
+    resource: dict[str, Any], savepoints: dict[str, Any], said: str
+) -> None:
+    resource["spec"]["kubernetes"]["savepoints"] = savepoints
+    (found,) = mistakes(resource)
+    assert found.startswith(f"spec.kubernetes.savepoints.{max(savepoints)}: ")
+    assert said in found
 
 
 def mounted(path: str) -> dict[str, Any]:
@@ -187,9 +219,12 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def fields_in(section: Section) -> dict[str, Any]:
-    return {
-        name: fields_in(field.kind) if isinstance(field.kind, Section) else None
+    kinds = {
+        name: field.kind.item if isinstance(field.kind, Items) else field.kind
         for name, field in section.fields.items()
+    }
+    return {
+        name: fields_in(kind) if isinstance(kind, Section) else None for name, kind in kinds.items()
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 
 import headgate as hg
 from headgate.errors import PlanError, StateError, UserCodeError
-from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.written_job import WrittenJob
-from headgate.state.keygroups import KeyGroupRange
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.operators import in_place, operator_context
 
 
 class Clock:
@@ -79,11 +77,15 @@ class Subtask:
         self.operator.output = self.output = Output()
         self.clock, self.timers = Clock(), Timers()
         self.operator.open(
-            OperatorContext(
-                "test", "p", 0, 1, 128, 1, KeyGroupRange(0, 127), self.clock, self.timers,
-                None, logging.getLogger("t"), lambda f: f(),
+            operator_context(
+                max_parallelism=128,
+                operator_name="p",
+                clock=self.clock,
+                timers=self.timers,
+                metrics=None,
+                run_in_thread=in_place,
             )
-        )  # fmt: skip
+        )
 
     def push(self, records: list[Any], times: list[int] | None = None) -> list[Any]:
         self.output.batches.clear()

@@ -19,7 +19,7 @@ from headgate.tests.kube.stream_jobs import in_one_process, lasting, released
 from headgate.tests.support.built import NotAvailableError, skip_or_fail
 from headgate.tests.support.kube import cluster as clusters
 from headgate.tests.support.kube.cluster import IMAGES, Cluster
-from headgate.tests.support.kube.programs import Programs, find
+from headgate.tests.support.kube.programs import KubeRay, Programs, find, find_kuberay
 
 NODES = ("node-a", "node-b")
 STUB_JOB = Path(__file__).with_name("stub_job")
@@ -74,6 +74,22 @@ def definitions(api_server: Cluster) -> None:
     """The definitions of StreamJob and StreamSnapshot, from their chart."""
     release = ("headgate-crds", str(CRDS), "-n", "kube-system")
     api_server.helm("upgrade", "--install", *release, "--take-ownership")
+
+
+@pytest.fixture(scope="module")
+def kuberay(api_server: Cluster) -> Iterator[KubeRay]:
+    """KubeRay's own resource definitions; other tests see a cluster without them."""
+    try:
+        found = find_kuberay()
+    except NotAvailableError as error:
+        skip_or_fail(str(error))
+    made = api_server.kubectl(
+        *("apply", "--server-side", "-f", str(found.definitions), "-o", "name")
+    ).split()
+    for each in made:
+        api_server.established(each.partition("/")[2])
+    yield found
+    api_server.kubectl("delete", *made)
 
 
 @pytest.fixture

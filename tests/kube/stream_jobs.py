@@ -27,11 +27,12 @@ PACED = "headgate.tests.kube.paced"
 
 
 @contextlib.contextmanager
-def released(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """An operator of its own for a namespace; the definitions exist."""
+def released(cluster: Cluster, namespace: str, *more: str) -> Iterator[str]:
+    """An operator of its own for a namespace, maybe with more settings; the definitions exist."""
     settings = f"crds.install=false,image.repository=headgate,watchNamespaces={{{namespace}}}"
     wait = ("--wait", "--timeout", "2m")
-    cluster.helm("install", "streams", str(CHART), "-n", namespace, "--set", settings, *wait)
+    values = ("--set", ",".join((settings, *more)))
+    cluster.helm("install", "streams", str(CHART), "-n", namespace, *values, *wait)
     try:
         yield namespace
     finally:

@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headgate.runtime.protocol import names
 from headgate.tests.kube.stream_jobs import (
     StreamJob,
     lasting,
     remove_all,
     rows,
     started,
+    volume,
 )
 from headgate.tests.support.kube.cluster import Cluster
 
@@ -57,6 +59,33 @@ def test_a_job_that_was_deleted_goes_on_when_it_is_applied_again(
     assert "Local node IP" not in message, "this is of the log of Ray"
     assert job.status()["run"]["number"] == 1
     assert rows(job.volume / "delays").equals(expected)
+
+
+def test_a_head_waits_for_a_storage_that_is_away_and_not_for_one_that_is_damaged(
+    cluster: Cluster, air: str
+) -> None:
+    claim, manifest = lasting("unread")
+    cluster.apply(claim, namespace=air)
+    cluster.wait(air, "jsonpath={.status.phase}=Bound", "pvc/unread")
+    log = volume(cluster, air, "unread") / "checkpoints" / names.job_dir("unread") / "log"
+    log.parent.mkdir(parents=True, mode=0o777)
+    log.write_text("this is no directory")
+    cluster.apply(manifest, namespace=air)
+    job = StreamJob(cluster, air, "unread")
+    job.until("the words of the head", lambda status: str(log.name) in status.get("message", ""))
+    log.unlink()
+    for each in (log.parent, log.parent.parent):
+        each.chmod(0o777)
+    job.until_running(1)
+
+    job.patch(kubernetes={"state": "Suspended"})
+    job.until_phase("Suspended")
+    max(log.glob("*.json")).write_text("{}")
+    job.patch(kubernetes={"state": "Running"})
+    message = job.until_phase("Failed")["message"]
+    assert message.startswith("the job cannot begin: ")
+    assert "log/" in message
+    assert job.pods() == []
 
 
 def snapshot(name: str, job: str) -> Any:

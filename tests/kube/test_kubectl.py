@@ -209,11 +209,15 @@ def test_a_right_that_is_missing_is_named(
     assert f"you may not list streamjobs in namespace {namespace}" in said
     assert "apiGroups: ['headgate.io'], resources: ['streamjobs'], verbs: ['list']" in said
     assert f"kubectl auth can-i list streamjobs.headgate.io -n {namespace}" in said
-    look = ("--verb=get,list", "--resource=streamjobs.headgate.io,pods", "-n", namespace)
+    look = ("--verb=get,list", "--resource=streamjobs.headgate.io", "-n", namespace)
     api_server.kubectl("create", "role", "look", *look)
     grant = ("--role=look", f"--serviceaccount={namespace}:guest", "-n", namespace)
     api_server.kubectl("create", "rolebinding", "look", *grant)
     assert "clicks" in plugin.says("status")
+    of_one = plugin.says("status", "clicks")
+    assert "no operator has looked at this StreamJob" in of_one
+    for resource in ("pods", "streamsnapshots"):
+        assert f"note: you may not list {resource} in namespace {namespace}" in of_one
     assert "you may not patch streamjobs" in plugin.refuses("suspend", "clicks")
 
 

@@ -106,6 +106,26 @@ def test_a_wrong_spec_is_told_and_a_corrected_one_is_deployed(
     operator.until("Deploying", lambda: phase(api_server, namespace) == "Deploying")
 
 
+def test_pods_that_a_quota_refuses_are_told_until_there_is_room(
+    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+) -> None:
+    api_server.kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
+    api_server.wait(namespace, "jsonpath={.status.hard.pods}=0", "quota/none")
+    operator = start("one")
+    api_server.apply(stream_job(), namespace=namespace)
+
+    def message() -> str:
+        job = found(api_server, namespace, "sj", "flights")
+        return "" if job is None else str(job.get("status", {}).get("message", ""))
+
+    told = lambda: message().startswith("StatefulSet flights-head: FailedCreate: ")  # noqa: E731
+    operator.until("the refusal of the head", told)
+    assert "exceeded quota: none" in message()
+    api_server.kubectl("delete", "quota", "none", "-n", namespace)
+    operator.until("room", lambda: "FailedCreate" not in message())
+    assert found(api_server, namespace, "pod/flights-head-0") is not None
+
+
 def test_the_lease_is_released_and_the_next_operator_leads(
     api_server: Cluster, namespace: str, start: Callable[[str], Operator]
 ) -> None:

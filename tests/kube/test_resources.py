@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +20,8 @@ from headgate.k8s.spec import Job, parse_job
 from headgate.k8s.status import Run, Start
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.charts import CRDS
-from headgate.tests.support.built import skip_or_fail
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
-KUBERAY = "github.com/ray-project/kuberay/ray-operator@v1.6.2"
 STRICT = ("apply", "--server-side", "--validate=strict", "-f", "-")
 Object = dict[str, Any]
 
@@ -37,18 +31,10 @@ def definitions(api_server: Cluster) -> None:
     files = str(CRDS / "templates")
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", files)
     for name in ("streamjobs", "streamsnapshots"):
-        established(api_server, f"{name}.headgate.io")
+        api_server.established(f"{name}.headgate.io")
         # A schema that is not structural is taken, with this condition, and then not used.
         conditions = api_server.get("crd", f"{name}.headgate.io")["status"]["conditions"]
         assert [each for each in conditions if each["type"] == "NonStructuralSchema"] == []
-
-
-def established(cluster: Cluster, crd: str) -> None:
-    """Wait until objects of a definition can be made."""
-    plural = crd.partition(".")[0]
-    # Without this `--for=condition` could come before there are any conditions, and fail.
-    for what in (f"jsonpath={{.status.acceptedNames.plural}}={plural}", "condition=Established"):
-        cluster.kubectl("wait", f"--for={what}", f"crd/{crd}", "--timeout=60s")
 
 
 def stream_job(name: str = "flights", **kubernetes: Any) -> Object:
@@ -148,23 +134,6 @@ FULL: Object = {
     "workers": {"slots": 2, "resources": {"requests": {"cpu": "1.5"}, "limits": {"cpu": 2}}},
     "restore": {"path": "s3://bucket/savepoint"},
 }
-
-
-@pytest.fixture(scope="module")
-def kuberay(api_server: Cluster) -> Iterator[None]:
-    """KubeRay's own definition of RayCluster; other tests see a cluster without it."""
-    if shutil.which("go") is None:
-        skip_or_fail("KubeRay's definitions come as a Go module: install Go")
-    command = ["go", "mod", "download", "-json", KUBERAY]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
-    if done.returncode:
-        skip_or_fail(f"KubeRay's definitions cannot be had: {done.stdout}{done.stderr}")
-    folder = Path(json.loads(done.stdout)["Dir"])
-    file = str(folder / "config" / "crd" / "bases" / "ray.io_rayclusters.yaml")
-    api_server.kubectl("apply", "--server-side", "-f", file)
-    established(api_server, "rayclusters.ray.io")
-    yield
-    api_server.kubectl("delete", "crd", "rayclusters.ray.io")
 
 
 @pytest.mark.parametrize("mode", MODES)

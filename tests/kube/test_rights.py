@@ -20,8 +20,8 @@ from headgate.k8s.permissions import JOBS, KUBERAY, LEASE, LEASE_CREATION, Permi
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.charts import CHART
 from headgate.tests.kube.test_install import WAIT, definitions
-from headgate.tests.kube.test_resources import kuberay
 from headgate.tests.support.kube.cluster import Cluster, CommandError
+from headgate.tests.support.kube.programs import KubeRay
 
 Object = dict[str, Any]
 Right = tuple[str, str, str]
@@ -42,7 +42,7 @@ NOT_LOGGED = FINALIZERS | {
 """Rights that the API server asks for within another request: for an object that gets an owner, and for one
 that an apply makes. The last two tests show that it does."""
 WAIT_S_MAX = 90.0
-__all__ = ["definitions", "kuberay"]
+__all__ = ["definitions"]
 
 
 def rights(*permissions: Permission) -> set[Right]:
@@ -115,8 +115,9 @@ def installed(
     cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
 
 
+@pytest.mark.timeout(600)
 def test_it_asks_for_all_that_it_may_and_for_nothing_else(
-    installed: Installed, kuberay: None
+    installed: Installed, kuberay: KubeRay
 ) -> None:
     cluster, namespace = installed.cluster, installed.namespace
     inside = ("-n", namespace)
@@ -129,12 +130,22 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     )
     cluster.wait(namespace, "condition=Ready", "sj/flights", seconds=90)
     installed.until("a RayCluster", lambda: installed.did("ray.io", "rayclusters", "create"))
+    cluster.kubectl("scale", "sj/rays", "--replicas=9", *inside)
+    installed.until("more workers", lambda: installed.did("ray.io", "rayclusters", "patch"))
     # Somebody changes objects that may be changed while the pods run: they are put right.
     for what in ("service/flights-head", "networkpolicy/flights", "pdb/flights-workers"):
         cluster.kubectl("annotate", what, f"{CONTENT}=x", "--overwrite", *inside)
     cluster.kubectl("scale", "sj/flights", "--replicas=4", *inside)
     ready = "jsonpath={.status.parallelism.current}=4"
     cluster.wait(namespace, ready, "sj/flights", seconds=90)
+    # The node of a pod has never answered: nobody but the operator lets go of the pod.
+    silent = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "silent"}}
+    cluster.apply(silent, namespace=namespace)
+    there = {"podTemplate": {"spec": {"nodeName": "silent"}}}
+    installed.job("lost", coordinator=there, deletion={"policy": "Abort"})
+    installed.until("a pod on that node", lambda: "lost-head-0" in pods(installed))
+    cluster.kubectl("delete", "pod", "lost-head-0", "--grace-period=1", "--wait=false", *inside)
+    installed.until("the end of the pod", lambda: installed.did("", "pods", "delete"))
     # Another revision: pods go and come, and the manifest of the old one is deleted in the end.
     installed.job("flights", env={"LEVEL": "2"}, **short)
     dropped = lambda: installed.did("", "configmaps", "delete")  # noqa: E731
@@ -142,6 +153,8 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     surplus = lambda: installed.did("headgate.io", "streamsnapshots", "delete")  # noqa: E731
     installed.until("the end of a surplus savepoint", surplus)
     cluster.kubectl("delete", "sj", "flights", "rays", *inside, "--timeout=90s")
+    cluster.kubectl("delete", "node", "silent")
+    cluster.kubectl("delete", "sj", "lost", *inside, "--timeout=200s")
 
     granted = rights(*JOBS, *KUBERAY, *LEASE, *LEASE_CREATION)
     asked = installed.asked()
@@ -149,9 +162,15 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     assert granted - asked == NOT_LOGGED
 
 
+def pods(installed: Installed) -> list[str]:
+    """The pods of its namespace that are on a node."""
+    found = installed.cluster.get("pods", "-n", installed.namespace)["items"]
+    return [each["metadata"]["name"] for each in found if "nodeName" in each["spec"]]
+
+
 @pytest.mark.parametrize("installed", ["namespace", "cluster"], indirect=True)
 def test_everything_else_is_refused(
-    installed: Installed, kuberay: None, request: pytest.FixtureRequest
+    installed: Installed, kuberay: KubeRay, request: pytest.FixtureRequest
 ) -> None:
     """Every verb on every resource of the API server, by its own answer."""
     ask = Review(installed.cluster, installed.account)

@@ -18,7 +18,7 @@ import headgate as hg
 from headgate.operators.clock import Clock, SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
@@ -51,7 +51,9 @@ class ProcessCluster:
         self.directory = directory
         self.workers: list[ProcessWorker] = []
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> ProcessWorker:
+    async def start_worker(
+        self, worker_id: str, control: ControlEndpoint, group: str
+    ) -> ProcessWorker:
         with self.log_of(worker_id).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, str(MAIN), worker_id, control.token, *control.addresses),

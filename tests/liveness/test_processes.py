@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import signal
 import time
 from pathlib import Path
@@ -14,14 +13,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.runtime.job import runnable
-
-_PATH = Path(__file__).parent / "conftest.py"
-_spec = importlib.util.spec_from_file_location("liveness_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-on_processes = _module.on_processes
+from headgate.tests.liveness.conftest import on_processes
 
 DEADLINE_S = 240.0
 

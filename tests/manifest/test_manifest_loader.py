@@ -48,8 +48,8 @@ def test_only_what_looks_like_a_value_to_everybody_is_one(text: str) -> None:
 def test_duplicate_keys_are_refused_at_every_depth() -> None:
     _, problems = read("a:\n  x: 1\n  y: 2\n  x: 3\na: 4\n")
     assert problems == [
-        "duplicate key key=`x`\n  at job.yaml:4\n  it stands in line 2 already; rename or remove one",
-        "duplicate key key=`a`\n  at job.yaml:5\n  it stands in line 1 already; rename or remove one",
+        "duplicate key key=`x`\n  at job.yaml:4\n  it is in line 2 already; rename or remove one",
+        "duplicate key key=`a`\n  at job.yaml:5\n  it is in line 1 already; rename or remove one",
     ]
 
 

@@ -32,7 +32,7 @@ def test_ten_mistakes_are_ten_located_errors_and_nothing_is_started(tmp_path: Pa
             "unknown field in spec field=`paralelism`",
             f"  at {TEN}:6",
             "  did you mean `parallelism`? fields: parallelism, maxParallelism, checkpoint, restart, "
-            "options, kubernetes, sources, operators, sinks",
+            "resources, options, kubernetes, sources, operators, sinks",
             "every must be a duration with a unit such as `10s`, not the number `10`",
             f"  at {TEN}:8",
             '  write a number with a unit, such as "30s", "5m", "1h 30m" or "100ms"',
@@ -79,11 +79,11 @@ OPERATORS = [
     ),
     (
         "x: {from: orders, filter: id > 1, window: {tumbling: 1m}}",
-        "16: window means nothing for filter",
+        "16: window has no effect for filter",
     ),
     (
         "x: {from: orders, filter: id > 1, keyBy: id}",
-        "16: keyBy means nothing for filter operator=`x` | ",
+        "16: keyBy has no effect for filter operator=`x` | ",
     ),
     ("x: {from: orders, aggregate: {n: count()}}", "16: aggregate has neither keyBy nor window"),
     (
@@ -184,7 +184,7 @@ OPERATORS = [
     ),
     (
         "x: {from: orders, keyBy: id, partition: rebalance, aggregate: {n: count()}}",
-        "16: partition means nothing with a key operator=`x` | remove it: all records of a key go",
+        "16: partition has no effect with a key operator=`x` | remove it: all records of a key go",
     ),
     (
         "x: {from: orders, filter: id > 1, chaining: always}",
@@ -243,11 +243,11 @@ SPECS = [
     ("options: {metrics.port: [1]}", "5: metrics.port must be a single value, not a list | "),
     (
         "options:\n  parallelism.default: 3\nparallelism: 2",
-        "6: option and field say the same key=`parallel",
+        "6: option and field set the same key=`parallel",
     ),
     (
         "checkpoint: {every: 1s, storage: x}\noptions:\n  state.checkpoints.dir: y",
-        "7: option and field say the same key=`state.checkpoints.dir` field=`checkpoint.storage` | line",
+        "7: option and field set the same key=`state.checkpoints.dir` field=`checkpoint.storage` | line",
     ),
     ("parallelism: 40000", "5: parallelism must be a number in 1..32768, not the number `40000`"),
     (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from headgate.connectors.nexmark import nexmark
 from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
+from headgate.tests.support.modules import load
 
 EXAMPLES = Path(hg.__file__).parent / "examples"
 Shape = Callable[[WrittenJob], list[Any]]
@@ -229,12 +229,7 @@ def test_the_flights_example_equals_its_python_twin(
     pq.write_table(flights, tmp_path / "flights.parquet")
     monkeypatch.setenv("FLIGHTS", str(tmp_path / "flights.parquet"))
     job = load_job(EXAMPLES / "flights.yaml")
-    module_spec = importlib.util.spec_from_file_location("flights_example", EXAMPLES / "flights.py")
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
-    twin = module.job
+    twin = load(EXAMPLES / "flights.py").job
     assert shape(job) == shape(twin)
     spec, twin_spec = runnable(job).spec(), runnable(twin).spec()
     assert (spec.name, spec.checkpoint, spec.restart, spec.options) == (

@@ -78,14 +78,17 @@ def test_a_job_that_cannot_run_is_a_message_and_no_tour(tmp_path: Path) -> None:
     assert files(lines) == ["shares.py", "job.py"]
 
 
-def test_the_cause_is_the_users_traceback() -> None:
+@pytest.mark.parametrize("cluster", ["in-process", pytest.param("local", marks=pytest.mark.ray)])
+def test_the_cause_is_the_users_traceback(cluster: str) -> None:
+    """Also if the job ends in another process, which tells the end as data."""
+
     def fails(n: int) -> int:
         raise ValueError(f"no {n}")
 
     job = hg.Job("fails")
     job.read(from_list([1]), name="in").map(fails, name="step").write(blackhole(), name="out")
     with pytest.raises(UserCodeError) as failed:
-        job.run()
+        job.run(cluster=cluster)
     cause = failed.value.__cause__
     assert isinstance(cause, UserTraceback)
     assert "in fails" in str(cause)

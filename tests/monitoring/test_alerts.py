@@ -34,6 +34,27 @@ CASES: Final = {
         {f'headgate_job_phase{{{J},phase="Failed"}}': "1x60"},
         {f'headgate_job_phase{{{J},phase="Failed"}}': "0x60"},
     ),
+    "HeadgateJobStalled": Case(
+        {f'headgate_job_condition{{{J},condition="Stalled"}}': "0x30 1x30"},
+        {
+            f'headgate_job_condition{{{J},condition="Stalled"}}': "0x57 1x3",
+            f'headgate_job_condition{{{J},condition="Ready"}}': "1x60",
+        },
+    ),
+    "HeadgateJobRolledBack": Case(
+        {f'headgate_job_transitions_total{{{J},transition="rollback"}}': "0x50 1x10"},
+        {
+            f'headgate_job_transitions_total{{{J},transition="rollback"}}': "1x60",
+            f'headgate_job_transitions_total{{{J},transition="upgrade"}}': "0x50 1x10",
+        },
+    ),
+    "HeadgateSnapshotFailed": Case(
+        {f'headgate_job_snapshots_total{{{J},outcome="failed"}}': "0x50 1x10"},
+        {
+            f'headgate_job_snapshots_total{{{J},outcome="failed"}}': "1x60",
+            f'headgate_job_snapshots_total{{{J},outcome="completed"}}': "0x50 1x10",
+        },
+    ),
     "HeadgateJobRestartLoop": Case(
         {f"headgate_job_restarts_total{{{J}}}": "0+1x60"},
         {f"headgate_job_restarts_total{{{J}}}": "0x30 1x30"},
@@ -87,6 +108,17 @@ CASES: Final = {
             f'headgate_checkpoint_duration_seconds_bucket{{{J},le="300.0"}}': "0+1x60",
             f'headgate_checkpoint_duration_seconds_bucket{{{J},le="+Inf"}}': "0+1x60",
             f"headgate_checkpoint_timeout_seconds{{{J}}}": "500x60",
+        },
+    ),
+    "HeadgateStorageFailing": Case(
+        {
+            f'headgate_storage_requests_total{{{J},operation="write",outcome="ok"}}': "0+60x60",
+            f'headgate_storage_requests_total{{{J},operation="write",outcome="throttled"}}': "0+60x60",
+            f'headgate_storage_requests_total{{{J},operation="write",outcome="failed"}}': "0x60",
+        },
+        {
+            f'headgate_storage_requests_total{{{J},operation="write",outcome="ok"}}': "0+60x60",
+            f'headgate_storage_requests_total{{{J},operation="read",outcome="failed"}}': "0+1x60",
         },
     ),
     "HeadgateLagGrowing": Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from math import isnan
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,10 @@ from headgate.connectors import (
     numbers,
     sequence,
 )
+from headgate.k8s.monitoring.boards import BOARDS, OPERATOR_BOARD
 from headgate.k8s.monitoring.evaluate import Watched, filled, table, watched
+from headgate.tests.support import dashboards
+from headgate.tests.support.held import PacedByCompletion
 from headgate.tests.support.prometheus import Prometheus, serving
 
 INTERVAL = "5s"
@@ -61,8 +65,9 @@ def make_job(path: Path) -> hg.Job:
     )
     source = json_source(str(lines), {"id": "int64"}, on_bad_record="drop")
     job.read(source, name="lines").write(blackhole(), name="read lines")
-    once = [1, Pause("1s"), Crash(), Pause("1h")]
-    job.read(from_list(once, batch_rows=1), name="once").write(blackhole(), name="crashes")
+    # The crash comes behind a completed checkpoint, so that there is one to restore.
+    once = PacedByCompletion(from_list([1, 2, Crash(), Pause("1h")], batch_rows=1), 2)
+    job.read(once, name="once").write(blackhole(), name="crashes")
     late = [{"k": "a", "ts": ts} for ts in (100_000, 200_000, 5)]
     (
         job.read(
@@ -90,18 +95,23 @@ def silent(prometheus: Prometheus) -> tuple[list[str], list[tuple[Watched, list[
         expression = filled(each.expression, namespace=".*", job_name="shown", interval=INTERVAL)
         rows.append((each, prometheus.query(expression)))
     empty = [
-        f"{each.where}: {each.expression}" for each, found in rows if not found and not each.needs
+        f"{each.where}: {each.expression}"
+        for each, found in rows
+        if not each.needs and all(isnan(float(one["value"][1])) for one in found)
     ]
     return empty, rows
 
 
 def test_each_panel_and_each_alert_has_something_to_show(watch: Any, tmp_path: Path) -> None:
+    pictures = dashboards.wanted()
+    shown: dict[str, list[dashboards.Series]] = {}
+
     async def script(job: Any) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await job.until(lambda s: s.value("job_restarts_total") == 1)
         (endpoint,) = (await job.status())["metrics"]
         target = urlsplit(endpoint["url"]).netloc
-        server = serving(tmp_path / "prometheus", [target])
+        server = serving(tmp_path / "prometheus", [target], every="1s")
         prometheus = await asyncio.to_thread(server.__enter__)
         try:
             empty, rows = ["not asked yet"], []
@@ -109,13 +119,22 @@ def test_each_panel_and_each_alert_has_something_to_show(watch: Any, tmp_path: P
                 while empty:
                     await asyncio.sleep(1)
                     empty, rows = await asyncio.to_thread(silent, prometheus)
+            if pictures is not None:
+                await asyncio.sleep(dashboards.SECONDS)
+                for board in (each for each in BOARDS if each is not OPERATOR_BOARD):
+                    shown[board.uid] = await asyncio.to_thread(
+                        dashboards.recorded, prometheus, board, "shown"
+                    )
         except TimeoutError:
             pytest.fail("nothing to show:\n" + "\n".join(empty))
         finally:
             await asyncio.to_thread(server.__exit__, None, None, None)
-        shown = {each.where for each, found in rows if found and each.needs}
-        assert not shown, "these have values now: say no longer that they need something"
+        needless = {each.where for each, found in rows if found and each.needs}
+        assert not needless, "these have values now: say no longer that they need something"
         if wanted := os.environ.get("HEADGATE_MONITORING_TABLE"):
             Path(wanted).write_text(table(rows))
 
     watch(make_job(tmp_path), script)
+    for board in BOARDS:
+        if pictures is not None and board.uid in shown:
+            dashboards.draw(board, shown[board.uid], pictures)

@@ -1,6 +1,7 @@
 """Runs a job on a Ray cluster of several nodes of this machine; in a process of its own, as Ray needs.
 
-Prints one line of JSON: the head's id, the nodes that hosted subtasks, and what the job said it waits for.
+Prints one line of JSON: the nodes that host no workers, those that hosted subtasks, and what the job said
+it waits for.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ray.cluster_utils import Cluster
 import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
 from headgate.runtime.job import runnable
+from headgate.runtime.protocol.worker_nodes import NO_WORKERS, NO_WORKERS_LABEL
 
 SLOT = {"slot": 1}
 
@@ -42,6 +44,8 @@ def main(directory: Path) -> None:
     cluster = Cluster(
         initialize_head=True, head_node_args={"include_dashboard": False, "resources": {"slot": 8}}
     )
+    no_workers = {NO_WORKERS_LABEL: NO_WORKERS}
+    cluster.add_node(num_cpus=1, resources={"slot": 8}, labels=no_workers)
     cluster.add_node(num_cpus=1, resources=SLOT)
     waiting: list[str] = []
 
@@ -54,8 +58,10 @@ def main(directory: Path) -> None:
     found: dict[str, Any] = {}
 
     def connected() -> None:
-        (found["head"],) = [
-            node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]
+        found["avoided"] = [
+            node["NodeID"]
+            for node in ray.nodes()
+            if "node:__internal_head__" in node["Resources"] or NO_WORKERS_LABEL in node["Labels"]
         ]
 
     job = runnable(make_job(directory)).spec()

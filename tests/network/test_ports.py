@@ -15,7 +15,7 @@ import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
 from headgate.errors import ClusterError, JobError, OptionError
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.control.job_client import Connect, JobClient
 from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import runnable
@@ -280,26 +280,24 @@ def make_job(parallelism: int, **texts: str) -> hg.Job:
 
 
 async def _while_running(
-    job: hg.Job, cluster: str, script: Callable[[CoordinatorClient, list[str]], Awaitable[None]]
+    job: hg.Job, cluster: str, script: Callable[[JobClient], Awaitable[None]]
 ) -> None:
-    listening: asyncio.Future[tuple[list[str], str]] = asyncio.get_running_loop().create_future()
+    listening: asyncio.Future[Connect] = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(GUARD_S):
         running = asyncio.create_task(
             launch(
                 runnable(job).spec(),
                 cluster,
-                on_listening=lambda addresses, token: listening.set_result((addresses, token)),
+                on_listening=listening.set_result,
             )
         )
         await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             await running
-        addresses, token = listening.result()
-        tcp = [address for address in addresses if address.startswith("tcp:")]
-        client = await CoordinatorClient.connect(tcp, token)
+        client = await listening.result()()
         while (await client.request("status"))["status"] != "RUNNING":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        await script(client, tcp)
+        await script(client)
         await client.request("cancel")
         await client.close()
         await running
@@ -320,8 +318,7 @@ def test_a_job_listens_at_its_ports_only(
         },
     )
 
-    async def script(client: CoordinatorClient, addresses: list[str]) -> None:
-        assert addresses == [f"tcp:127.0.0.1:{found[1]}"]
+    async def script(client: JobClient) -> None:
         for port in found[1:]:  # the control port, and the next ones for the two workers
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()

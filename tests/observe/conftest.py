@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headgate as hg
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.client import CoordinatorClient
+from headgate.runtime.control.job_client import Connect, JobClient
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 
@@ -51,7 +51,7 @@ class Scraped:
 class Watched:
     """A job that runs."""
 
-    def __init__(self, client: CoordinatorClient) -> None:
+    def __init__(self, client: JobClient) -> None:
         self.client = client
 
     async def status(self) -> dict[str, Any]:
@@ -78,17 +78,17 @@ def _get(url: str) -> str:
 async def _watch(
     job: hg.Job, script: Callable[[Watched], Awaitable[None]], cluster: str
 ) -> JobOutcome:
-    listening: asyncio.Future[tuple[list[str], str]] = asyncio.get_running_loop().create_future()
+    listening: asyncio.Future[Connect] = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(DEADLINE_S):
         running = asyncio.create_task(
             launch(
                 runnable(job).spec(),
                 cluster,
-                on_listening=lambda addresses, token: listening.set_result((addresses, token)),
+                on_listening=listening.set_result,
             )
         )
         await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
-        client = await CoordinatorClient.connect(*listening.result())
+        client = await listening.result()()
         try:
             watched = Watched(client)
             while (await watched.status())["status"] != "RUNNING":  # noqa: ASYNC110

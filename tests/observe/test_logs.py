@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,14 @@ Configure = Callable[[str], None]
 
 
 @pytest.fixture
-def configure(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Iterator[Configure]:
-    """Sets the format; afterwards the loggers are as they were."""
-    logger = logging.getLogger("headgate")
-    before = logger.handlers[:], logger.level, logger.propagate
+def configure(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Configure:
+    """Sets the format."""
 
     def set_format(format: str) -> None:
         monkeypatch.setenv(FORMAT_VARIABLE, format)
         configure_logging(logging.INFO)
 
-    yield set_format
-    logger.handlers[:], level, logger.propagate = before
-    logger.setLevel(level)
+    return set_format
 
 
 class TalkativeSink(Sink):

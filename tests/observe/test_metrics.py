@@ -317,7 +317,8 @@ def test_every_process_has_a_port(watch: Any, tmp_path: Path) -> None:
             coordinator, first = await job.scrape(0), await job.scrape(1)
             assert not [s for s in coordinator.samples if "task" in s.labels]
             assert len(first.values("process_resident_memory_bytes", job_name="measured")) == 1
-            own = [s for s in first.samples if not s.name.startswith("headgate_process_")]
+            of_process = ("headgate_process_", "headgate_storage_")
+            own = [s for s in first.samples if not s.name.startswith(of_process)]
             assert own
             assert all("task" in s.labels for s in own)
 

@@ -3,72 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.base import AsyncOperator, Operator, OperatorContext
+from headgate.operators.base import AsyncOperator, Operator
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.rows import to_rows
 from headgate.operators.sink import Guarantee, Sink
 from headgate.operators.source import Source
 from headgate.operators.written_job import WrittenJob, definition_of
-from headgate.state.keygroups import KeyGroupRange
+from headgate.tests.support.operators import Counters, ManualClock, in_place, operator_context
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1_000
-
-
-class ManualTimers:
-    """Timers that fire when the test moves the clock."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.pending: dict[int, tuple[int, Callable[[], None]]] = {}
-        self._next = 0
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        self._next += 1
-        key = self._next
-        self.pending[key] = (self.clock.ms + delay_ms, callback)
-        return lambda: self.pending.pop(key, None) and None
-
-    def advance(self, ms: int) -> None:
-        target = self.clock.ms + ms
-        while due := [(at, key) for key, (at, _) in self.pending.items() if at <= target]:
-            at, key = min(due)
-            self.clock.ms = at
-            self.pending.pop(key)[1]()
-        self.clock.ms = target
-
-
-class FakeMetrics:
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def counter(self, name: str) -> Any:
-        metrics = self
-
-        class One:
-            def inc(self, amount: int = 1) -> None:
-                metrics.counts[name] = metrics.counts.get(name, 0) + amount
-
-        return One()
+class Metrics(Counters):
+    """Counters that are kept, and gauges that are not."""
 
     def gauge(self, name: str, read: Callable[[], float], labels: Any = None) -> None:
         pass
+
+    def histogram(self, name: str, buckets: Any = None, labels: Any = None) -> Any:
+        return SimpleNamespace(observe=lambda value: None)
 
 
 class Recorder:
@@ -97,24 +56,16 @@ class OperatorHarness:
     def __init__(self, operator: Operator, options: dict[str, str] | None = None) -> None:
         self.operator = operator
         self.clock = ManualClock()
-        self.timers = ManualTimers(self.clock)
-        self.metrics = FakeMetrics()
+        self.metrics = Metrics()
         self.output = Recorder()
         operator.output = self.output
         operator.open(
-            OperatorContext(
-                job_name="test",
-                operator_name="step",
-                subtask_index=0,
-                parallelism=1,
+            operator_context(
                 max_parallelism=128,
-                attempt=1,
-                key_groups=KeyGroupRange(0, 127),
                 clock=self.clock,
-                timers=self.timers,
+                timers=self.clock,
                 metrics=self.metrics,
-                logger=logging.getLogger("test"),
-                run_in_thread=lambda function: function(),
+                run_in_thread=in_place,
                 options=options or {},
             )
         )

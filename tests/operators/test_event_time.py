@@ -108,9 +108,9 @@ def test_the_watermark_is_the_latest_time_less_bound_less_one(harness):
     run = harness(operator(bound_ms=100))
     run.push(ObjectBatch([1_000, 5_000, 3_000]))
     assert run.watermarks == []
-    run.timers.advance(199)
+    run.clock.advance(199)
     assert run.watermarks == []
-    run.timers.advance(1)
+    run.clock.advance(1)
     assert run.watermarks == [4_899]
 
 
@@ -118,15 +118,15 @@ def test_watermarks_only_grow(harness):
     run = harness(operator())
     for times in ([5_000], [1_000], [4_000], [9_000]):
         run.push(ObjectBatch(times))
-        run.timers.advance(200)
+        run.clock.advance(200)
     assert run.watermarks == [4_999, 8_999]
 
 
 def test_without_records_there_is_no_watermark(harness):
     run = harness(operator())
-    run.timers.advance(10_000)
+    run.clock.advance(10_000)
     run.push(ObjectBatch([]))
-    run.timers.advance(10_000)
+    run.clock.advance(10_000)
     assert run.output.events == []
 
 
@@ -141,9 +141,9 @@ def test_a_replay_at_full_speed_sends_watermarks_by_rows(harness):
 def test_the_interval_is_an_option(harness):
     run = harness(operator(), options={"pipeline.auto-watermark-interval": "1 s"})
     run.push(ObjectBatch([10]))
-    run.timers.advance(999)
+    run.clock.advance(999)
     assert run.watermarks == []
-    run.timers.advance(1)
+    run.clock.advance(1)
     assert run.watermarks == [9]
 
 
@@ -154,7 +154,7 @@ def test_without_an_interval_each_batch_sends_a_watermark(harness):
     run.push(ObjectBatch([10]))
     run.push(ObjectBatch([20]))
     assert run.watermarks == [9, 19]
-    run.timers.advance(1_000)
+    run.clock.advance(1_000)
     assert ("idle", True) in run.signals
 
 
@@ -165,21 +165,21 @@ def test_watermarks_from_upstream_end_here_except_the_last(harness):
     assert run.watermarks == []
     run.operator.on_watermark(WATERMARK_MAX)
     assert run.watermarks == [WATERMARK_MAX]
-    run.timers.advance(10_000)
+    run.clock.advance(10_000)
     assert run.watermarks == [WATERMARK_MAX]
-    assert run.timers.pending == {}
+    assert run.clock.waiting == {}
 
 
 def test_silence_makes_idle_and_the_next_record_active(harness):
     run = harness(operator(idle_after_ms=1_000))
     run.push(ObjectBatch([10]))
-    run.timers.advance(900)
+    run.clock.advance(900)
     run.push(ObjectBatch([20]))
-    run.timers.advance(900)
+    run.clock.advance(900)
     assert ("idle", True) not in run.signals
-    run.timers.advance(200)
+    run.clock.advance(200)
     assert run.signals == [("watermark", 9), ("watermark", 19), ("idle", True)]
-    run.timers.advance(10_000)
+    run.clock.advance(10_000)
     assert run.signals.count(("idle", True)) == 1
     before = len(run.output.events)
     run.push(ObjectBatch([30]))
@@ -193,12 +193,12 @@ def test_records_that_wait_behind_backpressure_are_not_silence(harness):
     held_s = 0.0
     run.operator.context.held_s = lambda: held_s
     run.push(ObjectBatch([10]))
-    run.timers.advance(200)
+    run.clock.advance(200)
     for _ in range(20):
         held_s += 0.5
-        run.timers.advance(500)
+        run.clock.advance(500)
     assert run.signals == [("watermark", 9)]
-    run.timers.advance(1_000)
+    run.clock.advance(1_000)
     assert run.signals == [("watermark", 9), ("idle", True)]
 
 
@@ -212,19 +212,19 @@ def test_silence_begins_behind_what_others_of_the_chain_do_with_a_batch(harness)
 
     run.output.emit = slowly
     run.push(ObjectBatch([10]))
-    run.timers.advance(0)
+    run.clock.advance(0)
     assert run.signals == [("watermark", 9)]
 
 
 def test_a_subtask_that_never_gets_a_record_becomes_idle(harness):
     run = harness(operator(idle_after_ms=1_000))
-    run.timers.advance(1_200)
+    run.clock.advance(1_200)
     assert run.signals == [("idle", True)]
 
 
 def test_without_idle_after_silence_is_not_idle(harness):
     run = harness(operator())
-    run.timers.advance(1_000_000)
+    run.clock.advance(1_000_000)
     assert run.signals == []
 
 
@@ -240,7 +240,7 @@ def test_idle_upstream_is_idle_here(harness):
 def test_closing_stops_the_timer(harness):
     run = harness(operator())
     run.operator.close()
-    assert run.timers.pending == {}
+    assert run.clock.waiting == {}
 
 
 @given(st.lists(st.lists(st.integers(-1_000, 1_000), max_size=4), max_size=6))
@@ -256,5 +256,5 @@ def test_no_record_within_the_bound_is_ever_late(harness, batches):
                 assert not run.watermarks or time > run.watermarks[-1]
             latest = max(latest, time)
         run.push(ObjectBatch(times, np.zeros(len(times), np.int64)))
-        run.timers.advance(200)
+        run.clock.advance(200)
     assert run.watermarks == sorted(set(run.watermarks))

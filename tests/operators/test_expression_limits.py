@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import polars as pl
 import pytest
@@ -66,6 +67,27 @@ def test_the_bound_itself_is_allowed() -> None:
     rows().select(chain(DEPTH_MAX - 1).alias("n"))
     with pytest.raises(PlanError, match="operations depend on each other"):
         rows().select(chain(DEPTH_MAX).alias("n"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda made: made.abs(),
+        lambda made: made.fill_null(0),
+        lambda made: made.alias("n"),
+        lambda made: made.cast(pl.Int64),
+        lambda made: pl.max_horizontal(made, 1),
+        lambda made: pl.when(pl.col("n") > 1).then(made).otherwise(0),
+        lambda made: made.over("n"),
+    ],
+    ids=["function", "fill", "alias", "cast", "horizontal", "when", "over"],
+)
+def test_every_kind_of_call_counts(call: Callable[[pl.Expr], pl.Expr]) -> None:
+    made = pl.col("n")
+    for _ in range(2_000):
+        made = call(made)
+    with pytest.raises(PlanError, match="operations depend on each other"):
+        rows().select(made.alias("n"))
 
 
 def test_an_expression_that_is_wide_or_shares_its_parts_is_bounded() -> None:

@@ -331,8 +331,8 @@ def test_an_unknown_column_shows_near_ones(world):
             "change the type",
         ),
         (lambda s: s.parallel(0), "parallelism must be a whole number of at least 1 value=`0`", ""),
-        (lambda s: s.rebalance().parallel(2), "parallel() speaks of a step", ""),
-        (lambda s: s.rejected.disable_chaining(), "disable_chaining() speaks of a step", ""),
+        (lambda s: s.rebalance().parallel(2), "parallel() applies to a step", ""),
+        (lambda s: s.rejected.disable_chaining(), "disable_chaining() applies to a step", ""),
         (lambda s: s.to_one().filter("ok").parallel(2), "`filter` runs in one subtask", ""),
         (lambda s: s.union(3), "union needs streams of the same job", ""),
         (
@@ -367,7 +367,7 @@ def test_a_sink_that_cannot_promise_says_what_it_can(world):
     sink = world.sink(Guarantee.EXACTLY_ONCE)
     error = mistake(lambda: world.stream().write(sink, name="lake"))
     assert error.message == "sink `lake` cannot promise exactly_once: plain()"
-    assert error.fix == "it can promise: at_least_once, none"
+    assert error.fix == "it supports: at_least_once, none"
 
 
 def test_a_sink_of_columns_refuses_objects(world):

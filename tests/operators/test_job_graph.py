@@ -105,7 +105,7 @@ def test_a_promise_needs_checkpoints(world, guarantee):
     )
     assert "test_job_graph.py" in caught.value.where
     assert caught.value.fix == (
-        'add job.checkpoint(every="10s", storage="..."), or say guarantee="none"'
+        'add job.checkpoint(every="10s", storage="..."), or give the sink guarantee="none"'
     )
     world.job.checkpoint(every="10s", storage="dir")
     world.job.validate()

@@ -67,7 +67,7 @@ def test_fewer_records_are_fine_without_event_time(harness, world):
         ),
         (
             lambda data: data,
-            "returned other columns than promised: no column `m`, column `user_id` too many",
+            "returned other columns than promised: no column `m`, unexpected column `user_id`",
             "into=",
         ),
         (
@@ -78,7 +78,7 @@ def test_fewer_records_are_fine_without_event_time(harness, world):
         (
             lambda data: double(data).slice(1),
             "returned 2 records for 3, so their event times are unknown",
-            ".event_time(...) behind map_batches",
+            ".event_time(...) after map_batches",
         ),
         (lambda data: 1 // 0, "raised ZeroDivisionError", ""),
     ],

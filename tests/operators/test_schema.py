@@ -101,7 +101,7 @@ def test_what_describes_no_columns_is_refused(given):
 
 
 def test_a_column_given_twice_is_refused():
-    with pytest.raises(PlanError, match="column `a` is there twice"):
+    with pytest.raises(PlanError, match="column `a` appears twice"):
         to_schema(pa.schema([("a", pa.int8()), ("a", pa.int8())]))
 
 
@@ -109,6 +109,6 @@ def test_the_difference_of_two_schemas_in_words():
     wanted = pa.schema({"a": pa.int64(), "b": pa.string()})
     found = pa.schema({"c": pa.int8(), "a": pa.int32()})
     assert difference(wanted, found) == (
-        "no column `b`, column `c` too many, column `a` is int32, not int64"
+        "no column `b`, unexpected column `c`, column `a` is int32, not int64"
     )
     assert difference(wanted, pa.schema({"b": pa.string(), "a": pa.int64()})) == ""

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from headgate.connectors.conformance import make_context
+from headgate.operators.clock import Clock
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.sink import Sink, SinkOperator, SinkWriter
+from headgate.runtime.observe.metrics import MetricsRegistry, Scope
 from headgate.runtime.protocol.redistribution import spread_splits
 from headgate.state.snapshot import CommitPermit, RestoredState
 
@@ -140,5 +142,95 @@ def test_a_notice_that_was_lost_is_made_up_for_by_the_next() -> None:
         await _complete(operator, 2)
         await _complete(operator, 1)
         assert writer.committed == [b"1", b"2"]
+
+    asyncio.run(run())
+
+
+class _Stopped(Clock):
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic(self) -> float:
+        return self.ms / 1000
+
+
+async def _measured(
+    writer: _Writer, clock: _Stopped, restored: int = 0
+) -> tuple[SinkOperator, Callable[[str], float]]:
+    """A sink that is open, and how to read one of its metrics."""
+    registry = MetricsRegistry()
+    scope: Scope = registry.group(job_name="job").operator("task", "sink", 0)
+    operator = SinkOperator(_Sink(writer))
+    opening = operator.open(make_context(restored_checkpoint=restored, metrics=scope, clock=clock))
+    if opening is not None:
+        await opening
+
+    def shown(name: str) -> float:
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        (value,) = [each.value for each in samples if each.name == f"headgate_sink_{name}"]
+        return value
+
+    return operator, shown
+
+
+def test_metrics_tell_what_is_prepared_and_for_how_long() -> None:
+    async def run() -> None:
+        writer, clock = _Writer(), _Stopped()
+        operator, shown = await _measured(writer, clock)
+        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (0, 0)
+        operator.process(ObjectBatch([b"one", b"two"]), 0)
+        make = _items(operator, 1)
+        clock.ms += 5_000
+        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (5, 0)
+        assert shown("pending_transactions") == 0
+        make()
+        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (5, 5)
+        assert shown("pending_transactions") == 2
+        operator.process(ObjectBatch([b"three"]), 0)
+        _items(operator, 2)()
+        assert shown("pending_transactions") == 3
+        writer.while_committing = lambda: setattr(clock, "ms", clock.ms + 2_000)
+        await _complete(operator, 1)
+        assert (shown("uncommitted_seconds"), shown("pending_transactions")) == (2, 1)
+        await _complete(operator, 2)
+        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (0, 0)
+        assert (shown("commits_total"), shown("commit_seconds_sum")) == (2, 4)
+
+    asyncio.run(run())
+
+
+def test_a_barrier_with_nothing_to_commit_waits_for_nothing() -> None:
+    async def run() -> None:
+        clock = _Stopped()
+        operator, shown = await _measured(_Writer(), clock)
+        _items(operator, 1)()
+        clock.ms += 5_000
+        assert shown("uncommitted_seconds") == 0
+
+    asyncio.run(run())
+
+
+def test_the_age_of_what_is_prepared_outlives_a_restart() -> None:
+    """A system outside counts its limit for transactions over restarts, too."""
+
+    async def run() -> None:
+        writer, clock = _Writer(), _Stopped()
+        operator, _ = await _measured(writer, clock)
+        operator.process(ObjectBatch([b"one"]), 0)
+        items = _items(operator, 1)()
+        clock.ms += 60_000
+        again, shown = await _measured(failing := _Writer(), clock, restored=1)
+        failing.fails = True
+        waiting = again.restore(RestoredState(items={"committables": items}))
+        assert waiting is not None
+        with pytest.raises(OSError, match="away"):
+            await waiting
+        assert (shown("prepared_seconds"), shown("uncommitted_seconds")) == (60, 60)
+        assert shown("pending_transactions") == 1
 
     asyncio.run(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -13,12 +12,8 @@ import pytest
 import headgate
 from headgate.operators.expressions import check_filter, check_select
 from headgate.operators.sql.functions import FUNCTIONS
+from headgate.tests.operators import sql_grid
 
-_spec = importlib.util.spec_from_file_location("sql_grid", Path(__file__).with_name("sql_grid.py"))
-assert _spec is not None
-assert _spec.loader is not None
-sql_grid = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sql_grid)
 DOCUMENT = (Path(headgate.__file__).parent / "docs" / "expressions.md").read_text()
 
 

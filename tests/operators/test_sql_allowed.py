@@ -169,7 +169,7 @@ def test_only_the_writer_speaks_to_polars_sql():
         ("n >", "it ends too early", ""),
         ("(n > 3", "it ends too early: `)` is missing", ""),
         ("n > 3)", "unexpected `)`", ""),
-        ("n ISNULL", "unexpected `ISNULL`", "behind AS"),
+        ("n ISNULL", "unexpected `ISNULL`", "AS is followed"),
         ("n = 1_000", "`1_000` is not a number", ""),
         ("s = 'it", "the quote ' is never closed", ""),
         ("n > 3 && n < 5", "unexpected `&`", ""),
@@ -198,7 +198,7 @@ def test_text_in_double_quotes_is_answered_with_single_ones():
     with pytest.raises(PlanError) as caught:
         check_filter('s = "ann"', SCHEMA)
     assert caught.value.message == "unknown column `ann` in filter"
-    assert caught.value.fix.startswith("text stands in single quotes: 'ann'")
+    assert caught.value.fix.startswith("text is written in single quotes: 'ann'")
 
 
 @pytest.mark.parametrize(

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.base import Operator, OperatorContext
-from headgate.operators.clock import SystemClock
+from headgate.operators.base import Operator
 from headgate.operators.elements import Batch, ColumnBatch
-from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState
-
-_PATH = Path(__file__).parents[1] / "windows" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("windows_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_windows = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _windows
-_spec.loader.exec_module(_windows)
-
-MAX_PARALLELISM = 8
-Recorder = _windows.MillisecondsRecorder
+from headgate.tests.support.operators import MillisecondsRecorder as Recorder
+from headgate.tests.support.operators import checked_tables, operator_context, rows_of
 
 
 class Timers:
@@ -76,13 +61,7 @@ class Harness:
 
     def tables(self) -> dict[str, pa.Table]:
         """The snapshot, its tables made at once; checks their promised form."""
-        made = {name: cut.make(None) for name, cut in self.cut().tables.items()}
-        for table in made.values():
-            assert table.schema.names[0] == "key_group"
-            assert table.schema.types[0] == pa.int32()
-            groups = table.column(0).to_pylist()
-            assert groups == sorted(groups)
-        return made
+        return checked_tables(self.cut().tables)
 
 
 @pytest.fixture(scope="session")
@@ -96,32 +75,12 @@ def start() -> Callable[..., Harness]:
         parallelism: int = 1,
     ) -> Harness:
         operator = pickle.loads(pickle.dumps(operator))
-        own = key_group_range(index, parallelism, MAX_PARALLELISM)
         recorder, timers = Recorder(), Timers()
         operator.output = recorder
-        operator.open(
-            OperatorContext(
-                job_name="job",
-                operator_name="step",
-                subtask_index=index,
-                parallelism=parallelism,
-                max_parallelism=MAX_PARALLELISM,
-                attempt=1,
-                key_groups=own,
-                clock=SystemClock(),
-                timers=timers,
-                metrics=recorder,
-                logger=logging.getLogger("test"),
-                run_in_thread=None,
-            )
-        )
+        context = operator_context(index, parallelism, metrics=recorder, timers=timers)
+        operator.open(context)
         if tables is not None:
-            kept = {}
-            for name, table in tables.items():
-                groups = table.column(0).to_numpy()
-                rows = np.flatnonzero((groups >= own.first) & (groups <= own.last))
-                kept[name] = table.take(pa.array(rows))
-            operator.restore(RestoredState(tables=kept))
+            operator.restore(RestoredState(tables=rows_of(context.key_groups, tables)))
         return Harness(operator, recorder, timers)
 
     return start_

@@ -238,7 +238,7 @@ def check(start, make_batch, window, aggregates, keyed, history, cut, parallelis
         play(harnesses, part, keyed, model, make_batch, None)
         found += results(harnesses)
         late += results(harnesses, LATE)
-        dropped += builtins.sum(h.output.counters.get(LATE_COUNTER, 0) for h in harnesses)
+        dropped += builtins.sum(h.output.counts.get(LATE_COUNTER, 0) for h in harnesses)
         made = [harness.tables() for harness in harnesses]
         tables = {name: pa.concat_tables([t[name] for t in made]) for name in made[0]}
     for harness in harnesses:

@@ -297,8 +297,8 @@ def test_windows_say_what_they_are():
         (lambda: tumbling("1d", zone="../x"), "unknown time zone"),
         (lambda: tumbling("1m", emit_every="0s"), "emit_every must not be 0"),
         (lambda: tumbling("1m", emit_rows=0), "emit_rows must be a number of rows"),
-        (lambda: count_window(0), "so many records size=`0`"),
-        (lambda: count_window(3, "1"), "so many records every=`1`"),
+        (lambda: count_window(0), "a number of records size=`0`"),
+        (lambda: count_window(3, "1"), "a number of records every=`1`"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(make, said):

@@ -356,7 +356,7 @@ def test_a_periodic_timer_stops_at_the_end_of_the_input(world: Any) -> None:
 
 def test_a_timer_that_would_go_on_for_ever_is_an_error(world: Any) -> None:
     step = step_of(world, Periodic(False)).push([("a",)], [0])
-    with pytest.raises(StateError, match=r"goes on for ever.*key=`'a'` tag=`tick`") as caught:
+    with pytest.raises(StateError, match=r"repeats for ever.*key=`'a'` tag=`tick`") as caught:
         step.end()
     assert "ctx.input_ended" in caught.value.fix
     assert len(step.take()) <= END_REPEATS_MAX

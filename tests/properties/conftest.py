@@ -56,6 +56,9 @@ class NoMetrics:
     def gauge(self, name: str, read: Any, labels: Any = None) -> None:
         return None
 
+    def histogram(self, name: str, buckets: Any = None, labels: Any = None) -> Any:
+        return SimpleNamespace(observe=lambda value: None)
+
 
 @dataclass
 class Reports:

@@ -125,7 +125,7 @@ def test_an_older_checkpoint_that_was_restored_instead_of_the_newest_is_no_base(
         ({"plan": "other"}, "another attempt"),
         ({"running": False}, "had not begun"),
         ({"failure": "map: no"}, "failed meanwhile: map: no"),
-        ({"ending": "its sources were drained"}, "go on with it: its sources were drained"),
+        ({"ending": "its sources were drained"}, "continue it: its sources were drained"),
         ({"subtasks": ((0, 1),)}, "not those of the plan"),
         ({"subtasks": ((0, 0), (0, 1), (1, 1))}, "not those of the plan"),
     ],

@@ -157,7 +157,7 @@ def test_nobody_is_busy() -> None:
     ("waits_for", "said"),
     [
         (WaitsFor.BARRIERS, "waits for the other barriers of a checkpoint"),
-        (WaitsFor.CALLS, "has as many calls under way as it may have"),
+        (WaitsFor.CALLS, "has the most calls in flight that it may have"),
     ],
 )
 def test_what_those_wait_for_who_are_not_busy(waits_for: WaitsFor, said: str) -> None:
@@ -168,14 +168,14 @@ def test_what_those_wait_for_who_are_not_busy(waits_for: WaitsFor, said: str) ->
 def test_nothing_is_known_of_who_has_not_reported() -> None:
     (found,) = find("a>b", a=PRESSED, b=[])
     assert explain(found) == (
-        "`a` is backpressured (HIGH, 92 %); nothing is known yet of what is downstream"
+        "`a` is backpressured (HIGH, 92 %); nothing is known yet about what is downstream"
     )
 
 
 def test_a_step_of_calls_says_so() -> None:
     (found,) = find("a>b", a=PRESSED, b=load(990, waits_for=WaitsFor.CALLS))
     assert explain(found).endswith(
-        "because of `b` (1/1), busy 99 % with as many calls under way as it may have"
+        "because of `b` (1/1), busy 99 % with the most calls in flight that it may have"
     )
 
 
@@ -183,7 +183,7 @@ def test_full_is_told_apart_from_busy() -> None:
     waits = SubtaskLoad(busy=20, full=950, idle=30, backpressured=0, waits_for=WaitsFor.CALLS)
     (found,) = find("a>b", a=PRESSED, b=waits)
     assert explain(found).endswith(
-        "because of `b` (1/1), full 95 % with as many calls under way as it may have"
+        "because of `b` (1/1), full 95 % with the most calls in flight that it may have"
     )
     both = SubtaskLoad(busy=400, full=500, idle=100, backpressured=0)
     (found,) = find("a>b", a=PRESSED, b=both)

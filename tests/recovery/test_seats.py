@@ -5,24 +5,41 @@ from __future__ import annotations
 from headgate.runtime.coordinator.placement import Seats
 
 
+def order(seats: Seats, workers: dict[str, str], count: int) -> list[str]:
+    """The order of workers that are all of one group."""
+    return seats.order(workers, dict.fromkeys(workers, "default"), ["default"] * count)
+
+
 def test_everybody_sits_where_it_sat() -> None:
     seats = Seats()
-    assert seats.order({"a": "h", "b": "h", "c": "h"}, 3) == ["a", "b", "c"]
-    assert seats.order({"b": "h", "c": "h", "d": "h"}, 3) == ["d", "b", "c"], "d for a"
-    assert seats.order({"b": "h", "c": "h", "d": "h"}, 3) == ["d", "b", "c"]
-    assert seats.order({"d": "h", "e": "h", "f": "h"}, 2) == ["d", "e"]
+    assert order(seats, {"a": "h", "b": "h", "c": "h"}, 3) == ["a", "b", "c"]
+    assert order(seats, {"b": "h", "c": "h", "d": "h"}, 3) == ["d", "b", "c"], "d for a"
+    assert order(seats, {"b": "h", "c": "h", "d": "h"}, 3) == ["d", "b", "c"]
+    assert order(seats, {"d": "h", "e": "h", "f": "h"}, 2) == ["d", "e"]
 
 
 def test_the_machine_of_the_dead_comes_before_others() -> None:
     seats = Seats()
-    assert seats.order({"a": "one", "b": "two"}, 2) == ["a", "b"]
-    assert seats.order({"c": "one", "d": "two", "a": "one"}, 2) == ["a", "d"]
-    assert seats.order({"c": "one", "e": "three", "d": "two"}, 2) == ["c", "d"]
-    assert seats.order({"e": "three", "f": "three"}, 2) == ["e", "f"]
+    assert order(seats, {"a": "one", "b": "two"}, 2) == ["a", "b"]
+    assert order(seats, {"c": "one", "d": "two", "a": "one"}, 2) == ["a", "d"]
+    assert order(seats, {"c": "one", "e": "three", "d": "two"}, 2) == ["c", "d"]
+    assert order(seats, {"e": "three", "f": "three"}, 2) == ["e", "f"]
 
 
 def test_another_number_of_seats() -> None:
     seats = Seats()
-    assert seats.order({"a": "h", "b": "h"}, 1) == ["a"]
-    assert seats.order({"a": "h", "b": "h"}, 2) == ["a", "b"]
-    assert seats.order({"b": "h", "c": "h"}, 1) == ["b"]
+    assert order(seats, {"a": "h", "b": "h"}, 1) == ["a"]
+    assert order(seats, {"a": "h", "b": "h"}, 2) == ["a", "b"]
+    assert order(seats, {"b": "h", "c": "h"}, 1) == ["b"]
+
+
+def test_nobody_sits_on_a_seat_of_another_group() -> None:
+    seats, groups = Seats(), ["default", "default", "gpu"]
+    own = {"a": "default", "b": "gpu", "c": "default", "d": "gpu", "e": "gpu"}
+    hosts = {"a": "one", "b": "two", "c": "two", "d": "one"}
+    assert seats.order(hosts, own, groups) == ["a", "c", "b"]
+    # `b` is gone: `d` takes its seat, on another machine than the free `c` of the other group.
+    hosts = {"a": "one", "c": "two", "d": "one"}
+    assert seats.order(hosts, own, groups) == ["a", "c", "d"]
+    hosts = {"a": "one", "c": "two", "e": "one"}
+    assert seats.order(hosts, own, groups) == ["a", "c", "e"]

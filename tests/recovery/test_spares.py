@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import ClusterError, ExchangeError, JobError
+from headgate.operators.resources import DEFAULT_GROUP
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello, Warm
 from headgate.runtime.coordinator.context import Failure
@@ -47,7 +48,7 @@ class Cluster:
         self.may_start.set()
         self.pool: Any = None
 
-    async def start_worker(self, worker_id: str, control: object) -> Handle:
+    async def start_worker(self, worker_id: str, control: object, group: str) -> Handle:
         self.started.append(worker_id)
         if worker_id in self.refused:
             raise JobError("no room")
@@ -121,15 +122,15 @@ def run() -> Callable[..., list[Any]]:
 
 def test_a_spare_takes_over_at_once_and_gets_a_successor(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
-        pool.retire(await pool.ensure(2))
+        pool.retire(await pool.ensure([DEFAULT_GROUP] * 2))
         pool.refill()
         await settled()
         assert live(cluster) == ["w-0000", "w-0001", "w-0002"]
         await cluster.kill("w-0000")
-        pool.prepare(2)
+        pool.prepare([DEFAULT_GROUP] * 2)
         await settled()
         assert len(cluster.started) == 3, "nothing is started beside a restore"
-        workers = await pool.ensure(2)
+        workers = await pool.ensure([DEFAULT_GROUP] * 2)
         assert [worker.worker_id for worker in workers] == ["w-0001", "w-0002"]
         pool.retire(workers)
         await settled()
@@ -144,13 +145,13 @@ def test_a_spare_takes_over_at_once_and_gets_a_successor(run: Any) -> None:
 
 def test_without_spares_a_start_begins_before_it_is_asked_for(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
-        pool.retire(await pool.ensure(2))
+        pool.retire(await pool.ensure([DEFAULT_GROUP] * 2))
         await cluster.kill("w-0001")
         await settled()
         assert live(cluster) == ["w-0000"]
         cluster.may_start.clear()
-        pool.prepare(2)
-        asking = asyncio.ensure_future(pool.ensure(2))
+        pool.prepare([DEFAULT_GROUP] * 2)
+        asking = asyncio.ensure_future(pool.ensure([DEFAULT_GROUP] * 2))
         await settled()
         assert cluster.started[2:] == ["w-0002"], "one is enough"
         cluster.may_start.set()
@@ -162,31 +163,31 @@ def test_without_spares_a_start_begins_before_it_is_asked_for(run: Any) -> None:
 def test_a_start_that_fails_ahead_of_time_is_tried_again_by_whoever_needs_it(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
         cluster.refuses = True
-        pool.prepare(1)
+        pool.prepare([DEFAULT_GROUP] * 1)
         await settled()
         assert len(cluster.started) == 1, "then there is a pause"
         with pytest.raises(JobError, match="no room"):
-            await pool.ensure(1)
+            await pool.ensure([DEFAULT_GROUP] * 1)
         cluster.refuses = False
-        assert len(await pool.ensure(1)) == 1
+        assert len(await pool.ensure([DEFAULT_GROUP] * 1)) == 1
 
     run(script, spares=0)
 
 
 def test_a_cluster_that_breaks_in_its_own_way_gives_no_worker(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
-        async def broken(worker_id: str, control: object) -> Handle:
+        async def broken(worker_id: str, control: object, group: str = "") -> Handle:
             cluster.started.append(worker_id)
             raise RuntimeError("it is none of our errors")
 
         cluster.start_worker = broken  # type: ignore[method-assign]
         cluster.find_worker = broken  # type: ignore[attr-defined]
-        pool.prepare(1)
+        pool.prepare([DEFAULT_GROUP] * 1)
         await settled()
         assert len(cluster.started) == 1, "then there is a pause"
         with pytest.raises(ClusterError, match="it is none of our errors"):
-            await pool.ensure(1)
-        assert await pool.find(["before-0000"]) == []
+            await pool.ensure([DEFAULT_GROUP] * 1)
+        assert await pool.find({"before-0000": DEFAULT_GROUP}) == []
 
     run(script, spares=0)
 
@@ -197,9 +198,9 @@ def test_of_two_starts_ahead_of_time_one_fails(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
         cluster.refused = {"w-0000"}
         cluster.may_start.clear()
-        pool.prepare(2)
+        pool.prepare([DEFAULT_GROUP] * 2)
         await settled()
-        asking = asyncio.ensure_future(pool.ensure(2))
+        asking = asyncio.ensure_future(pool.ensure([DEFAULT_GROUP] * 2))
         await settled()
         assert len(cluster.started) == 3
         cluster.may_start.set()
@@ -210,7 +211,7 @@ def test_of_two_starts_ahead_of_time_one_fails(run: Any) -> None:
 
 def test_spares_are_told_what_to_prepare_for(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
-        workers = await pool.ensure(1)
+        workers = await pool.ensure([DEFAULT_GROUP] * 1)
         pool.warm_up = Warm(job=b"plan", settings={})
         pool.retire(workers)
         pool.refill()
@@ -223,7 +224,7 @@ def test_spares_are_told_what_to_prepare_for(run: Any) -> None:
 
 def test_a_spare_that_dies_by_itself_is_not_replaced_for_ever(run: Any) -> None:
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
-        pool.retire(await pool.ensure(1))
+        pool.retire(await pool.ensure([DEFAULT_GROUP] * 1))
         pool.refill()
         await settled()
         await cluster.kill("w-0001")

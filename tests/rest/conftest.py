@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,16 +15,6 @@ from headgate.operators.clock import SystemClock
 from headgate.runtime.options import Options
 from headgate.runtime.rest.client import RestClient
 from headgate.runtime.rest.server import RestServer
-
-_PATH = Path(__file__).parents[1] / "integration" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("integration_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-lab = _module.lab
-trouble = _module.trouble
 
 
 class Api:

@@ -35,7 +35,7 @@ from headgate.k8s.status import (
     rfc3339,
 )
 from headgate.k8s.transitions import trigger_of
-from headgate.runtime.rest.answers import CheckpointWish, JobAnswer
+from headgate.runtime.rest.answers import CheckpointWish, JobAnswer, SavepointWish
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.rest.conftest import serving
 
@@ -101,6 +101,28 @@ def checkpointing(report: JobReport) -> tuple[str, str]:
     found = condition(status.conditions, "CheckpointingHealthy")
     assert found is not None
     return found.status, found.message
+
+
+def test_a_request_that_is_wrong_is_told_apart_from_one_that_fails(lab: Any, trouble: Any) -> None:
+    trouble.only = "count-0"
+
+    async def script(job: Any) -> None:
+        async with serving(job) as api, api.client() as client:
+            await job.until("status", status="RUNNING")
+            await with_state(client)
+            await client.begin(SavepointWish(trigger_id="nowhere"))
+            trouble.fail["write_file"] = 1
+            await client.begin(CheckpointWish(trigger_id="away"))
+            for trigger in ("nowhere", "away"):
+                await client.operation(trigger, wait_s=60)
+            report = await coordinators_of(api).report("air", "clicks")
+            assert report is not None
+            wrong, away = report.operations["nowhere"], report.operations["away"]
+            assert (wrong.state, wrong.lasting) == ("failed", True)
+            assert "nobody says where savepoints go" in wrong.error
+            assert (away.state, away.lasting) == ("failed", False)
+
+    lab.run(failing_job(lab, tolerable_failures=5), script, opener=trouble.open)
 
 
 def test_checkpointing_becomes_unhealthy_and_healthy_again(lab: Any, trouble: Any) -> None:

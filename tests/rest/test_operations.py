@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headgate.errors import InternalError, JobError, JobNotReady, StorageError, UsageError
-from headgate.runtime.control.messages import Event
-from headgate.runtime.rest.events import EventQueue, encode
+from headgate.runtime.control.events import Event, EventQueue
+from headgate.runtime.rest.events import decode, encode
 from headgate.runtime.rest.gate import allowed_names, check_names, check_token
 from headgate.runtime.rest.operations import Operations
 from headgate.runtime.rest.problems import RequestProblem, error_of, problem, problem_of
@@ -169,7 +169,12 @@ def test_what_waits_when_the_job_ends_is_still_handed_out() -> None:
     asyncio.run(main())
 
 
-def test_a_pickled_error_does_not_travel() -> None:
-    body = b'{"status":"FAILED","error":"80049500"}'
-    sent = encode(Event(kind="ended", text="over\nand out", body=body))
+def test_an_event_travels_and_comes_back() -> None:
+    there = Event(kind="ended", text="over\nand out", body=b'{"status":\n"FAILED"}')
+    sent = encode(there)
     assert sent == b'event: ended\ndata: {"text":"over\\nand out","body":{"status":"FAILED"}}\n\n'
+    kind, data = (line.partition(": ")[2] for line in sent.decode().splitlines()[:2])
+    back = decode(kind, data)
+    assert (back.kind, back.text, back.body) == ("ended", "over\nand out", b'{"status":"FAILED"}')
+    with pytest.raises(JobError, match="no event of a REST API"):
+        decode("ended", "[]")

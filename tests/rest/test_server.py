@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,41 @@ def test_a_refused_operation_says_what_the_cli_says(with_api: Run) -> None:
     with_api(script)
 
 
+def test_nothing_that_the_coordinator_shows_is_lost_on_the_way(with_api: Run) -> None:
+    """Those who have the coordinator in their own process see the same as those who ask by HTTP."""
+
+    async def script(api: Any) -> None:
+        api.job.kill(random.Random(0))
+        await api.job.until("recovered")
+        await api.job.request("checkpoint")
+        async with api.client() as client:
+            there = await client.request("status")
+            here = await api.job.request("status")
+            assert here["exceptions"]
+            assert here["event_time"]
+            assert there.keys() == here.keys()
+            for key in ("exceptions", "event_time", "workers", "vertices"):
+                assert [each.keys() for each in there[key]] == [each.keys() for each in here[key]]
+            assert there["exceptions"] == here["exceptions"]
+            assert (await client.status()).exceptions[0].kind == here["exceptions"][0]["kind"]
+            for given in ({}, {"id": 1}):
+                there = await client.request("checkpoints", **given)
+                assert there == json.loads(
+                    json.dumps(await api.job.request("checkpoints", **given))
+                )
+
+    with_api(script)
+
+
+def test_a_run_is_handed_over(with_api: Run) -> None:
+    async def script(api: Any) -> None:
+        async with api.client() as client:
+            assert (await client.request("hand-over"))["status"] == "HANDED_OVER"
+        await api.job.task
+
+    assert with_api(script).outcome.status == "HANDED_OVER"
+
+
 def test_savepoint_and_disposal(with_api: Run, tmp_path: Path) -> None:
     async def script(api: Any) -> None:
         async with api.client() as client:
@@ -230,7 +266,7 @@ def test_rescale_and_stop_with_events_to_the_end(with_api: Run) -> None:
                 async for event in watcher.events():
                     seen.append(event.kind)
                     if event.kind == "ended":
-                        assert event.body["status"] == "SUSPENDED"
+                        assert json.loads(event.body)["status"] == "SUSPENDED"
 
         async with api.client() as client:
             following = asyncio.ensure_future(follow())
@@ -330,10 +366,10 @@ def test_after_a_takeover_the_port_is_tried_again(
     async def main() -> None:
         taken = socket.create_server(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        coordinator: Any = SimpleNamespace(rest_url="")
+        coordinator: Any = SimpleNamespace(rest_url="", rest_addresses=())
         options = Options({"rest.port": str(port), "headgate.listener.port-patience": "0 s"})
         rest = RestServer(coordinator, "token", options, SystemClock())
-        opening = await host._open_rest(rest, coordinator, takes_over=True)
+        opening = await host._open_port(rest, coordinator, "127.0.0.1", takes_over=True)
         assert opening is not None
         while "trying again" not in caplog.text:  # noqa: ASYNC110  a line in the log is no event
             await asyncio.sleep(0)
@@ -342,6 +378,7 @@ def test_after_a_takeover_the_port_is_tried_again(
         async with asyncio.timeout(60):
             await opening
         assert coordinator.rest_url == f"http://127.0.0.1:{port}"
+        assert coordinator.rest_addresses == (f"tcp:127.0.0.1:{port}",)
         await rest.close()
 
     asyncio.run(main())

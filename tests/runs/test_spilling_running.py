@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +15,12 @@ import pytest
 
 from headgate.errors import StateError
 from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
-from headgate.operators.base import OperatorContext
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.running_aggregate import RunningAggregate
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
+from headgate.tests.support.operators import in_place, operator_context
 
 MAX_PARALLELISM = 16
 SCHEMA = pa.schema(
@@ -79,14 +76,16 @@ def started(
     own.mkdir()
     operator.output = output
     operator.open(
-        OperatorContext(
-            job_name="job", operator_name="agg", subtask_index=index, parallelism=parallelism,
-            max_parallelism=MAX_PARALLELISM, attempt=next(numbers),
-            key_groups=key_group_range(index, parallelism, MAX_PARALLELISM), clock=SystemClock(),
-            timers=None, metrics=SimpleNamespace(), logger=logging.getLogger("test"),
-            run_in_thread=lambda call: call(), options=options, local_directory=lambda: own,
+        operator_context(
+            index,
+            parallelism,
+            MAX_PARALLELISM,
+            attempt=next(numbers),
+            run_in_thread=in_place,
+            options=options,
+            local_directory=lambda: own,
         )
-    )  # fmt: skip
+    )
     return operator, output
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,6 @@ import pytest
 from headgate.errors import StateError
 from headgate.operators import small_windows, window_aggregate
 from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
-from headgate.operators.base import OperatorContext
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.operators.late import LATE
 from headgate.operators.window_aggregate import WindowAggregate
@@ -27,6 +23,7 @@ from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
+from headgate.tests.support.operators import operator_context
 
 MAX_PARALLELISM = 16
 WINDOW = TumblingWindow(100, 7, 150)
@@ -99,17 +96,16 @@ class Side:
             self.outputs.append(Output())
             operator.output = self.outputs[-1]
             operator.open(
-                OperatorContext(
-                    job_name="job", operator_name="agg", subtask_index=index,
-                    parallelism=parallelism, max_parallelism=MAX_PARALLELISM, attempt=attempt,
-                    key_groups=key_group_range(index, parallelism, MAX_PARALLELISM),
-                    clock=SystemClock(), timers=None,
-                    metrics=SimpleNamespace(counter=lambda _: SimpleNamespace(inc=lambda _: None)),
-                    logger=logging.getLogger("test"), run_in_thread=self.threads,
+                operator_context(
+                    index,
+                    parallelism,
+                    MAX_PARALLELISM,
+                    attempt=attempt,
+                    run_in_thread=self.threads,
                     options=options,
                     local_directory=lambda own=own: own,
                 )
-            )  # fmt: skip
+            )
             self.operators.append(operator)
 
     def threads(self, call: Callable[[], None]) -> None:

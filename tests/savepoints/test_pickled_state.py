@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -60,6 +60,13 @@ class Declares(hg.KeyedProcess[int, int, int]):
         return [record]
 
 
+class Annotates(Declares):
+    """The types in the annotations of the attributes, which are texts in this module."""
+
+    first: hg.ValueState[int] = hg.ValueState()
+    counts: ClassVar[hg.MapState[str, int]] = hg.MapState()
+
+
 def job_of(function: Any, path: Path, rate: float | None = None, **options: str) -> hg.Job:
     job = hg.Job("pickles", options={key.replace("__", "."): v for key, v in options.items()})
     job.checkpoint(every="50ms", storage=str(path))
@@ -68,6 +75,11 @@ def job_of(function: Any, path: Path, rate: float | None = None, **options: str)
     )
     stream.process(function, name="remember").write(collect(guarantee="none"), name="out")
     return job
+
+
+def test_the_annotation_of_an_attribute_declares_its_type(tmp_path: Path) -> None:
+    job = job_of(Annotates(), tmp_path, **{OPTION: "false"})
+    assert "pickled" not in str(job.explain())
 
 
 def test_the_option_refuses_state_of_no_declared_type_at_plan_time(tmp_path: Path) -> None:

@@ -140,11 +140,11 @@ def test_a_cluster_without_room_refuses_and_the_job_goes_on(lab: Any) -> None:
 
         asked: list[str] = []
 
-        async def start_one_of_three(worker_id: str, control: Any) -> Any:
+        async def start_one_of_three(worker_id: str, control: Any, group: str) -> Any:
             asked.append(worker_id)
             if len(asked) in (2, 3):
                 raise JobError("all machines are full")
-            return await start_worker(worker_id, control)
+            return await start_worker(worker_id, control, group)
 
         job.cluster.start_worker = start_one_of_three
         with pytest.raises(JobError, match="no workers for parallelism 5: all machines are full"):
@@ -169,7 +169,7 @@ def test_data_that_ends_while_workers_are_looked_for_ends_the_job(lab: Any) -> N
         await job.checkpoint()
         held = asyncio.Event()
 
-        async def never(worker_id: str, control: Any) -> Any:
+        async def never(worker_id: str, control: Any, group: str) -> Any:
             await held.wait()
             raise JobError("all machines are full")
 
@@ -196,8 +196,8 @@ def test_a_job_cancelled_while_workers_are_looked_for_leaves_none(lab: Any) -> N
         start_worker = job.cluster.start_worker
         started = asyncio.Event()
 
-        async def slow(worker_id: str, control: Any) -> Any:
-            handle = await start_worker(worker_id, control)
+        async def slow(worker_id: str, control: Any, group: str) -> Any:
+            handle = await start_worker(worker_id, control, group)
             started.set()
             await asyncio.Event().wait()
             return handle

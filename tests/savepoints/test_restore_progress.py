@@ -25,7 +25,7 @@ class Watched:
         self.attempt = 7
         self.restoring: dict[tuple[str, int], tuple[int, int]] = {}
         self.texts: list[str] = []
-        self.spec = SimpleNamespace(slots_per_worker=1, checkpoint=None)
+        self.spec = SimpleNamespace(checkpoint=None)
         self.plan = SimpleNamespace(vertices=[])
         nothing = SimpleNamespace(everything=frozenset(), subtasks_of=lambda regions: [])
         self.executions = SimpleNamespace(

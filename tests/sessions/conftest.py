@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.base import Operator, OperatorContext
-from headgate.operators.clock import SystemClock
+from headgate.operators.base import Operator
 from headgate.runtime.task.table_merge import merge_chain
-from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState
-
-_PATH = Path(__file__).parents[1] / "windows" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("windows_conftest", _PATH)
-assert _spec is not None
-assert _spec.loader is not None
-_windows = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _windows
-_spec.loader.exec_module(_windows)
-
-MAX_PARALLELISM = 8
-Recorder = _windows.MillisecondsRecorder
+from headgate.tests.support.operators import MillisecondsRecorder as Recorder
+from headgate.tests.support.operators import operator_context, rows_of
 
 
 @dataclass
@@ -76,33 +60,16 @@ def start() -> Callable[..., Subtask]:
         index: int = 0,
         parallelism: int = 1,
     ) -> Subtask:
-        own, recorder = key_group_range(index, parallelism, MAX_PARALLELISM), Recorder()
+        recorder = Recorder()
         operator.output = recorder
-        operator.open(
-            OperatorContext(
-                job_name="job",
-                operator_name="step",
-                subtask_index=index,
-                parallelism=parallelism,
-                max_parallelism=MAX_PARALLELISM,
-                attempt=1,
-                key_groups=own,
-                clock=SystemClock(),
-                timers=None,
-                metrics=recorder,
-                logger=logging.getLogger("test"),
-                run_in_thread=None,
-            )
-        )
+        context = operator_context(index, parallelism, metrics=recorder)
+        operator.open(context)
         if tables is not None:
-            kept = {}
-            for name in tables[0]:
-                table = pa.concat_tables(part[name] for part in tables)
-                groups = table.column(0).to_numpy()
-                order = np.argsort(groups, kind="stable")
-                mine = (groups[order] >= own.first) & (groups[order] <= own.last)
-                kept[name] = table.take(pa.array(order[mine]))
-            operator.restore(RestoredState(tables=kept))
+            merged = {
+                name: pa.concat_tables(part[name] for part in tables).sort_by("key_group")
+                for name in tables[0]
+            }
+            operator.restore(RestoredState(tables=rows_of(context.key_groups, merged)))
         return Subtask(operator, recorder)
 
     return start_

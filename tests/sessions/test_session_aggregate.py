@@ -166,7 +166,7 @@ def test_equals_record_by_record_over_snapshots_and_rescales(start, keyed, rando
                 subtask.checkpoint()()
                 found += subtask.output.rows()
                 late += subtask.output.rows(LATE)
-                dropped += subtask.output.counters.get(LATE_COUNTER, 0)
+                dropped += subtask.output.counts.get(LATE_COUNTER, 0)
             tables = [subtask.tables() for subtask in subtasks]
     finally:
         table_module._DEAD_MIN = before
@@ -240,7 +240,7 @@ def test_a_late_row_does_not_wait_for_the_row_that_would_save_it(start):
     subtask.operator.on_watermark(70)
     subtask.operator.process(batch([("a", 1, 1, 58), ("a", 2, 1, 66)]), 0)
     assert subtask.output.rows(LATE) == [("a", 1, 1, 58)]
-    assert subtask.output.counters == {LATE_COUNTER: 1}
+    assert subtask.output.counts == {LATE_COUNTER: 1}
 
 
 def test_what_fired_can_be_joined_and_fires_again_as_one(start):

@@ -100,7 +100,7 @@ class SimCluster:
         """Workers that have not died."""
         return [worker for worker in self.workers if worker.alive and not worker.process.dead]
 
-    async def start_worker(self, worker_id: str, control: ControlEndpoint) -> SimWorker:
+    async def start_worker(self, worker_id: str, control: ControlEndpoint, group: str) -> SimWorker:
         """Start a process; it greets the coordinator."""
         await asyncio.sleep(self._rng.expovariate(1 / 0.05))
         if self._rng.random() < self.refusal_rate or is_dead():

@@ -19,9 +19,9 @@ from typing import Any
 from unittest import mock
 
 from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
-from headgate.runtime.control.client import CoordinatorClient
-from headgate.runtime.control.messages import Event
+from headgate.runtime.control.events import Event
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.job import runnable
 from headgate.runtime.job_spec import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome
@@ -33,12 +33,11 @@ from .clock import SimClock
 from .cluster import SimCluster
 from .invariants import STAND_INS
 from .loop import SimLoop
-from .network import SimLink
 from .outside import WORLDS, World
 from .process import Process
 from .store import Storage
 from .watch import Watch
-from .workloads import COMMON, KINDS, draw_job, make_job, workload
+from .workloads import COMMON, KINDS, draw_job, make_job, spread_over_groups, workload
 
 LIVENESS_S = 300.0
 """Virtual time that a job gets to finish once nothing fails any more."""
@@ -146,6 +145,8 @@ class Simulation:
         self._slots = self.rng.randint(1, 2)
         self._stands_by = seed % 3 == 1  # not drawn: most seeds mean what they meant
         """A process waits to take over from a coordinator that goes, or seems to."""
+        self._in_groups = random.Random(seed) if seed % 4 == 2 else None
+        """Chooses slot sharing groups for steps, others for each run of the job; None: they share slots."""
         hurry = self.plan.overtaking
         rows = 600 if hurry else self.rng.choice((48, 204, 504))
         batch_rows = self.rng.choice((1, 8, 40))
@@ -238,6 +239,8 @@ class Simulation:
     def _make_spec(self) -> JobSpec:
         """Another run of the job."""
         job = make_job("sim", self._kind, self._settings, self._options)
+        if self._in_groups is not None:
+            self.watch.seen[f"groups {spread_over_groups(job, self._in_groups)}"] += 1
         return replace(runnable(job).spec(), slots_per_worker=self._slots)
 
     async def _main(self) -> None:
@@ -340,12 +343,15 @@ class Simulation:
 
     async def _ask(self, verb: str, arguments: dict[str, Any]) -> None:
         leader = self.leader
-        near, far = SimLink.pair(self.loop, None, leader.process)
-        leader.process.context.run(leader.coordinator.server.accept, far)
-        client = CoordinatorClient(near, leader.coordinator.server.token)
+        await asyncio.sleep(self.loop.network.delay_s())
+        client = LocalClient(leader.coordinator.clients, self.loop)
+        asking = leader.process.context.run(
+            self.loop.create_task, client.request(verb, **arguments), name=f"answer {verb}"
+        )
         try:
             async with asyncio.timeout(20):
-                answer = await client.request(verb, **arguments)
+                answer = await asyncio.shield(asking)
+                await asyncio.sleep(self.loop.network.delay_s())
         except (HeadgateError, TimeoutError) as error:
             self.watch.note(f"{verb} refused: {error}")
             self.watch.seen[f"{verb} refused"] += 1
@@ -355,7 +361,7 @@ class Simulation:
             self.watch.note(f"{verb} done: {sorted(answer)}")
             self.watch.seen[f"{verb} done"] += 1
         finally:
-            await client.close()
+            asking.cancel()
 
     # -- what is told -------------------------------------------------------------------------------
 

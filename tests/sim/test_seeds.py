@@ -63,6 +63,8 @@ def test_everything_has_happened() -> None:
         "restart of all",
         "store existed",
         "job FINISHED",
+        "groups 2",
+        "groups 3",
     }
     assert wanted - _seen.keys() == set()
 

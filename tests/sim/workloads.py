@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import headgate as hg
+from headgate.operators.resources import sharing_groups
+from headgate.runtime.job import runnable
+from headgate.runtime.plan import beside_source
 
 from . import counting, timed
 from .outside import Ledger, World
@@ -132,3 +135,15 @@ def draw_job(rng: random.Random, overtaking: bool) -> tuple[dict[str, Any], dict
         options["execution.state-recovery.from-local"] = rng.choice(("true", "true", "false"))
         options["headgate.local-backup.size-max"] = rng.choice(("2kb", "1gb"))
     return settings, options
+
+
+def spread_over_groups(job: hg.Job, rng: random.Random) -> int:
+    """Put steps of a job into slot sharing groups; returns the number of groups."""
+    definition = runnable(job)
+    beside = beside_source(definition.graph)
+    for node in definition.graph.nodes:
+        if node.id not in beside and rng.random() < 0.4:
+            node.slot_sharing_group = rng.choice(("default", "left", "right"))
+    groups = set(sharing_groups(definition.graph).values())
+    definition.declare_groups({name: hg.Resources() for name in sorted(groups)})
+    return len(groups)

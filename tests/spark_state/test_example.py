@@ -5,10 +5,11 @@ Method: its steps, on the session of the tests; the totals of all flights by pla
 
 from __future__ import annotations
 
-import importlib.util
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from headgate.tests.support.modules import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_state.py"
 
@@ -21,11 +22,7 @@ def totals(*parts: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[int, int
 
 
 def test_a_corrected_job_goes_on_with_what_is_right(spark: Any, tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("spark_state_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load(EXAMPLE)
     taken = example.first_half(str(tmp_path))
     worst = example.most_delayed(example.totals_of(spark, taken)).collect()
     assert len(worst) == 10

@@ -67,22 +67,27 @@ def test_options_of_s3_are_used():
         open_store("s3://bucket/x", "job", {"s3.path-style-access": "yes please"})
 
 
-def test_connections_and_time_outs_are_options_of_all_that_speaks_to_s3():
+def test_connections_attempts_and_time_outs_are_options_of_all_that_speaks_to_s3():
     assert s3_service(Options().effective()) == s3_service({})
     texts = {
         "s3.region": "eu-west-1",
         "s3.connection.maximum": "7",
         "s3.connection.establish.timeout": "2 s",
         "s3.connection.timeout": "1500 ms",
+        "s3.attempts.maximum": "3",
+        "s3.fast.upload.active.blocks": "2",
     }
     options = Options(texts).effective()
     service = s3_service(options)
-    assert service == S3Service("", "eu-west-1", False, 7, 2_000, 1_500)
+    assert service == S3Service("", "eu-west-1", False, 7, 2_000, 1_500, 3, 2)
     config = s3_client(options).meta.config
     assert (config.max_pool_connections, config.connect_timeout, config.read_timeout) == (7, 2, 1.5)
+    assert config.retries["total_max_attempts"] == 3
     assert check_storage_options(texts) == texts
     with pytest.raises(OptionError, match=r"s3\.connection\.maximum"):
         s3_service({"s3.connection.maximum": "0"})
+    with pytest.raises(OptionError, match=r"s3\.attempts\.maximum"):
+        s3_service({"s3.attempts.maximum": "many"})
     with pytest.raises(UsageError, match=r"s3\.connection\.timeout"):
         s3_service({"s3.connection.timeout": "10"})
     with pytest.raises(OptionError, match="must not be 0"):

@@ -20,7 +20,6 @@ from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.storage.probe import probe_conditional_create, probe_races
 from headgate.tests.support import versitygw
-from headgate.tests.support.built import NotAvailableError
 
 RACES = 32
 
@@ -128,25 +127,6 @@ def test_moto_passes(s3_server):
 
 
 # --- a real server that looks and then writes ------------------------------------------------------------
-
-
-@pytest.fixture
-def gateway(tmp_path, monkeypatch):
-    """Options that reach a versitygw with an empty bucket."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", versitygw.ACCESS)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", versitygw.SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for key in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(key, raising=False)
-    try:
-        with versitygw.running(tmp_path / "objects") as endpoint:
-            yield {
-                "s3.endpoint": endpoint,
-                "s3.region": "us-east-1",
-                "s3.path-style-access": "true",
-            }
-    except NotAvailableError as error:
-        pytest.fail(f"this test needs versitygw {versitygw.VERSION}: {error}")
 
 
 @pytest.mark.server

@@ -80,9 +80,11 @@ def test_a_server_that_is_not_there_is_reported_after_bounded_retries(s3_server)
             sleeps.append(seconds)
 
         settings = S3Settings(
-            s3_server.bucket, "x", S3Service("http://127.0.0.1:9", "us-east-1", True)
+            s3_server.bucket,
+            "x",
+            S3Service("http://127.0.0.1:9", "us-east-1", True, attempts_max=3),
         )
-        await S3Store(settings, policy=RetryPolicy(attempts_max=3), sleep=sleep).open()
+        await S3Store(settings, sleep=sleep).open()
 
     with pytest.raises(StorageError, match="did not answer"):
         asyncio.run(main())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import stat
 import struct
 import threading
 import time
@@ -21,9 +22,9 @@ import pytest
 
 from headgate.operators.clock import SystemClock
 from headgate.runtime.admission import GREETING_BYTES_MAX, Admission, ListenerLimits
-from headgate.runtime.control import link as link_module
+from headgate.runtime.control.events import Subscriber
 from headgate.runtime.control.link import Link, StreamLink, connect
-from headgate.runtime.control.messages import Event, Heartbeat, Hello, encode
+from headgate.runtime.control.messages import Heartbeat, Hello, encode
 from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.hub import ExchangeHub
@@ -96,7 +97,7 @@ class NoJob:
     async def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError(f"a stranger began an operation {verb} {arguments}")
 
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         return lambda: None
 
 
@@ -111,8 +112,12 @@ async def rest(
         "headgate.listener.connections-max": str(limits.connections_max),
     }
     server = RestServer(NoJob(), TOKEN, Options({**texts, **options}), SystemClock())
-    await server.listen()
-    yield Port(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    if unix is not None:
+        await server.listen_unix(str(unix))
+        yield Port(str(unix))
+    else:
+        await server.listen()
+        yield Port(("127.0.0.1", int(server.url.rpartition(":")[2])))
     await server.close()
 
 
@@ -143,12 +148,23 @@ async def is_hung_up_on(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+@pytest.mark.parametrize("listener", [control, data, rest])
+def test_other_users_cannot_connect_to_unix_sockets(listener: Listener, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with listener(PATIENT, tmp_path / "s.sock"):
+            (path,) = (each for each in tmp_path.iterdir() if each.is_socket())
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert list(tmp_path.iterdir()) == []
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("unix", [False, True])
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_length_is_not_believed_before_the_token(
     listener: Listener, unix: bool, tmp_path: Path
 ) -> None:
-    if listener in (metrics, rest) and unix:
+    if listener is metrics and unix:
         pytest.skip("it has no Unix socket")
 
     async def scenario() -> None:
@@ -332,16 +348,13 @@ def test_friends_may_not_say_more_than_the_option_allows() -> None:
     run(scenario())
 
 
-def test_one_large_message_is_not_a_peer_that_takes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_large_message_is_not_a_peer_that_takes_nothing() -> None:
     """What has piled up in front of a message counts, not the message itself."""
-    monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 1_000)
 
     async def scenario() -> None:
         async with control(PATIENT) as port:
             reader, writer = await port.stranger()
-            link = StreamLink(reader, writer)
+            link = StreamLink(reader, writer, unsent_bytes_max=1_000)
             link.send(Hello(token=TOKEN, role="client"))
             await link.receive()
             for _ in range(2):
@@ -351,6 +364,36 @@ def test_one_large_message_is_not_a_peer_that_takes_nothing(
             link.send(Heartbeat())
             assert await link.receive() is None, "this much waited in front of the last message"
             link.close()
+
+    run(scenario())
+
+
+def test_a_friend_who_does_not_read_is_hung_up_on_as_the_option_says() -> None:
+    sent = asyncio.Event()
+
+    async def serve(hello: Hello, link: Link) -> None:
+        link.send(Hello(token="x" * 20_000_000, role="client"))  # more than sockets hold
+        link.send(Heartbeat())
+        sent.set()
+        await link.receive()
+
+    async def answers(unsent_max_bytes: int) -> list[str]:
+        server = ControlServer(TOKEN, serve, replace(PATIENT, unsent_max_bytes=unsent_max_bytes))
+        await server.listen(None)
+        link = await connect(server.addresses[0])
+        sent.clear()
+        link.send(Hello(token=TOKEN, role="client"))
+        await sent.wait()
+        found = []
+        while len(found) < 2 and (message := await link.receive()) is not None:
+            found.append(type(message).__name__)
+        link.close()
+        await server.close()
+        return found
+
+    async def scenario() -> None:
+        assert await answers(30_000_000) == ["Hello", "Heartbeat"]
+        assert await answers(1_000_000) == []
 
     run(scenario())
 

@@ -72,9 +72,18 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an instant query."""
-        data = urllib.parse.urlencode({"query": expression}).encode()
+        return self._ask("query", expression)
+
+    def query_range(
+        self, expression: str, start: float, end: float, step_s: float
+    ) -> list[dict[str, Any]]:
+        """The series from `start` to `end`, in seconds since 1970."""
+        return self._ask("query_range", expression, start=start, end=end, step=step_s)
+
+    def _ask(self, what: str, expression: str, **more: float) -> list[dict[str, Any]]:
+        data = urllib.parse.urlencode({"query": expression, **more}).encode()
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query", data, timeout=30) as answer:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{what}", data, timeout=30) as answer:
                 result = json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{expression}: {error.read().decode()}") from error

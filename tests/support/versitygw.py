@@ -21,7 +21,8 @@ VERSION = "v1.7.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
 BUILD_S_MAX = 600
 START_S_MAX = 60
-ACCESS, SECRET = "testing", "testing-secret"
+ACCESS, SECRET = "testing", "testing"
+"""Those of the other S3 servers of tests, since boto3 keeps the first that a process has used."""
 BUCKET = "bucket"
 
 

@@ -58,6 +58,7 @@ def metrics(*_):
     return SimpleNamespace(
         counter=lambda name: SimpleNamespace(inc=lambda amount=1: None),
         gauge=lambda name, read: None,
+        histogram=lambda name: SimpleNamespace(observe=lambda value: None),
     )
 
 

@@ -57,8 +57,8 @@ def test_only_what_is_for_users_is_listed() -> None:
     assert dir(connectors) == sorted(connectors.__all__)
     assert dir(hg) == sorted(hg.__all__)
     public = (
-        "checkpoint explain labels max_parallelism name options parallelism read restart run run_async "
-        "start validate"
+        "checkpoint explain labels max_parallelism name options parallelism read resources restart run "
+        "run_async start validate"
     )
     assert [name for name in dir(hg.Job("x")) if not name.startswith("_")] == public.split()
 

@@ -108,7 +108,7 @@ def test_event_timers_fire_in_windows_of_the_machines_clock_too(world):
 def test_a_trigger_that_never_stops_fails_with_its_window_and_key(world, window):
     step = step_of(world, window, trigger=Again())
     push(step, (1, 3))
-    with pytest.raises(StateError, match="goes on for ever after the end.*key=`'a'`.*window="):
+    with pytest.raises(StateError, match="repeats for ever after the end.*key=`'a'`.*window="):
         step.end()
 
 

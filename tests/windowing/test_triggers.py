@@ -396,7 +396,7 @@ SESSION = hg.session("10s")
         ),
         (
             lambda s: s.window(hg.tumbling("1m", emit_rows=5)).process(Values(), name="w"),
-            "said with a trigger",
+            "need a trigger",
         ),
         (lambda s: s.window(hg.count_window(5), evictor=Odd()), "has its trigger and evictor"),
         (lambda s: s.window(SESSION).process(Taken(), name="w"), "state=`window_homes`"),

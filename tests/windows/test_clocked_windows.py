@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import logging
 import pickle
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,15 +17,16 @@ import headgate as hg
 from headgate.connectors import json_source
 from headgate.errors import PlanError
 from headgate.operators.aggregates import AggregatePlan, count, sum
-from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.panes.plan import window_aggregate
 from headgate.operators.windows import WINDOW_FIELDS, sliding, tumbling
 from headgate.state.hashing import hash_key, key_group_of
-from headgate.state.keygroups import key_group_range, owner_of
+from headgate.state.keygroups import owner_of
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.operators import Recorder, operator_context, rows_of
 
-from .conftest import MAX_PARALLELISM, Recorder
+MAX_PARALLELISM = 8
+
 
 SCHEMA = pa.schema([("user", pa.string()), ("x", pa.int64())])
 PLAN = AggregatePlan(("user",), {"n": count(), "total": sum("x")}, SCHEMA, WINDOW_FIELDS)
@@ -64,24 +63,13 @@ class Subtask:
     def __init__(self, window: Any, machine: Machine, tables: Any, index: int, of: int) -> None:
         self.operator = pickle.loads(pickle.dumps(window_aggregate(window, PLAN, "by-clock")()))
         self.machine, self.output = machine, Recorder()
-        own = key_group_range(index, of, MAX_PARALLELISM)
         self.operator.output = self.output
-        context = OperatorContext(
-            "job", "step", index, of, MAX_PARALLELISM, 1, own, machine, machine, self.output,
-            logging.getLogger("test"), None,
-        )  # fmt: skip
+        context = operator_context(
+            index, of, MAX_PARALLELISM, clock=machine, timers=machine, metrics=self.output
+        )
         self.operator.open(context)
         if tables is not None:
-            rows = {}
-            for name, table in tables.items():
-                groups = table.column(0)
-                rows[name] = table.filter(
-                    pc.and_(
-                        pc.greater_equal(groups, own.first),
-                        pc.less_equal(groups, own.last),
-                    )
-                )
-            self.operator.restore(RestoredState(tables=rows))
+            self.operator.restore(RestoredState(tables=rows_of(context.key_groups, tables)))
 
     def push(self, rows: list[tuple[str, int]]) -> None:
         users, values = zip(*rows, strict=True)
@@ -224,7 +212,7 @@ def test_no_record_is_lost_behind_a_clock_that_goes_back(of: int) -> None:
     behind.set(T0 + 60)
     found = [(user, n, total) for s in again for user, _, _, n, total in s.results()]
     assert sorted(found) == sorted([("a", 2, 3), (other, 1, 7)])
-    assert all("late_records" not in s.output.counters for s in again)
+    assert all("late_records" not in s.output.counts for s in again)
 
 
 def test_windows_open_at_the_end_do_not_fire_and_are_counted() -> None:
@@ -233,7 +221,7 @@ def test_windows_open_at_the_end_do_not_fire_and_are_counted() -> None:
     subtask.push([("a", 1), ("b", 1)])
     subtask.operator.finish()
     assert not subtask.results()
-    assert subtask.output.counters["timers_dropped"] == 4
+    assert subtask.output.counts["timers_dropped"] == 4
     assert not machine.due
 
 

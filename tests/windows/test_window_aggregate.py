@@ -149,7 +149,7 @@ def test_equals_record_by_record_over_snapshots_and_rescales(
         found += results(harnesses)
         late += results(harnesses, LATE)
         for harness in harnesses:
-            dropped += harness.output.counters.get(LATE_COUNTER, 0)
+            dropped += harness.output.counts.get(LATE_COUNTER, 0)
         made = [harness.tables() for harness in harnesses]
         tables = {name: pa.concat_tables([t[name] for t in made]) for name in made[0]}
     for harness in harnesses:
@@ -185,7 +185,7 @@ def test_late_is_exact_at_the_boundary(start):
     harness.watermark(14)
     harness.process(batch([("a", 1, 9), ("a", 2, 10)]))
     assert harness.output.rows(LATE) == [("a", 1, 9)]
-    assert harness.output.counters == {LATE_COUNTER: 1}
+    assert harness.output.counts == {LATE_COUNTER: 1}
 
 
 def test_results_come_in_window_order_and_before_the_watermark(start):

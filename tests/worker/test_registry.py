@@ -12,14 +12,15 @@ from headgate.connectors import blackhole, numbers
 from headgate.runtime.control import registry
 
 
-def test_the_socket_of_a_killed_coordinator_goes_when_its_job_runs_again(
+def test_the_sockets_of_a_killed_coordinator_go_when_its_job_runs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path))
     dead = subprocess.Popen(["true"])
     dead.wait()
-    left = tmp_path / "dead.sock"
-    left.touch()
+    left = registry.rest_socket_path("again", dead.pid)
+    for path in (left, registry.socket_path("again", dead.pid)):
+        Path(path).touch()
     registry.register(
         registry.JobRecord(
             name="again",

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from headgate.k8s.actions import Observed
-from headgate.k8s.objects import JOB, ROLE, RUN
+from headgate.k8s.context import POD_MAKERS
+from headgate.k8s.objects import GROUP, JOB, ROLE, RUN
+from headgate.k8s.pods import GRACE_S
 from headgate.k8s.snapshots import restored_snapshot
+from headgate.k8s.status import rfc3339, since_1970_ms
 
 from .job import Broken, Process, Storage
 
@@ -32,6 +35,8 @@ class Cluster:
     processes: dict[str, Process] = field(default_factory=dict)
     """By uid of the pod."""
     zombies: list[Process] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    """Uids of pods on nodes that do not answer."""
     allowed: set[str] = field(default_factory=set)
     """What the user allowed runs to begin with: `nothing`, or paths."""
     story: list[str] = field(default_factory=list)
@@ -60,7 +65,7 @@ class Cluster:
     def create(self, made: dict[str, Any]) -> None:
         if (made["kind"], made["metadata"]["name"]) in self.objects:
             raise Conflict
-        if made["kind"] in ("StatefulSet", "Deployment"):
+        if made["kind"] in POD_MAKERS:
             self._check_alone(made["metadata"]["annotations"][RUN], made["kind"])
         self.tell(f"created {made['kind']} {made['metadata']['name']}")
         self.put(made)
@@ -84,10 +89,25 @@ class Cluster:
         metadata = found["metadata"]
         if metadata.get("finalizers") or kind == "Pod":
             if "deletionTimestamp" not in metadata:
-                self.put({**found, "metadata": {**metadata, "deletionTimestamp": str(self.now_ms)}})
+                until = rfc3339(self.now_ms + 1000 * GRACE_S * (kind == "Pod"))
+                self.put({**found, "metadata": {**metadata, "deletionTimestamp": until}})
         else:
             self.tell(f"{kind} {name} is gone")
             del self.objects[kind, name]
+
+    def force(self, name: str, uid: str) -> None:
+        """Let a pod go. Its process, if there is one, lives on."""
+        found = self.get("Pod", name)
+        if found is None or found["metadata"]["uid"] != uid:
+            raise Conflict
+        until_ms = since_1970_ms(found["metadata"].get("deletionTimestamp", ""))
+        if not 0 < until_ms < self.now_ms:
+            raise Broken(f"the pod {name} is let go before its time to end is over")
+        self.tell(f"Pod {name} is let go")
+        process = self.processes.pop(uid, None)
+        if process is not None:
+            self.zombies.append(process)
+        del self.objects["Pod", name]
 
     def pods(self) -> list[dict[str, Any]]:
         return [each for (kind, _), each in self.objects.items() if kind == "Pod"]
@@ -106,7 +126,11 @@ class Cluster:
 
     def work(self) -> None:
         """One round of everything but the operator; each part may be slow."""
-        for part in (self._controllers, self._kubelet, self._collect_garbage, self._jobs):
+        parts = (
+            *(self._controllers, self._kuberay, self._kubelet),
+            *(self._collect_garbage, self._jobs),
+        )
+        for part in parts:
             if self.random.random() < 0.8:
                 part()
 
@@ -132,6 +156,26 @@ class Cluster:
             if truth.get("status") != status:
                 self.put({**truth, "status": status})
 
+    def _kuberay(self) -> None:
+        """The head and the workers of RayClusters."""
+        for (kind, name), cluster in list(self.objects.items()):
+            if kind != "RayCluster":
+                continue
+            uid, spec = cluster["metadata"]["uid"], cluster["spec"]
+            groups = [(each, each["replicas"]) for each in spec["workerGroupSpecs"]]
+            for part, replicas in ((spec["headGroupSpec"], 1), *groups):
+                labels = part["template"]["metadata"]["labels"]
+                own = [
+                    pod
+                    for pod in self.pods()
+                    if _owner(pod) == uid and pod["metadata"]["labels"] == labels
+                ]
+                living = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
+                for pod in living[replicas:]:
+                    self.delete("Pod", pod["metadata"]["name"])
+                for _ in range(replicas - len(living)):
+                    self._make_pod(kind, name, uid, {"spec": part})
+
     def _make_pod(self, kind: str, owner: str, uid: str, seen: dict[str, Any]) -> None:
         name = f"{owner}-0" if kind == "StatefulSet" else f"{owner}-{next(self._versions)}"
         if ("Pod", name) in self.objects:
@@ -145,6 +189,8 @@ class Cluster:
     def _kubelet(self) -> None:
         for pod in self.pods():
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            if uid in self.lost:
+                continue
             if "deletionTimestamp" in pod["metadata"]:
                 if self.random.random() < 0.5:
                     del self.objects["Pod", name]
@@ -158,7 +204,7 @@ class Cluster:
                         "phase": "Pending",
                         "containerStatuses": [{"state": {"waiting": waiting}}],
                     }
-                elif image == "bad-manifest" and pod["metadata"]["labels"][ROLE] == "head":
+                elif image == "bad-manifest" and _role(pod) == "head":
                     status = _refused()
                 else:
                     ready = [{"type": "Ready", "status": "True"}]
@@ -169,7 +215,7 @@ class Cluster:
                 self._start_process(pod)
 
     def _start_process(self, pod: dict[str, Any]) -> None:
-        if pod["metadata"]["labels"][ROLE] != "head":
+        if _role(pod) != "head":
             return
         container = pod["spec"]["containers"][0]
         command = container["command"]
@@ -193,7 +239,7 @@ class Cluster:
                 self.delete(kind, name)
 
     def _jobs(self) -> None:
-        workers = sum(map(_slots, self.pods()))
+        workers = self._slots()
         for process in (*self.processes.values(), *self.zombies):
             before = process.state
             process.tick(self.now_ms, self.random, workers)
@@ -203,6 +249,16 @@ class Cluster:
             job = self.objects[key]
             if not job.get("status") and self.random.random() < 0.5:
                 self._clean(job)
+
+    def _slots(self) -> int:
+        """The slots that each slot sharing group of the job has at least."""
+        pods = [pod for pod in self.pods() if pod["metadata"]["uid"] not in self.lost]
+        job = self.get("StreamJob", "flights")
+        groups = ("default", "gpu") if job is not None and "resources" in job["spec"] else (None,)
+        return min(
+            sum(_slots(pod) for pod in pods if pod["metadata"]["labels"].get(GROUP) == group)
+            for group in groups
+        )
 
     def _clean(self, job: dict[str, Any]) -> None:
         command = job["spec"]["template"]["spec"]["containers"][0]["command"]
@@ -232,6 +288,19 @@ class Cluster:
             self.zombies.append(process)
         self.tell(f"lost {pod['metadata']['name']}{' (cut off)' if cut_off else ''}")
         del self.objects["Pod", pod["metadata"]["name"]]
+
+    def lose_node(self, *, cut_off: bool) -> None:
+        """The node of a pod does not answer any more: Kubernetes deletes the pod, which never ends."""
+        pods = [pod for pod in self.pods() if pod["metadata"]["uid"] not in self.lost]
+        if not pods:
+            return
+        metadata = self.random.choice(pods)["metadata"]
+        process = self.processes.pop(metadata["uid"], None)
+        if cut_off and process is not None:
+            self.zombies.append(process)
+        self.tell(f"lost the node of {metadata['name']}{' (cut off)' if cut_off else ''}")
+        self.lost.add(metadata["uid"])
+        self.delete("Pod", metadata["name"])
 
     def lose_child(self) -> None:
         """Somebody deletes an object of the job."""
@@ -276,9 +345,15 @@ def _refused() -> dict[str, Any]:
 
 def _slots(pod: dict[str, Any]) -> int:
     """The slots that a pod gives to its job."""
-    if pod["metadata"]["labels"][ROLE] != "worker" or pod["status"]["phase"] != "Running":
+    if _role(pod) != "worker" or pod["status"]["phase"] != "Running":
         return 0
     return int(pod["spec"]["containers"][0]["command"][-1])
+
+
+def _role(pod: dict[str, Any]) -> str | None:
+    """None: the head of a RayCluster, in which there is no coordinator."""
+    role: str | None = pod["metadata"]["labels"].get(ROLE)
+    return role
 
 
 def _owner(pod: dict[str, Any]) -> str:

@@ -63,7 +63,10 @@ class Operator:
         self.view = act.Observed(children, pods, snapshots, now.restored, job)
 
     def step(self) -> None:
-        """Reconcile everything once."""
+        """Reconcile everything once. An operator that stands still goes on first, or does nothing."""
+        if self.late and self.cluster.random.random() < 0.7:
+            return
+        self.catch_up()
         self.look()
         self.last_actions = []
         for key in sorted(self.resources):
@@ -131,8 +134,10 @@ class Operator:
                 if found is None or found["metadata"]["resourceVersion"] != version:
                     raise Conflict
                 cluster.put({**found, **made, "metadata": found["metadata"] | made["metadata"]})
-            case act.Scale(kind, name, replicas, version):
-                cluster.change(kind, name, version, replicas=replicas)
+            case act.Scale(kind, name, spec, version):
+                cluster.change(kind, name, version, **spec)
+            case act.Delete(_, name, uid, True):
+                cluster.force(name, uid)
             case act.Delete(kind, name, uid):
                 self._delete(kind, name, uid)
             case act.EmitEvent(_, reason, message):

@@ -19,7 +19,7 @@ from headgate.k8s.spec import Job, parse_job
 from headgate.k8s.status import StreamJobStatus, paths_in_use
 from headgate.k8s.transitions import HOLD_ATTEMPTS_MAX
 
-from ..conftest import RESOURCE
+from ..conftest import IN_GROUPS, RESOURCE
 from .cluster import Broken, Cluster
 from .job import MISSING
 from .operator import JOB_KEY, Operator
@@ -57,6 +57,11 @@ class Model:
         except Broken as broken:
             story = "\n".join(self.cluster.story[-60:])
             raise Broken(f"seed {self.seed}: {broken}\n{story}") from None
+
+    @property
+    def in_groups(self) -> bool:
+        """The job has two slot sharing groups."""
+        return self.seed % 3 == 1
 
     # the user
 
@@ -109,7 +114,7 @@ class Model:
             return
         made = copy.deepcopy(RESOURCE)
         made["metadata"]["uid"] = f"u{next(self.uids)}"
-        made["spec"] |= spec
+        made["spec"] |= spec | (IN_GROUPS if self.in_groups else {})
         self.cluster.put(made)
 
     def annotate(self, paused: str) -> None:
@@ -157,7 +162,7 @@ class Model:
 
     def _something(self) -> None:
         cluster = self.cluster
-        match self.random.randrange(14):
+        match self.random.randrange(15):
             case 0 | 1 | 2:
                 self.apply()
             case 3:
@@ -182,6 +187,8 @@ class Model:
             case 13:
                 for operator in self.operators:
                     operator.catch_up()
+            case 14:
+                cluster.lose_node(cut_off=self.random.random() < 0.5)
 
     def _replace_operator(self) -> None:
         """Another process leads; the old one may not know it for a while."""
@@ -234,7 +241,9 @@ class Model:
             if kind == "StreamSnapshot" and "deletionTimestamp" in each["metadata"] and not waits:
                 return f"{name} is still there"
         if job is None:
-            return "pods without a job" if pods else ""
+            # Nobody has a say over pods on a lost node whose StreamJob was torn out.
+            left = [pod for pod in pods if pod["metadata"]["uid"] not in self.cluster.lost]
+            return "pods without a job" if left else ""
         if "deletionTimestamp" in job["metadata"]:
             return "the job is still there"
         status = job.get("status", {})

@@ -92,6 +92,16 @@ class Cluster:
         """`kubectl wait --for=CONDITION`."""
         self.kubectl("wait", "-n", namespace, f"--for={condition}", f"--timeout={seconds}s", *what)
 
+    def established(self, crd: str) -> None:
+        """Wait until objects of a resource definition can be made."""
+        plural = crd.partition(".")[0]
+        # Without this `--for=condition` could come before there are any conditions, and fail.
+        for what in (
+            f"jsonpath={{.status.acceptedNames.plural}}={plural}",
+            "condition=Established",
+        ):
+            self.kubectl("wait", f"--for={what}", f"crd/{crd}", "--timeout=60s")
+
     def token(self, namespace: str, account: str) -> str:
         """A token of a service account."""
         return self.kubectl("create", "token", account, "--namespace", namespace).strip()

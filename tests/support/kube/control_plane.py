@@ -62,8 +62,9 @@ class ControlPlane:
 
     def requests(self, user: str) -> list[dict[str, Any]]:
         """The API server's audit log: all that a service account asked for until now."""
-        lines = (self.directory / "audit.log").read_text().splitlines()
-        events = [json.loads(line) for line in lines]
+        # The last line may be half written.
+        lines = (self.directory / "audit.log").read_text().splitlines(keepends=True)
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in events if event["user"]["username"] == user]
 
     def context(self) -> ssl.SSLContext:
@@ -72,8 +73,15 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def running(programs: Programs, directory: Path) -> Iterator[ControlPlane]:
+def running(
+    programs: Programs, directory: Path, listen: str = "127.0.0.1"
+) -> Iterator[ControlPlane]:
     """A control plane for the time of the block, with its data and logs in `directory`.
+
+    Args:
+        programs: what is started.
+        directory: an empty one.
+        listen: the address of this machine where the API server listens.
 
     Raises:
         RuntimeError: one of the processes ended or does not answer; the text has the end of its log.
@@ -81,8 +89,8 @@ def running(programs: Programs, directory: Path) -> Iterator[ControlPlane]:
     with contextlib.ExitStack() as stack:
         ports = _free_ports(4)
         stack.enter_context(_etcd(programs, directory, ports[0], ports[1]))
-        plane = _prepare(directory, ports[2])
-        stack.enter_context(_apiserver(programs, plane, ports[0]))
+        plane = _prepare(directory, listen, ports[2])
+        stack.enter_context(_apiserver(programs, plane, ports[0], listen))
         stack.enter_context(_controller_manager(programs, plane))
         yield plane
 
@@ -97,10 +105,10 @@ def _etcd(
         *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
         *("--initial-cluster", f"test={peer}", "--logger", "zap", "--log-level", "error"),
     ]
-    return _process("etcd", command, directory, lambda: _ok(f"{client}/health"))
+    return run_process("etcd", command, directory, lambda: is_ok(f"{client}/health"))
 
 
-def _prepare(directory: Path, port: int) -> ControlPlane:
+def _prepare(directory: Path, address: str, port: int) -> ControlPlane:
     """The keys and files that the processes are started with."""
     token = secrets.token_hex(16)
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -115,7 +123,7 @@ def _prepare(directory: Path, port: int) -> ControlPlane:
     (directory / "certificates").mkdir()
     (directory / "audit.json").write_text(json.dumps(AUDITED))
     plane = ControlPlane(
-        server=f"https://127.0.0.1:{port}",
+        server=f"https://{address}:{port}",
         port=port,
         token=token,
         ca_file=directory / "certificates" / "apiserver.crt",
@@ -144,13 +152,13 @@ def kubeconfig(plane: ControlPlane, token: str, namespace: str = "default") -> s
 
 
 def _apiserver(
-    programs: Programs, plane: ControlPlane, etcd_port: int
+    programs: Programs, plane: ControlPlane, etcd_port: int, listen: str
 ) -> contextlib.AbstractContextManager[None]:
     key = str(plane.directory / "service-account.key")
     command = [
         *(str(programs.apiserver), f"--etcd-servers=http://127.0.0.1:{etcd_port}"),
         *(
-            "--bind-address=127.0.0.1",
+            f"--bind-address={listen}",
             f"--secure-port={plane.port}",
             f"--advertise-address={ADVERTISED}",
         ),
@@ -169,7 +177,7 @@ def _apiserver(
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--kubelet-preferred-address-types=InternalIP",
     ]
-    return _process("kube-apiserver", command, plane.directory, lambda: _ready(plane))
+    return run_process("kube-apiserver", command, plane.directory, lambda: _ready(plane))
 
 
 def _controller_manager(
@@ -188,16 +196,16 @@ def _controller_manager(
     ]
     # It makes the default service account of each namespace, without which no pod is admitted.
     account = f"{plane.server}/api/v1/namespaces/default/serviceaccounts/default"
-    return _process(
-        "kube-controller-manager", command, plane.directory, lambda: _ok(account, plane)
+    return run_process(
+        "kube-controller-manager", command, plane.directory, lambda: is_ok(account, plane)
     )
 
 
 def _ready(plane: ControlPlane) -> bool:
-    return plane.ca_file.exists() and _ok(f"{plane.server}/readyz", plane)
+    return plane.ca_file.exists() and is_ok(f"{plane.server}/readyz", plane)
 
 
-def _ok(url: str, plane: ControlPlane | None = None) -> bool:
+def is_ok(url: str, plane: ControlPlane | None = None) -> bool:
     headers = {"Authorization": f"Bearer {plane.token}"} if plane else {}
     try:
         with urllib.request.urlopen(
@@ -211,13 +219,22 @@ def _ok(url: str, plane: ControlPlane | None = None) -> bool:
 
 
 @contextlib.contextmanager
-def _process(
-    name: str, command: list[str], directory: Path, answers: Callable[[], bool]
+def run_process(
+    name: str,
+    command: list[str],
+    directory: Path,
+    answers: Callable[[], bool],
+    env: dict[str, str] | None = None,
 ) -> Iterator[None]:
+    """A process for the time of the block, which begins when it answers; its log is in `directory`.
+
+    Raises:
+        RuntimeError: it ended or does not answer; the text has the end of its log.
+    """
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            bound_to_us(command), stdout=output, stderr=subprocess.STDOUT, cwd=directory
+            bound_to_us(command), stdout=output, stderr=subprocess.STDOUT, cwd=directory, env=env
         )
     try:
         deadline = time.monotonic() + START_S_MAX

@@ -19,7 +19,12 @@ from headgate.tests.support.built import cache_dir
 
 ROOT = Path(headgate.__file__).resolve().parent
 PACKAGES = "python3,python3-venv,ca-certificates"
-BASE, IMAGE = "localhost/headgate-base", "localhost/headgate:test"
+BASE, IMAGE = "localhost/headgate-base:slim", "localhost/headgate:test"
+NOT_IN_SLIM = (
+    *("usr/share/doc", "usr/share/man", "usr/share/locale"),
+    *("var/cache/apt", "var/lib/apt/lists"),
+)
+"""Directories of a Debian that the slim images of registries do not have either."""
 TRUSTED = ("/etc/ssl/certs", "/etc/pip.conf")
 """What the build needs to reach the package index, where it is there."""
 JOB = """
@@ -68,14 +73,17 @@ class Buildah:
 
 def build_base(buildah: Buildah) -> None:
     """A minimal Debian with Python, unless it was built before."""
-    if BASE in buildah("images", "--format", "{{.Name}}").split():
+    if BASE in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
         return
     tree = buildah.directory / "debian"
     shutil.rmtree(tree, ignore_errors=True)
     command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(tree)]
     subprocess.run(command, check=True)
+    for path in NOT_IN_SLIM:
+        shutil.rmtree(tree / path)
     container = buildah("from", "scratch")
     buildah("add", "--quiet", container, str(tree), "/")
+    buildah("config", "--env", f"PATH={os.defpath}", container)
     buildah("commit", "--quiet", container, BASE)
     buildah("rm", container)
     shutil.rmtree(tree)
@@ -90,7 +98,7 @@ def build(buildah: Buildah) -> None:
 
 
 def run(buildah: Buildah) -> None:
-    """A job in the image, as the image's user."""
+    """A job in the image, as the image's user, and what the operator is started with."""
     container = buildah("from", IMAGE)
     try:
         job = buildah.directory / "smoke.yaml"
@@ -98,8 +106,10 @@ def run(buildah: Buildah) -> None:
         mounted = f"--volume={job}:/home/headgate/smoke.yaml:ro"
         print(buildah("run", container, "--", "headgate", "--version"))
         print(buildah("run", container, "--", "id", "-u"))
-        command = ["headgate", "run", "--cluster", "in-process", "smoke.yaml"]
-        print(buildah("run", mounted, container, "--", *command))
+        buildah("run", container, "--", "headgate", "k8s", "operator", "--help")
+        for cluster in ("in-process", "local"):  # local: with Ray
+            command = ["headgate", "run", "--cluster", cluster, "smoke.yaml"]
+            print(buildah("run", mounted, container, "--", *command))
     finally:
         buildah("rm", container)
 
@@ -110,12 +120,17 @@ def timed(what: str, step: Callable[[Buildah], None], buildah: Buildah) -> None:
     print(f"==> {what}: {time.monotonic() - began:.0f} s", flush=True)
 
 
-def main() -> None:
+def check_host() -> None:
+    """Exit where images cannot be built."""
     missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         sys.exit(
             "this needs root, and buildah and debootstrap: apt-get install buildah debootstrap"
         )
+
+
+def main() -> None:
+    check_host()
     buildah = Buildah(cache_dir() / "image")
     timed("the base", build_base, buildah)
     timed("the image", build, buildah)

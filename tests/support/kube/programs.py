@@ -1,11 +1,12 @@
 """The programs of a Kubernetes control plane, of the versions that the tests run against.
 
-They come from package registries alone: Kubernetes and Helm from the Go module proxy, etcd from Debian. The
-modules that Kubernetes is built from are pinned by `binaries/go.sum`.
+They come from package registries alone: Kubernetes, Helm and KubeRay's operator from the Go module proxy,
+etcd from Debian. The modules that Kubernetes is built from are pinned by `binaries/go.sum`.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -22,10 +23,16 @@ from headgate.tests.support.built import (
 
 KUBERNETES = "v1.34.2"
 HELM = "v3.21.4"
+KUBERAY = "v1.6.2"
 BUILD_S_MAX = 2400
-"""On two idle cores, building Kubernetes takes about eight minutes, and Helm two."""
+"""On two idle cores, building Kubernetes takes about eight minutes, Helm two, KubeRay two."""
 MODULE = Path(__file__).with_name("binaries")
 KUBERNETES_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kubectl")
+NODE_PROGRAMS = ("kubelet", "kube-proxy", "kube-scheduler")
+"""A node that is real needs these, too."""
+KUBERAY_MODULE = f"github.com/ray-project/kuberay/ray-operator@{KUBERAY}"
+KUBERAY_PROGRAM = "ray-operator"
+KUBERAY_DEFINITIONS = "definitions"
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,27 @@ def find() -> Programs:
     try:
         return _paths(*(made(name, files) for name, (files, _) in PARTS.items()))
     except NotAvailableError as error:
-        hint = "run `make kube-programs` (once; ten minutes of two cores, with Go and a network)"
-        raise NotAvailableError(f"{error}: {hint}") from error
+        raise NotAvailableError(f"{error}: {HINT}") from error
+
+
+@dataclass(frozen=True)
+class KubeRay:
+    """KubeRay's operator, and the directory of its resource definitions."""
+
+    operator: Path
+    definitions: Path
+
+
+def find_kuberay() -> KubeRay:
+    """KubeRay, which `make kube-programs` puts into the cache.
+
+    Raises:
+        NotAvailableError: it is missing; the text says what would help.
+    """
+    try:
+        return _kuberay(made(*KUBERAY_PART))
+    except NotAvailableError as error:
+        raise NotAvailableError(f"{error}: {HINT}") from error
 
 
 def build() -> Programs:
@@ -58,7 +84,23 @@ def build() -> Programs:
     Raises:
         NotAvailableError: there is no Go, no network, or not enough time.
     """
-    return _paths(*(made_once(name, files, make) for name, (files, make) in PARTS.items()))
+    programs = _paths(*(made_once(name, files, make) for name, (files, make) in PARTS.items()))
+    made_once(*KUBERAY_PART, _build_kuberay)
+    return programs
+
+
+def build_node() -> dict[str, Path]:
+    """The programs of a real node, by name; those that are not in the cache yet are made.
+
+    Raises:
+        NotAvailableError: there is no Go, no network, or not enough time.
+    """
+
+    def make(directory: Path) -> None:
+        _build_kubernetes(directory, NODE_PROGRAMS)
+
+    directory = made_once(f"kubernetes-node-{KUBERNETES}", NODE_PROGRAMS, make)
+    return {name: directory / name for name in NODE_PROGRAMS}
 
 
 def _paths(kubernetes: Path, etcd: Path, helm: Path) -> Programs:
@@ -67,14 +109,18 @@ def _paths(kubernetes: Path, etcd: Path, helm: Path) -> Programs:
     )
 
 
-def _build_kubernetes(directory: Path) -> None:
+def _kuberay(directory: Path) -> KubeRay:
+    return KubeRay(directory / KUBERAY_PROGRAM, directory / KUBERAY_DEFINITIONS)
+
+
+def _build_kubernetes(directory: Path, programs: Sequence[str] = KUBERNETES_PROGRAMS) -> None:
     # Built from a copy, because Go writes beside go.mod.
     source = directory / "source"
     shutil.copytree(MODULE, source)
     version = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
     go_command(
         *("build", "-trimpath", "-ldflags", version, "-o", f"{directory}/"),
-        *(f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES_PROGRAMS),
+        *(f"k8s.io/kubernetes/cmd/{name}" for name in programs),
         seconds_max=BUILD_S_MAX,
         cwd=source,
     )
@@ -95,6 +141,23 @@ def _build_helm(directory: Path) -> None:
         seconds_max=BUILD_S_MAX,
         GOBIN=str(directory),
     )
+
+
+def _build_kuberay(directory: Path) -> None:
+    # In a copy of its module, whose own go.sum pins what it is built from; the cache of Go is read-only.
+    download = ("go", "mod", "download", "-json", KUBERAY_MODULE)
+    found = run_command(*download, seconds_max=300, cwd=directory)
+    source = directory / "source"
+    shutil.copytree(json.loads(found)["Dir"], source, copy_function=shutil.copyfile)
+    for path in (source, *source.rglob("*/")):
+        path.chmod(0o755)
+    go_command(
+        *("build", "-trimpath", "-ldflags", "-s -w", "-o", str(directory / KUBERAY_PROGRAM), "."),
+        seconds_max=BUILD_S_MAX,
+        cwd=source,
+    )
+    (source / "config" / "crd" / "bases").rename(directory / KUBERAY_DEFINITIONS)
+    shutil.rmtree(source)
 
 
 def _unpack_etcd(directory: Path) -> None:
@@ -131,6 +194,12 @@ PARTS: dict[str, tuple[Sequence[str], Callable[[Path], None]]] = {
     f"helm-{HELM}": (["helm"], _build_helm),
 }
 """Directories of the cache: the files in them, and who makes them."""
+KUBERAY_PART = (
+    f"kuberay-{KUBERAY}",
+    (KUBERAY_PROGRAM, f"{KUBERAY_DEFINITIONS}/ray.io_rayclusters.yaml"),
+)
+"""The same for KubeRay, without which only its own tests are skipped."""
+HINT = "run `make kube-programs` (once; ten minutes of two cores, with Go and a network)"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""Goal: a job on a Ray cluster of somebody else runs, is changed and ends, and leaves nothing there.
+
+Method: a Ray with a token in pods that the operator knows nothing of, on the process kubelet. The job's
+only pod joins it. The oracle is the same job in one process.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.tests.kube.rays import TOKEN, hosted_workers, start_ray
+from headgate.tests.kube.stream_jobs import StreamJob, explain, lasting, remove
+from headgate.tests.support.kube.cluster import Cluster
+
+RELEASE_S_MAX = 60
+"""A worker's process ends so long after its job at the latest."""
+
+
+def external(cluster: Cluster, namespace: str, name: str) -> StreamJob:
+    """Start a Ray with two workers, and a job on it."""
+    claim, job = lasting(name)
+    cluster.apply(claim, namespace=namespace)
+    ray: dict[str, Any] = {"mode": "External", "tokenSecretRef": {"name": TOKEN}}
+    ray["address"] = start_ray(cluster, namespace, 2, name)
+    job["spec"]["kubernetes"] |= {"ray": ray}
+    cluster.apply(job, namespace=namespace)
+    made = StreamJob(cluster, namespace, name)
+    made.until_running(1)
+    return made
+
+
+def hosts(job: StreamJob) -> dict[str, int]:
+    """How many workers of the job each pod of Ray hosts."""
+    pods = [pod["metadata"]["name"] for pod in job.pods()]
+    return {
+        pod: len(hosted_workers(job.cluster, job.namespace, pod))
+        for pod in ("head-0", "worker-0", "worker-1", *pods)
+    }
+
+
+def until_released(job: StreamJob) -> None:
+    """Wait until no pod of Ray has a worker's process."""
+    deadline = time.monotonic() + RELEASE_S_MAX
+    while any(found := hosts(job).values()):
+        assert time.monotonic() < deadline, (found, explain(job.cluster, job.namespace))
+
+
+@pytest.mark.timeout(1200)
+def test_a_job_on_the_ray_of_somebody_else_is_changed_and_leaves_it(
+    cluster: Cluster, operated: str, expected: pa.Table
+) -> None:
+    job = external(cluster, operated, "guest")
+    hosted = hosts(job)
+    assert hosted["worker-0"] + hosted["worker-1"] == 2
+    # Neither on the head of Ray nor in the pod of the coordinator.
+    assert hosted["head-0"] == hosted["guest-head-0"] == 0
+    assert {pod["metadata"]["name"] for pod in job.pods()} == {"guest-head-0"}
+
+    job.patch(kubernetes={"env": {"LEVEL": "3"}})
+    job.until_running(2)
+    job.patch(kubernetes={"state": "Suspended"})
+    job.until_phase("Suspended")
+    until_released(job)
+    job.patch(kubernetes={"state": "Running"})
+    job.until_running(3)
+
+    job.patch(parallelism=1)
+    job.until("a rescale", lambda status: status["parallelism"]["current"] == 1)
+    job.hurry()
+    assert job.result().equals(expected)
+    until_released(job)
+
+
+def test_a_deleted_job_leaves_the_ray_of_somebody_else(cluster: Cluster, operated: str) -> None:
+    job = external(cluster, operated, "deleted")
+    assert sum(hosts(job).values()) == 2
+    remove(cluster, operated, "deleted")
+    until_released(job)

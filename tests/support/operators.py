@@ -1,0 +1,165 @@
+"""The surroundings of an operator that runs alone: its context, clock, metrics, output, rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.operators.base import OperatorContext
+from headgate.operators.clock import SystemClock
+from headgate.operators.elements import Batch, ColumnBatch
+from headgate.state.keygroups import KeyGroupRange, key_group_range
+
+
+class ManualClock:
+    """A clock that the test moves, with the timers that wait for it."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+        self.waiting: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._number = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic(self) -> float:
+        return self.ms / 1_000
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        self._number += 1
+        number = self._number
+        self.waiting[number] = (self.ms + delay_ms, callback)
+        return lambda: self.waiting.pop(number, None) and None
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, and the timers run that become due, in their order."""
+        target = self.ms + ms
+        while due := [(at, number) for number, (at, _) in self.waiting.items() if at <= target]:
+            at, number = min(due)
+            self.ms = max(self.ms, at)
+            self.waiting.pop(number)[1]()
+        self.ms = max(self.ms, target)
+
+
+class Counters:
+    """Metrics that keep their counters in `counts`."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def counter(self, name: str) -> Any:
+        counts = self.counts
+
+        class Counter:
+            def inc(self, amount: int = 1) -> None:
+                counts[name] = counts.get(name, 0) + amount
+
+        return Counter()
+
+
+def operator_context(
+    index: int = 0, parallelism: int = 1, max_parallelism: int = 8, **given: Any
+) -> OperatorContext:
+    """The context of one subtask of the step `step`.
+
+    Args:
+        index: Of the subtask.
+        parallelism: Of the step.
+        max_parallelism: Of the step.
+        given: Other fields of the context. There are no timers and no threads by default.
+    """
+    fields = {
+        "job_name": "job",
+        "operator_name": "step",
+        "attempt": 1,
+        "key_groups": key_group_range(index, parallelism, max_parallelism),
+        "clock": SystemClock(),
+        "timers": None,
+        "metrics": Counters(),
+        "logger": logging.getLogger("test"),
+        "run_in_thread": None,
+    }
+    return OperatorContext(
+        subtask_index=index,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        **(fields | given),
+    )
+
+
+def rows_of(key_groups: KeyGroupRange, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """The rows of these key groups; the first column of each table is the key group."""
+    found = {}
+    for name, table in tables.items():
+        groups = table.column(0)
+        mine = pc.and_(
+            pc.greater_equal(groups, key_groups.first), pc.less_equal(groups, key_groups.last)
+        )
+        found[name] = table.filter(mine)
+    return found
+
+
+@dataclass
+class Recorder(Counters):
+    """An output and metrics in one: keeps `events` in order, and counters."""
+
+    events: list[tuple[str, Any]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def emit(self, batch: Batch) -> None:
+        self.events.append(("rows", batch))
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        self.events.append((tag, batch))
+
+    def emit_watermark(self, timestamp: int) -> None:
+        self.events.append(("watermark", timestamp))
+
+    def rows(self, kind: str = "rows") -> list[tuple[Any, ...]]:
+        """All rows that went out, as tuples, each with its timestamp at the end."""
+        found: list[tuple[Any, ...]] = []
+        for event, batch in self.events:
+            if event == kind:
+                times = batch.timestamps
+                stamps = [None] * len(batch) if times is None else times.tolist()
+                found += [(*row, t) for row, t in zip(self.records(batch), stamps, strict=True)]
+        return found
+
+    def records(self, batch: Batch) -> list[tuple[Any, ...]]:
+        """The rows of a batch as tuples."""
+        if isinstance(batch, ColumnBatch):
+            return [tuple(row.values()) for row in batch.data.to_pylist()]
+        return [(record,) for record in batch.records]
+
+
+class MillisecondsRecorder(Recorder):
+    """The same; `rows` has instants as ms since 1970 UTC."""
+
+    def records(self, batch: Batch) -> list[tuple[Any, ...]]:
+        return [tuple(map(_milliseconds, row)) for row in super().records(batch)]
+
+
+def _milliseconds(value: Any) -> Any:
+    return round(value.timestamp() * 1_000) if isinstance(value, datetime) else value
+
+
+def checked_tables(cuts: Mapping[str, Any]) -> dict[str, pa.Table]:
+    """The tables of a snapshot's cuts, made at once; their rows are sorted by key group, as promised."""
+    made = {name: cut.make(None) for name, cut in cuts.items()}
+    for table in made.values():
+        assert table.schema.names[0] == "key_group"
+        assert table.schema.types[0] == pa.int32()
+        groups = table.column(0).to_pylist()
+        assert groups == sorted(groups)
+    return made
+
+
+def in_place(function: Callable[[], Any]) -> Any:
+    """Stand in for `run_in_thread`, without a thread, where the result is not awaited."""
+    return function()

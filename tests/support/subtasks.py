@@ -1,0 +1,266 @@
+"""Runs the subtasks of one keyed step by hand: records, watermarks, the clock, snapshots, rescaling."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headgate.connectors import from_list
+from headgate.operators.base import OperatorContext
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
+from headgate.operators.written_job import WrittenJob
+from headgate.state.hashing import hash_key, key_group_of
+from headgate.state.keygroups import KeyGroupRange, key_group_range
+from headgate.state.snapshot import (
+    RestoredFiles,
+    RestoredState,
+    StateSnapshot,
+    TableCut,
+)
+from headgate.tests.support.operators import Counters, ManualClock, operator_context, rows_of
+
+MAX_PARALLELISM = 12
+
+
+class Output:
+    """Keeps `(kind, record, time)` in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def emit(self, batch: Any) -> None:
+        self._add("main", batch)
+
+    def emit_side(self, tag: str, batch: Any) -> None:
+        self._add(tag, batch)
+
+    def emit_watermark(self, timestamp: int) -> None:
+        self.events.append(("watermark", timestamp))
+
+    def emit_idle(self, idle: bool) -> None:
+        self.events.append(("idle", idle))
+
+    def _add(self, kind: str, batch: Any) -> None:
+        records = batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records
+        times = [None] * len(batch) if batch.timestamps is None else batch.timestamps.tolist()
+        assert len(times) == len(records)
+        self.events += [(kind, *pair) for pair in zip(records, times, strict=True)]
+
+
+class Step:
+    """The subtasks of one step. Records go to the subtask of their key.
+
+    Args:
+        stream: what the step made.
+        options: of the job.
+        directory: for state on disk.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        parallelism: int = 1,
+        options: dict[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.node = stream._node
+        self.clock, self.metrics = ManualClock(), Counters()
+        self._options, self._directory, self._number = options or {}, directory, 0
+        self.closed: list[Any] = []
+        self._start(parallelism)
+
+    def _start(self, parallelism: int) -> None:
+        self.parallelism = parallelism
+        self.operators, self.outputs = [], [Output() for _ in range(parallelism)]
+        for index, output in enumerate(self.outputs):
+            operator = self.node.factory()
+            operator.output = output
+            operator.open(self._context(index))
+            self.operators.append(operator)
+
+    def _context(self, index: int) -> OperatorContext:
+        return operator_context(
+            index,
+            self.parallelism,
+            MAX_PARALLELISM,
+            clock=self.clock,
+            timers=self.clock,
+            metrics=self.metrics,
+            run_in_thread=in_thread,
+            options=self._options,
+            local_directory=self._new_directory,
+        )
+
+    def _new_directory(self) -> Path:
+        assert self._directory is not None
+        self._number += 1
+        path = self._directory / f"local-{self._number}"
+        path.mkdir()
+        return path
+
+    # what happens to it
+
+    def push(
+        self, records: list[Any], times: list[int] | None = None, *, key: Any = None, at: int = 0
+    ) -> Step:
+        """Records of input `at`, as one batch per subtask; `key`: of a record; None: to all subtasks."""
+        for index, operator in enumerate(self.operators):
+            mine = [i for i, r in enumerate(records) if key is None or self._owner(key(r)) == index]
+            stamps = None if times is None else np.array([times[i] for i in mine], np.int64)
+            if mine:
+                operator.process(ObjectBatch([records[i] for i in mine], stamps), at)
+        return self
+
+    def push_columns(self, data: pa.RecordBatch, times: list[int] | None = None) -> Step:
+        """A batch of columns to the only subtask."""
+        (operator,) = self.operators
+        operator.process(ColumnBatch(data, None if times is None else np.array(times, np.int64)), 0)
+        return self
+
+    def _owner(self, key: Any) -> int:
+        group = key_group_of(hash_key(key), MAX_PARALLELISM)
+        for index in range(self.parallelism):
+            ours = key_group_range(index, self.parallelism, MAX_PARALLELISM)
+            if group in ours:
+                return index
+        raise AssertionError(group)
+
+    def watermark(self, timestamp: int) -> Step:
+        for operator in self.operators:
+            operator.on_watermark(timestamp)
+        return self
+
+    def end(self) -> Step:
+        """The end of the input, as a subtask handles it."""
+        self.watermark(WATERMARK_MAX)
+        for operator in self.operators:
+            operator.finish()
+        return self
+
+    def restart(self, parallelism: int | None = None) -> Step:
+        """Snapshot, forget everything, restore; what was waiting for the clock is gone."""
+        snapshots = [operator.snapshot(1) for operator in self.operators]
+        infos = {info.name: info for info in self.operators[0].states()}
+        old = list(self.operators)
+        ranges = [operator.context.key_groups for operator in old]
+        stored = [self._written(s, r) for s, r in zip(snapshots, ranges, strict=True)]
+        taken, self.clock.waiting = self.outputs, {}
+        for operator in old:
+            operator.close()
+        self._start(parallelism or self.parallelism)
+        for output in taken:
+            self.outputs[0].events += output.events
+        for index, operator in enumerate(self.operators):
+            state = self._share(stored, index)
+            state.states.update(infos)
+            asyncio.run(_awaited(operator.restore(state)))
+        return self
+
+    def _written(self, snapshot: StateSnapshot, ours: KeyGroupRange) -> Any:
+        tables = {name: cut.make(None) for name, cut in snapshot.tables.items()}
+        assert all(isinstance(cut, TableCut) for cut in snapshot.tables.values())
+        items = {
+            name: (cut.items() if callable(cut.items) else cut.items, cut.redistribution)
+            for name, cut in snapshot.items.items()
+        }
+        files = {}
+        for name, cut in snapshot.files.items():
+            collected, paths = cut.collect(), {}
+            for file in collected.files:
+                self._number += 1
+                assert self._directory is not None
+                paths[file.id] = shutil.copy(file.path, self._directory / f"f{self._number}")
+            cut.release()
+            files[name] = (collected.meta, paths, ours)
+        return tables, items, files
+
+    def _share(self, stored: list[Any], index: int) -> RestoredState:
+        """What one new subtask gets: rows of own key groups, its items, files that may have its rows."""
+        ours = key_group_range(index, self.parallelism, MAX_PARALLELISM)
+        state = RestoredState()
+        for name in stored[0][0]:
+            table = pa.concat_tables([tables[name] for tables, _, _ in stored])
+            state.tables |= rows_of(ours, {name: table})
+        for name, (_, mode) in stored[0][1].items():
+            lists = [items[name][0] for _, items, _ in stored]
+            every = [item for items in lists for item in items]
+            state.items[name] = (
+                lists[index % len(lists)] if mode == "broadcast"
+                else every if mode == "union" else every[index :: self.parallelism]
+            )  # fmt: skip
+        for name in stored[0][2]:
+            state.files[name] = []
+            for _, _, files in stored:
+                meta, paths, theirs = files[name]
+                copies = {}
+                for id_, path in paths.items():
+                    self._number += 1
+                    copies[id_] = Path(shutil.copy(path, self._directory / f"f{self._number}"))
+                state.files[name].append(RestoredFiles(meta, copies, theirs.first, theirs.last))
+        return state
+
+    # what came of it
+
+    def take(self, kind: str = "main") -> list[Any]:
+        """The records that came out since the last time, with their times."""
+        found = []
+        for output in self.outputs:
+            found += [event[1:] for event in output.events if event[0] == kind]
+            output.events = [event for event in output.events if event[0] != kind]
+        return found
+
+    @property
+    def events(self) -> list[tuple[Any, ...]]:
+        """All that came out of the only subtask, in order."""
+        (output,) = self.outputs
+        events, output.events = output.events, []
+        return events
+
+
+async def _awaited(waiting: Any) -> None:
+    if waiting is not None:
+        await waiting
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """At once, as something to await."""
+    result = function()
+
+    async def done() -> Any:
+        return result
+
+    return done()
+
+
+def streams(*, event_time: bool = True, names: tuple[str, ...] = ("in",)) -> list[Any]:
+    """Streams of Python objects of one job."""
+    job = WrittenJob("test")
+    found = []
+    for name in names:
+        stream = job.read(from_list([]), name=name)
+        found.append(stream.event_time(lambda record: 0) if event_time else stream)
+    return found
+
+
+@pytest.fixture(params=["hashmap", "rocksdb"])
+def steps(request: Any, tmp_path: Path) -> Iterator[Callable[..., Step]]:
+    """Makes the subtasks of a step, under both state backends."""
+    made: list[Step] = []
+
+    def make(stream: Any, parallelism: int = 1) -> Step:
+        options = {"state.backend.type": request.param}
+        step = Step(stream, parallelism, options, tmp_path)
+        made.append(step)
+        return step
+
+    yield make
+    for step in made:
+        for operator in step.operators:
+            operator.close()
