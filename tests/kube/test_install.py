@@ -102,7 +102,7 @@ def test_definitions_of_the_chart_itself_are_upgraded_and_stay(
 
 
 def test_helm_test_runs_a_job_and_leaves_nothing(cluster: Cluster, release: str) -> None:
-    said = cluster.helm("test", "streams", "-n", release, "--timeout", "170s")
+    said = cluster.helm("test", "streams", "-n", release, "--timeout", "170s", "--logs")
     assert re.search(r"TEST SUITE:\s+streams-headgate-test\n.*Phase:\s+Succeeded", said, re.DOTALL)
     hooks = cluster.get(
         "pods,sa,role,rolebinding,cm", "-n", release, "-l", "app.kubernetes.io/component=test"
