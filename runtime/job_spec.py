@@ -18,7 +18,7 @@ from .checkpoint_options import (
 )
 from .options import Options
 from .plan import PhysicalPlan, make_plan
-from .protocol.checkpoint_settings import CheckpointSettings as CheckpointRules
+from .protocol.checkpoints.settings import CheckpointSettings as CheckpointRules
 
 
 @dataclass(frozen=True, slots=True)

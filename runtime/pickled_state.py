@@ -16,7 +16,7 @@ from ..operators.graph import Graph, Node
 from .checkpoint_options import UNALIGNED
 from .options import ALLOW_PICKLE, Options
 from .plan import PhysicalPlan
-from .protocol.manifest import Manifest
+from .protocol.checkpoints.manifest import Manifest
 from .savepoint.compare import stored_pickles
 
 _DESCRIPTORS: Final = {

@@ -16,7 +16,7 @@ from ..coordinator.source_runs import SourceStorage
 from ..job_spec import JobSpec
 from ..options import Options
 from ..plan import PhysicalPlan
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failures import as_headgate_error
 from ..storage.open_store import open_store_at
 
 _log = logging.getLogger("headgate.batch")

@@ -14,9 +14,9 @@ from ..protocol.backpressure import (
     SubtaskLoad,
     Suspect,
     VertexShape,
+    explain,
     find_causes,
 )
-from ..protocol.backpressure_words import explain
 
 
 def describe_backpressure(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ..control.messages import CheckpointAcked
-from ..protocol.checkpoint_statistics import (
+from ..protocol.checkpoints.statistics import (
     CheckpointHistory,
     CheckpointRecord,
     SubtaskPart,

@@ -24,7 +24,8 @@ from ..control.messages import (
 )
 from ..observe.figures import CheckpointFigures
 from ..plan import PhysicalPlan
-from ..protocol.checkpoint_decisions import (
+from ..protocol.checkpoints.coordinator import CheckpointCoordinator
+from ..protocol.checkpoints.decisions import (
     CheckpointDecision,
     Discard,
     FailJob,
@@ -37,17 +38,15 @@ from ..protocol.checkpoint_decisions import (
     Trigger,
     WakeAt,
 )
-from ..protocol.checkpoint_statistics import (
+from ..protocol.checkpoints.manifest import Manifest, files_written_by
+from ..protocol.checkpoints.statistics import (
     CheckpointHistory,
     CheckpointRecord,
     SubtaskPart,
     explain,
 )
-from ..protocol.checkpoints import CheckpointCoordinator
-from ..protocol.failures import CheckpointFailure
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failures import CheckpointFailure, as_headgate_error
 from ..protocol.ids import CheckpointId, SubtaskId
-from ..protocol.manifest import Manifest, files_written_by
 from ..savepoint import store as savepoints
 from ..savepoint.metadata import savepoint_of
 from ..storage.base import AddressOpener, CheckpointStore

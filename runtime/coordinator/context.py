@@ -28,11 +28,10 @@ from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
 from ..protocol.drops import DropLedger
 from ..protocol.failover import RegionId
-from ..protocol.failure_history import FailureEntry, FailureHistory
+from ..protocol.failure_history import FailureEntry, FailureHistory, RestoreFigures
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import RestartStrategy
-from ..protocol.restore_figures import RestoreFigures
 from ..restart_options import FAILOVER_STRATEGY
 from ..savepoint.locate import Located
 from ..shipping import ship
@@ -384,10 +383,10 @@ class JobContext:
             self.failures.also(entry)
         else:
             lost, silent_ms = self.pool.last_lost
-            story = self.failures.failed(
+            record = self.failures.failed(
                 entry, self.attempt, silent_ms if failure.worker == lost != "" else None
             )
-            self.enrichers.enrich(story, entry)
+            self.enrichers.enrich(record, entry)
         self.publish(
             "failure",
             f"{failure.where}: {failure.text} ({failure.kind.sentence})",
@@ -452,14 +451,14 @@ class JobContext:
                 for each in self.dropped.totals
             ],
             "busy_steps": describe_busy(self.pool.live.values()),
-            "exceptions": [story.as_json() for story in self.failures.stories],
+            "exceptions": [record.as_json() for record in self.failures.records],
         }
 
     def _last_failure(self) -> str:
         """The text of the last failure, though the job may run again; empty: there was none."""
-        if not self.failures.stories:
+        if not self.failures.records:
             return ""
-        root = self.failures.stories[-1].root
+        root = self.failures.records[-1].root
         return f"{root.where}: {root.text}"
 
     def _describe_backpressure(self) -> list[dict[str, Any]]:

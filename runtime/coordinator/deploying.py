@@ -24,12 +24,11 @@ from ..control.messages import (
 from ..options import Options
 from ..pickled_state import check_restored_pickles
 from ..plan import Vertex
+from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.failover import RegionId
-from ..protocol.failures import FailureKind
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failure_history import RestoreFigures
+from ..protocol.failures import FailureKind, as_headgate_error
 from ..protocol.ids import SubtaskId
-from ..protocol.manifest import Manifest
-from ..protocol.restore_figures import RestoreFigures
 from ..savepoint.compare import accepted_changes
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ...errors import OptionError
-from ..protocol.failure_history import FailureEntry, FailureStory
+from ..protocol.failure_history import FailureEntry, FailureRecord
 from ..restart_options import FAILURE_ENRICHERS
 
 Enricher = Callable[[dict[str, Any]], Mapping[str, str]]
@@ -48,16 +48,16 @@ class FailureEnrichers:
         self._enrichers = enrichers
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def enrich(self, story: FailureStory, entry: FailureEntry) -> None:
+    def enrich(self, record: FailureRecord, entry: FailureEntry) -> None:
         """Add labels to a failure, as soon as they are known."""
         if self._enrichers:
             task = asyncio.get_running_loop().create_task(
-                self._enrich(story, {**asdict(entry), "attempt": story.attempt}), name="enrichers"
+                self._enrich(record, {**asdict(entry), "attempt": record.attempt}), name="enrichers"
             )
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    async def _enrich(self, story: FailureStory, failure: dict[str, Any]) -> None:
+    async def _enrich(self, record: FailureRecord, failure: dict[str, Any]) -> None:
         for enricher in self._enrichers:
             try:
                 labels = dict(await asyncio.to_thread(enricher, dict(failure)))
@@ -65,8 +65,8 @@ class FailureEnrichers:
                 _log.warning("a failure enricher raised %s: %s", type(error).__name__, error)
                 continue
             for key, value in labels.items():
-                if len(story.labels) < LABELS_MAX:
-                    story.labels[str(key)[:LABEL_TEXT_MAX]] = str(value)[:LABEL_TEXT_MAX]
+                if len(record.labels) < LABELS_MAX:
+                    record.labels[str(key)[:LABEL_TEXT_MAX]] = str(value)[:LABEL_TEXT_MAX]
 
     async def close(self) -> None:
         """Wait for those under way, not for long: their threads cannot be stopped."""

@@ -15,7 +15,7 @@ from ...state.keygroups import key_group_range
 from ...state.snapshot import ChannelAddress, StateHandle
 from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
-from ..protocol.manifest import Manifest
+from ..protocol.checkpoints.manifest import Manifest
 from ..savepoint.compare import unconnected
 
 

@@ -44,14 +44,13 @@ from ..options import (
     TAKEOVERS_WINDOW,
     Options,
 )
-from ..protocol.checkpoint_statistics import CheckpointHistory
-from ..protocol.checkpoints import CheckpointCoordinator
+from ..protocol.checkpoints.coordinator import CheckpointCoordinator
+from ..protocol.checkpoints.statistics import CheckpointHistory
 from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
-from ..protocol.restart import restart_strategy
-from ..protocol.start_failures import StartFailures
+from ..protocol.restart import StartFailures, restart_strategy
 from ..recovery_options import (
     REDUNDANT_WORKERS,
     REGISTRATION_TIMEOUT,
@@ -250,8 +249,8 @@ class JobCoordinator:
     @property
     def failures(self) -> list[dict[str, Any]]:
         """The last failures, as the status shows them."""
-        stories = [] if self._context is None else self._context.failures.stories
-        return [story.as_json() for story in stories]
+        records = [] if self._context is None else self._context.failures.records
+        return [record.as_json() for record in records]
 
     async def run(self) -> JobOutcome:
         """Run the job. Returns how it ended; raises only if it could not begin, or was fenced.

@@ -13,7 +13,7 @@ from ..observe.metrics import MetricsGroup, Scope
 from ..protocol.failures import FailureCategory
 
 if TYPE_CHECKING:
-    from ..protocol.checkpoint_statistics import CheckpointRecord
+    from ..protocol.checkpoints.statistics import CheckpointRecord
     from .checkpointing import CheckpointDriver
     from .context import JobContext
 

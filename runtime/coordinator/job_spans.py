@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..protocol.checkpoint_statistics import CheckpointRecord, explain
+from ..protocol.checkpoints.statistics import CheckpointRecord, explain
 
 if TYPE_CHECKING:
     from .context import JobContext

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...state.snapshot import OperatorSnapshot
 from ..control.messages import CheckpointAcked
 from ..plan import PhysicalPlan
-from ..protocol.checkpoint_decisions import Publish
+from ..protocol.checkpoints.decisions import Publish
+from ..protocol.checkpoints.manifest import Manifest, ManifestOperator, ManifestSubtask
 from ..protocol.ids import SubtaskId
-from ..protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
 
 
 def make_manifest(decision: Publish[CheckpointAcked], plan: PhysicalPlan, now_ms: int) -> Manifest:

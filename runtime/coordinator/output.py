@@ -16,7 +16,7 @@ from ...operators.graph import Graph, Node
 from ...operators.sink import IfExists, OutputFile, Sink, SinkRun
 from ..job_spec import JobSpec
 from ..options import REPLACED_FILES_MAX, Options
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failures import as_headgate_error
 from ..protocol.joblog import LogView
 
 T = TypeVar("T")

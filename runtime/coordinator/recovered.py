@@ -6,54 +6,54 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ...operators.durations import format_duration
-from ..protocol.failure_history import FailureStory
+from ..protocol.failure_history import FailureRecord
 
 if TYPE_CHECKING:
     from .context import JobContext
 
-_BODY: Final[dict[str, Callable[[FailureStory], int | None]]] = {
-    "lastRestartDuration": lambda story: story.down_ms,
-    "lastRestartSilence": lambda story: story.silent_ms,
-    "lastRestartCancelDuration": lambda story: story.cancelling_ms,
-    "lastRestartDelay": lambda story: story.waiting_ms,
-    "lastRestartDeployDuration": lambda story: story.deploying_ms,
-    "lastRestartWorkersDuration": lambda story: story.restore.workers_ms,
-    "lastRestartDownloadStateDuration": lambda story: story.restore.fetching_ms,
-    "lastRestartInitializeStateDuration": lambda story: story.restore.opening_ms,
-    "lastRestartLocalStateSize": lambda story: story.restore.local_bytes,
-    "lastRestartRemoteStateSize": lambda story: story.restore.storage_bytes,
+_BODY: Final[dict[str, Callable[[FailureRecord], int | None]]] = {
+    "lastRestartDuration": lambda record: record.down_ms,
+    "lastRestartSilence": lambda record: record.silent_ms,
+    "lastRestartCancelDuration": lambda record: record.cancelling_ms,
+    "lastRestartDelay": lambda record: record.waiting_ms,
+    "lastRestartDeployDuration": lambda record: record.deploying_ms,
+    "lastRestartWorkersDuration": lambda record: record.restore.workers_ms,
+    "lastRestartDownloadStateDuration": lambda record: record.restore.fetching_ms,
+    "lastRestartInitializeStateDuration": lambda record: record.restore.opening_ms,
+    "lastRestartLocalStateSize": lambda record: record.restore.local_bytes,
+    "lastRestartRemoteStateSize": lambda record: record.restore.storage_bytes,
 }
 
 
-def publish_recovered(job: JobContext, story: FailureStory | None) -> None:
+def publish_recovered(job: JobContext, record: FailureRecord | None) -> None:
     """All subtasks run again; None: they run for the first time."""
-    if story is None:
+    if record is None:
         return
-    restore = story.restore
+    restore = record.restore
     job.observed.restarted(
-        story.down_ms or 0,
+        record.down_ms or 0,
         {
-            "silence": story.silent_ms,
-            "cancel": story.cancelling_ms,
-            "delay": story.waiting_ms,
-            "deploy": story.deploying_ms,
+            "silence": record.silent_ms,
+            "cancel": record.cancelling_ms,
+            "delay": record.waiting_ms,
+            "deploy": record.deploying_ms,
             "workers": restore.workers_ms,
             "download": restore.fetching_ms,
             "initialize": restore.opening_ms,
         },
     )
-    body = {name: read(story) for name, read in _BODY.items()}
-    job.publish("recovered", describe(story), attempt=job.attempt, **body)
+    body = {name: read(record) for name, read in _BODY.items()}
+    job.publish("recovered", describe(record), attempt=job.attempt, **body)
 
 
-def describe(story: FailureStory) -> str:
+def describe(record: FailureRecord) -> str:
     """The restart in a sentence. What has no time of its own was not needed."""
-    restore = story.restore
+    restore = record.restore
     phases = [
-        ("silent before", story.silent_ms),
-        ("stopping", story.cancelling_ms),
-        ("waiting", story.waiting_ms),
-        ("deploying", story.deploying_ms),
+        ("silent before", record.silent_ms),
+        ("stopping", record.cancelling_ms),
+        ("waiting", record.waiting_ms),
+        ("deploying", record.deploying_ms),
     ]
     within = [
         ("workers", restore.workers_ms),
@@ -63,6 +63,6 @@ def describe(story: FailureStory) -> str:
     text = ", ".join(f"{name} {format_duration(ms)}" for name, ms in phases if ms is not None)
     of_it = ", ".join(f"{name} {format_duration(ms)}" for name, ms in within)
     return (
-        f"running again after {format_duration(story.down_ms or 0)}: {text} ({of_it}; state: "
+        f"running again after {format_duration(record.down_ms or 0)}: {text} ({of_it}; state: "
         f"{restore.local_bytes:,} bytes from workers' disks, {restore.storage_bytes:,} from storage)"
     )

@@ -19,10 +19,10 @@ from ...errors import ExchangeError, HeadgateError, InternalError
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, Deployed, Messages, SubtaskFailed
 from ..liveness_options import CANCELLATION_TIMEOUT
 from ..protocol.failover import RegionId
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failure_history import RestoreFigures
+from ..protocol.failures import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
-from ..protocol.restore_figures import RestoreFigures
 from .adopting import log_parts
 from .context import Failure, JobContext, RegionsReady, Suspected
 from .deploying import deploy_regions, failure_of_subtask, fallback_of, publish_restored

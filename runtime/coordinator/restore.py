@@ -19,7 +19,7 @@ from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import HANDLE_KINDS, OperatorSnapshot, Redistribution, StateHandle, StateInfo
 from ..checkpoint_options import RECOVERY_ACCEPT_CHANGES
 from ..plan import PhysicalPlan, Vertex
-from ..protocol.manifest import Manifest, ManifestOperator
+from ..protocol.checkpoints.manifest import Manifest, ManifestOperator
 from ..protocol.redistribution import broadcast, spread_splits
 from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states
 

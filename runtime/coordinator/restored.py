@@ -13,7 +13,7 @@ from ..checkpoint_options import (
     RESTORE_FALLBACK,
 )
 from ..plan import PhysicalPlan
-from ..protocol.manifest import Manifest
+from ..protocol.checkpoints.manifest import Manifest
 from ..savepoint import store as savepoints
 from ..savepoint.locate import locate
 from ..storage.base import CheckpointStore

@@ -29,7 +29,7 @@ from ..control.messages import (
 )
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted
-from ..protocol.checkpoint_decisions import RequestDone, RequestFailed
+from ..protocol.checkpoints.decisions import RequestDone, RequestFailed
 from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId

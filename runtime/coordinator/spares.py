@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from ...errors import HeadgateError
 from ...operators.clock import Clock
-from ..protocol.start_failures import StartFailures
+from ..protocol.restart import StartFailures
 
 _log = logging.getLogger("headgate.coordinator")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ..protocol.manifest import unshared_files
+from ..protocol.checkpoints.manifest import unshared_files
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
 

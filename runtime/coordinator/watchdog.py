@@ -12,7 +12,7 @@ from ..liveness_options import JOB_STALL, RECOVERY_STALL, STUCK_TIMEOUT
 from ..protocol.backpressure import WaitsFor
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
-from ..protocol.stall import StallMonitor
+from ..protocol.liveness import StallMonitor
 from .context import AttemptFailed, Failure, JobContext
 from .liveness import describe_busy
 

@@ -31,9 +31,9 @@ from ..control.messages import (
     Welcome,
 )
 from ..exchange.hub import WorkerAddress, this_host
-from ..protocol.heartbeats import HeartbeatMonitor
 from ..protocol.ids import WorkerId
-from ..protocol.start_failures import StartFailures
+from ..protocol.liveness import HeartbeatMonitor
+from ..protocol.restart import StartFailures
 from ..recovery_options import REGISTRATION_TIMEOUT
 from .leadership import Leadership
 from .spares import Spares

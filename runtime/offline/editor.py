@@ -13,7 +13,7 @@ from ...operators.suggestions import suggest
 from ...state.keygroups import check_max_parallelism
 from ...state.snapshot import OperatorSnapshot, StateHandle, StateInfo
 from ..protocol import names
-from ..protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
+from ..protocol.checkpoints.manifest import Manifest, ManifestOperator, ManifestSubtask
 from ..savepoint import store as savepoints
 from ..savepoint.locate import savepoint_address
 from ..savepoint.metadata import savepoint_of

@@ -6,7 +6,36 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, final
 
-from .restore_figures import RestoreFigures
+
+@final
+@dataclass(slots=True)
+class RestoreFigures:
+    """Times and sizes of the parts of an attempt's deployment.
+
+    Times are in ms, of the slowest subtask where there are several; sizes are in bytes, of all
+    together.
+
+    Attributes:
+        workers_ms: until all workers were available.
+        fetching_ms: until a subtask had read and verified its state.
+        opening_ms: until its operators had restored it.
+        local_bytes: read from copies on the workers' machines.
+        storage_bytes: read from the checkpoint's storage.
+    """
+
+    workers_ms: int = 0
+    fetching_ms: int = 0
+    opening_ms: int = 0
+    local_bytes: int = 0
+    storage_bytes: int = 0
+
+    def add(self, fetching_ms: int, opening_ms: int, local_bytes: int, read_bytes: int) -> None:
+        """Take in the report of one worker; `read_bytes` is all that it read."""
+        self.fetching_ms = max(self.fetching_ms, fetching_ms)
+        self.opening_ms = max(self.opening_ms, opening_ms)
+        self.local_bytes += local_bytes
+        self.storage_bytes += max(0, read_bytes - local_bytes)
+
 
 CONCURRENT_MAX: Final = 16
 """The most failures kept beside a root one; when a worker dies all its subtasks fail."""
@@ -38,7 +67,7 @@ class FailureEntry:
 
 @final
 @dataclass(slots=True)
-class FailureStory:
+class FailureRecord:
     """A root failure and its consequences.
 
     Attributes:
@@ -88,76 +117,76 @@ class FailureHistory:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._stories: list[FailureStory] = []
+        self._records: list[FailureRecord] = []
         self._phase_ms = 0
         self._recovering = False
 
     def failed(
         self, root: FailureEntry, attempt: int, silent_ms: int | None = None
-    ) -> FailureStory:
-        """Begin a story: an attempt failed, or its restart did, which is a story of its own."""
-        story = FailureStory(root, attempt, silent_ms=silent_ms)
-        self._stories.append(story)
-        del self._stories[: -self._kept]
+    ) -> FailureRecord:
+        """Begin a record: an attempt failed, or its restart did, which is a failure of its own."""
+        record = FailureRecord(root, attempt, silent_ms=silent_ms)
+        self._records.append(record)
+        del self._records[: -self._kept]
         self._phase_ms = root.time_ms
         self._recovering = True
-        return story
+        return record
 
     def also(self, entry: FailureEntry) -> None:
-        """Add another failure before all subtasks ran again; it is part of the same story."""
-        story = self._open()
-        if story is None:
+        """Add another failure before all subtasks ran again; it is part of the same record."""
+        record = self._open()
+        if record is None:
             return
-        if len(story.concurrent) < CONCURRENT_MAX:
-            story.concurrent.append(entry)
+        if len(record.concurrent) < CONCURRENT_MAX:
+            record.concurrent.append(entry)
         else:
-            story.concurrent_dropped += 1
+            record.concurrent_dropped += 1
 
     def cancelled(self, now_ms: int, also: Sequence[FailureEntry] = ()) -> None:
         """Note that everything of the attempt has stopped; `also` failed on the way."""
-        if (story := self._open()) is not None:
+        if (record := self._open()) is not None:
             for entry in also:
                 self.also(entry)
-            story.cancelling_ms = self._phase(now_ms)
+            record.cancelling_ms = self._phase(now_ms)
 
     def decided(self, outcome: str, tasks: Sequence[str] = (), tasks_total: int = 0) -> None:
         """Note the outcome, and the tasks that it concerns."""
-        if (story := self._open()) is not None:
-            story.outcome = outcome
-            story.tasks, story.tasks_total = list(tasks), tasks_total
+        if (record := self._open()) is not None:
+            record.outcome = outcome
+            record.tasks, record.tasks_total = list(tasks), tasks_total
 
     def waited(self, now_ms: int) -> None:
         """Note that the pause is over and the next attempt is deployed."""
-        if (story := self._open()) is not None:
-            story.waiting_ms = self._phase(now_ms)
+        if (record := self._open()) is not None:
+            record.waiting_ms = self._phase(now_ms)
 
     def deployed(self, now_ms: int, restored: str, figures: RestoreFigures | None = None) -> None:
         """Note that all subtasks of the next attempt are ready."""
-        if (story := self._open()) is not None:
-            story.deploying_ms = self._phase(now_ms)
-            story.restored = restored
-            story.restore = figures or RestoreFigures()
+        if (record := self._open()) is not None:
+            record.deploying_ms = self._phase(now_ms)
+            record.restored = restored
+            record.restore = figures or RestoreFigures()
 
-    def running(self, now_ms: int) -> FailureStory | None:
-        """End the story, as all subtasks run, and return it; None: there was no failure."""
-        if (story := self._open()) is not None:
-            story.down_ms = max(0, now_ms - story.root.time_ms)
+    def running(self, now_ms: int) -> FailureRecord | None:
+        """End the record, as all subtasks run, and return it; None: there was no failure."""
+        if (record := self._open()) is not None:
+            record.down_ms = max(0, now_ms - record.root.time_ms)
         self._recovering = False
-        return story
+        return record
 
     @property
     def recovering_since_ms(self) -> int | None:
         """Return when the job failed last, if it does not run again yet."""
-        story = self._open()
-        return None if story is None else story.root.time_ms
+        record = self._open()
+        return None if record is None else record.root.time_ms
 
     @property
-    def stories(self) -> list[FailureStory]:
-        """Return the stories, oldest first."""
-        return list(self._stories)
+    def records(self) -> list[FailureRecord]:
+        """Return the records, oldest first."""
+        return list(self._records)
 
-    def _open(self) -> FailureStory | None:
-        return self._stories[-1] if self._recovering and self._stories else None
+    def _open(self) -> FailureRecord | None:
+        return self._records[-1] if self._recovering and self._records else None
 
     def _phase(self, now_ms: int) -> int:
         began, self._phase_ms = self._phase_ms, now_ms

@@ -1,7 +1,8 @@
 """Restart strategies: when a failed job is restarted, and when it has failed for good.
 
 All strategies merge failures: one that comes before the pending restart has happened belongs to it.
-The same `Restart` is returned, and nothing is counted.
+The same `Restart` is returned, and nothing is counted. `StartFailures` delays the start of further
+workers when workers fail to start.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, log
-from typing import Protocol, TypeAlias, final
+from typing import Final, Protocol, TypeAlias, final
 
 from ...errors import check
 from ...operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
@@ -165,3 +166,36 @@ class ExponentialDelayRestart:
         if self._attempt * log(settings.multiplier) > log(settings.max_ms) + log(1e6):
             return inf
         return float(settings.initial_ms * settings.multiplier**self._attempt)
+
+
+WINDOW_MS: Final = 60_000
+
+
+@final
+class StartFailures:
+    """A pause after each failure, and no start at all while the last minute has too many of them.
+
+    All times are on one monotonic clock, ms.
+    """
+
+    def __init__(self, max_per_minute: float, pause_ms: int) -> None:
+        self._max = max_per_minute
+        self._pause_ms = pause_ms
+        self._failures: deque[int] = deque()
+
+    def failed(self, now_ms: int) -> None:
+        """Note that a worker did not start, or died before it was needed."""
+        self._failures.append(now_ms)
+        while len(self._failures) > self._max + 1:
+            self._failures.popleft()
+
+    def wait_ms(self, now_ms: int) -> int:
+        """Return the pause before the next start, ms."""
+        while self._failures and self._failures[0] <= now_ms - WINDOW_MS:
+            self._failures.popleft()
+        if not self._failures:
+            return 0
+        paused_until = self._failures[-1] + self._pause_ms
+        if len(self._failures) >= self._max:
+            paused_until = max(paused_until, self._failures[0] + WINDOW_MS)
+        return max(0, paused_until - now_ms)

@@ -12,7 +12,7 @@ from ..checkpoint_options import RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANNEL_STATE
 from ..job_spec import JobSpec
 from ..options import ALLOW_PICKLE, Options
 from ..plan import PhysicalPlan
-from ..protocol.manifest import Manifest
+from ..protocol.checkpoints.manifest import Manifest
 from .describe import SPLITS, describe, states_of
 from .locate import Located
 

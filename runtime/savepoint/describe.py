@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...state.snapshot import KEY_GROUP_COLUMN, StateHandle, StateInfo
-from ..protocol.manifest import ManifestOperator
+from ..protocol.checkpoints.manifest import ManifestOperator
 from .locate import Located
 
 SPLITS = "splits"

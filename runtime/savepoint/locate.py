@@ -14,8 +14,8 @@ from pathlib import Path
 from ...errors import StateError, UsageError
 from ...operators.clock import Clock
 from ..protocol import names
+from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.joblog import LogView
-from ..protocol.manifest import Manifest
 from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import join_address

@@ -11,7 +11,7 @@ from typing import Final
 
 from ...errors import StateError
 from ...state.sealed import FORMAT_VERSION, Record, SealedFormat
-from ..protocol.manifest import Manifest
+from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.names import SAVEPOINT_METADATA
 
 

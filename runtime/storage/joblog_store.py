@@ -11,6 +11,7 @@ from ...errors import CorruptError, FencedError, StorageError, check
 from ...operators.clock import Clock
 from ...operators.sink import OutputFile
 from ..protocol import joblog, names
+from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.job_result import JobFailure
 from ..protocol.joblog import (
     AlreadyAppended,
@@ -30,10 +31,9 @@ from ..protocol.joblog import (
     LogView,
     OutputListed,
     Retry,
+    RunHistory,
 )
-from ..protocol.manifest import Manifest
 from ..protocol.old_output import pack, unpack
-from ..protocol.run_history import RunHistory
 from .base import CheckpointStore, Existed
 from .claims import Claims
 from .read_back import ReadBack

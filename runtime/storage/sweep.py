@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import xxhash
 
 from ..protocol import names
-from ..protocol.manifest import FileProblem, Manifest, orphans, verify
+from ..protocol.checkpoints.manifest import FileProblem, Manifest, orphans, verify
 from .base import CheckpointStore
 
 

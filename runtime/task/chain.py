@@ -23,7 +23,7 @@ from ...operators.elements import (
     WatermarkStatus,
 )
 from ...operators.sink import SinkOperator
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failures import as_headgate_error
 from .threads import to_the_end
 
 LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)

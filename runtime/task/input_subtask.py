@@ -27,10 +27,13 @@ from ...operators.elements import (
 from ...state.snapshot import ChannelAddress
 from ..exchange.gate import InputGate
 from ..exchange.slicing import BatchSizer
-from ..protocol.alignment import AlignedBarrierHandler
-from ..protocol.alignment_decisions import (
+from ..protocol.barriers.aligned import AlignedBarrierHandler
+from ..protocol.barriers.alternating import AlternatingBarrierHandler
+from ..protocol.barriers.at_least_once import AtLeastOnceTracker
+from ..protocol.barriers.handler import (
     AbortCheckpoint,
     AlignmentDecision,
+    BarrierHandler,
     Block,
     DropCapture,
     FinishCapture,
@@ -40,9 +43,6 @@ from ..protocol.alignment_decisions import (
     TriggerSnapshot,
     UnblockAll,
 )
-from ..protocol.alternating import AlternatingBarrierHandler
-from ..protocol.at_least_once import AtLeastOnceTracker
-from ..protocol.barrier_handler import BarrierHandler
 from ..protocol.ids import ChannelPosition, CheckpointId
 from .accounting import Activity
 from .chain import with_context

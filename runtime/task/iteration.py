@@ -24,8 +24,8 @@ from ...operators.elements import (
 )
 from ...operators.iteration.head import IterationHead
 from ..exchange.gate import InputGate
+from ..protocol.barriers.snapshot_guard import SnapshotVerdict
 from ..protocol.ids import ChannelPosition
-from ..protocol.snapshot_guard import SnapshotVerdict
 from .chain import with_context
 from .environment import TaskEnvironment
 from .in_flight import InFlightCut

@@ -22,9 +22,9 @@ from ...state.chain import (
 from ...state.keygroups import key_group_range
 from ...state.snapshot import ItemsCut, OperatorSnapshot, StateInfo, StateSnapshot
 from ..protocol import names
+from ..protocol.barriers.snapshot_guard import SnapshotGuard, SnapshotVerdict
 from ..protocol.failures import CheckpointFailure
 from ..protocol.ids import CheckpointId
-from ..protocol.snapshot_guard import SnapshotGuard, SnapshotVerdict
 from ..storage.base import CLEAN_UP_S, CheckpointStore
 from .chain import OperatorChain, with_context
 from .environment import SnapshotTiming, TaskEnvironment

@@ -27,7 +27,7 @@ from ...operators.elements import (
 from ...operators.sink import SinkOperator
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from ..exchange.outlet import BarrierOutlet
-from ..protocol.snapshot_guard import SnapshotVerdict
+from ..protocol.barriers.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, TimeAccounting
 from .build import build_chain, open_chain
 from .chain import LEAVING, ChainedOperator, call_and_wait, with_context, wrap_error

@@ -6,8 +6,7 @@ import pickle
 
 from ...errors import InternalError
 from ..control.messages import SubtaskFailed
-from ..protocol.failures import FailureKind
-from ..protocol.foreign import as_headgate_error
+from ..protocol.failures import FailureKind, as_headgate_error
 
 
 def failure_of(

@@ -11,8 +11,8 @@ import pytest
 
 from headgate.runtime.control.messages import CheckpointAcked, TriggerCheckpoint
 from headgate.runtime.coordinator.checkpointing import CheckpointDriver, Outcome, PublishResult
-from headgate.runtime.protocol.checkpoint_settings import CheckpointSettings
-from headgate.runtime.protocol.checkpoints import CheckpointCoordinator
+from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
+from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.state.snapshot import OperatorSnapshot, StateHandle

@@ -24,8 +24,8 @@ from headgate.runtime.coordinator import leadership
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.workers import WorkerPool
 from headgate.runtime.job import runnable
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import JobStatus
-from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.worker.worker import Worker
 

@@ -16,9 +16,9 @@ from headgate.runtime.control.cluster import ControlEndpoint, WorkerHandle
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.job_spec import JobSpec
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import JobStatus
-from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore

@@ -7,7 +7,11 @@ from headgate.connectors import blackhole, from_list
 from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.splits import WHOLE
 from headgate.runtime.job import runnable
-from headgate.runtime.protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
+from headgate.runtime.protocol.checkpoints.manifest import (
+    Manifest,
+    ManifestOperator,
+    ManifestSubtask,
+)
 from headgate.runtime.savepoint.compare import unclaimed_states
 from headgate.state.snapshot import HINT, OperatorSnapshot, RestoredState, StateHandle, StateInfo
 

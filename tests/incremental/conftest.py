@@ -24,8 +24,8 @@ from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol import joblog
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import CheckpointCompleted
-from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.tests.support.held import Paced

@@ -14,7 +14,7 @@ from headgate.errors import OptionError
 from headgate.operators import extras
 from headgate.operators.clock import SystemClock
 from headgate.runtime.job import runnable
-from headgate.runtime.protocol.manifest import Manifest
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.state.snapshot import StateHandle

@@ -16,7 +16,7 @@ from headgate.runtime.coordinator.context import JobContext
 from headgate.runtime.coordinator.watchdog import Watchdog
 from headgate.runtime.options import Options
 from headgate.runtime.protocol.failures import FailureKind
-from headgate.runtime.protocol.stall import StallMonitor
+from headgate.runtime.protocol.liveness import StallMonitor
 from headgate.runtime.task.accounting import Activity
 from headgate.runtime.task.input_subtask import InputSubtask
 from headgate.runtime.worker.deployment import Deployment

@@ -21,7 +21,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.coordinator.restore import assign_state
 from headgate.runtime.job import runnable
-from headgate.runtime.protocol.manifest import (
+from headgate.runtime.protocol.checkpoints.manifest import (
     Manifest,
     ManifestOperator,
     ManifestSubtask,

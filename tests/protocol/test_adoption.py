@@ -14,6 +14,7 @@ from headgate.runtime.protocol.adoption import (
     decide,
     refusal_by_log,
 )
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import (
     ENTRIES,
     AttemptDeployed,
@@ -26,7 +27,6 @@ from headgate.runtime.protocol.joblog import (
     apply_trim,
     fold,
 )
-from headgate.runtime.protocol.manifest import Manifest
 
 SUBTASKS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 DEPLOYMENT = Deployment(

@@ -10,8 +10,8 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.alignment import AlignedBarrierHandler
-from headgate.runtime.protocol.alignment_decisions import (
+from headgate.runtime.protocol.barriers.aligned import AlignedBarrierHandler
+from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
     Block,
     ForwardCancel,

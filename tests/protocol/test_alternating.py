@@ -6,10 +6,12 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.abort_notices import ABORTED_IDS_MAX
-from headgate.runtime.protocol.alignment import AlignedBarrierHandler
-from headgate.runtime.protocol.alignment_decisions import (
+from headgate.runtime.protocol.barriers.aligned import AlignedBarrierHandler
+from headgate.runtime.protocol.barriers.alternating import AlternatingBarrierHandler
+from headgate.runtime.protocol.barriers.at_least_once import AtLeastOnceTracker
+from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
+    BarrierHandler,
     Block,
     DropCapture,
     FinishCapture,
@@ -19,9 +21,7 @@ from headgate.runtime.protocol.alignment_decisions import (
     TriggerSnapshot,
     UnblockAll,
 )
-from headgate.runtime.protocol.alternating import AlternatingBarrierHandler
-from headgate.runtime.protocol.at_least_once import AtLeastOnceTracker
-from headgate.runtime.protocol.barrier_handler import BarrierHandler
+from headgate.runtime.protocol.barriers.snapshot_guard import ABORTED_IDS_MAX
 from headgate.runtime.protocol.failures import CheckpointFailure
 
 SUBSUMED = CheckpointFailure.SUBSUMED

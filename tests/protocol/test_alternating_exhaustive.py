@@ -13,8 +13,8 @@ from itertools import combinations_with_replacement
 import pytest
 
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.abort_notices import AbortNotices
-from headgate.runtime.protocol.alignment_decisions import (
+from headgate.runtime.protocol.barriers.alternating import AlternatingBarrierHandler
+from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
     AlignmentDecision,
     Block,
@@ -26,7 +26,7 @@ from headgate.runtime.protocol.alignment_decisions import (
     TriggerSnapshot,
     UnblockAll,
 )
-from headgate.runtime.protocol.alternating import AlternatingBarrierHandler
+from headgate.runtime.protocol.barriers.snapshot_guard import AbortNotices
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import ChannelPosition, CheckpointId
 

@@ -10,12 +10,12 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier
-from headgate.runtime.protocol.alignment_decisions import (
+from headgate.runtime.protocol.barriers.at_least_once import PENDING_MAX, AtLeastOnceTracker
+from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
     ForwardCancel,
     TriggerSnapshot,
 )
-from headgate.runtime.protocol.at_least_once import PENDING_MAX, AtLeastOnceTracker
 from headgate.runtime.protocol.failures import CheckpointFailure
 
 SUBSUMED = CheckpointFailure.SUBSUMED

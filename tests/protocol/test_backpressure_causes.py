@@ -15,10 +15,10 @@ from headgate.runtime.protocol.backpressure import (
     SubtaskLoad,
     VertexShape,
     WaitsFor,
+    explain,
     find_causes,
     level_of,
 )
-from headgate.runtime.protocol.backpressure_words import explain
 
 KEY_GROUPS = 128
 BUSY = SubtaskLoad(busy=990, idle=10, backpressured=0)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.operators.elements import CheckpointOptions
-from headgate.runtime.protocol.checkpoint_decisions import Discard, NotifyComplete, Publish, Trigger
-from headgate.runtime.protocol.checkpoint_settings import CheckpointSettings
-from headgate.runtime.protocol.checkpoints import CheckpointCoordinator
+from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
+from headgate.runtime.protocol.checkpoints.decisions import (
+    Discard,
+    NotifyComplete,
+    Publish,
+    Trigger,
+)
+from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headgate.runtime.coordinator.checkpoint_report import report
-from headgate.runtime.protocol.checkpoint_statistics import (
+from headgate.runtime.protocol.checkpoints.statistics import (
     CheckpointHistory,
     CheckpointRecord,
     SubtaskPart,

@@ -6,8 +6,9 @@ import pytest
 
 from headgate.errors import InternalError, OptionError
 from headgate.operators.elements import CheckpointOptions
-from headgate.runtime.protocol import checkpoint_requests
-from headgate.runtime.protocol.checkpoint_decisions import (
+from headgate.runtime.protocol.checkpoints import coordinator as checkpoint_requests
+from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator, Phase
+from headgate.runtime.protocol.checkpoints.decisions import (
     Discard,
     FailJob,
     NotifyAborted,
@@ -18,8 +19,7 @@ from headgate.runtime.protocol.checkpoint_decisions import (
     Trigger,
     WakeAt,
 )
-from headgate.runtime.protocol.checkpoint_settings import CheckpointSettings
-from headgate.runtime.protocol.checkpoints import CheckpointCoordinator, Phase
+from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 
@@ -107,10 +107,10 @@ def test_duplicate_acks_change_nothing() -> None:
     assert job.ack(1, A, 121) == []  # and above all no Discard: the files are in use
 
 
-def test_an_ack_of_an_unknown_subtask_tells_the_story() -> None:
+def test_an_ack_of_an_unknown_subtask_tells_the_events() -> None:
     job = Harness()
     job.tick(100)
-    with pytest.raises(InternalError, match=r"unknown subtask subtask=`7.0`.*story=.*100ms tick"):
+    with pytest.raises(InternalError, match=r"unknown subtask subtask=`7.0`.*events=.*100ms tick"):
         job.ack(1, SubtaskId(7, 0), 110)
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headgate.runtime.protocol.checkpoint_decisions import (
+from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator, Phase
+from headgate.runtime.protocol.checkpoints.decisions import (
     Discard,
     FailJob,
     NotifyAborted,
@@ -23,8 +24,7 @@ from headgate.runtime.protocol.checkpoint_decisions import (
     RequestFailed,
     Trigger,
 )
-from headgate.runtime.protocol.checkpoint_settings import CheckpointSettings
-from headgate.runtime.protocol.checkpoints import CheckpointCoordinator, Phase
+from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 

@@ -8,7 +8,8 @@ import pytest
 
 from headgate.errors import OptionError
 from headgate.operators.elements import CheckpointOptions
-from headgate.runtime.protocol.checkpoint_decisions import (
+from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator, Phase
+from headgate.runtime.protocol.checkpoints.decisions import (
     Discard,
     NotifyAborted,
     NotifyComplete,
@@ -17,8 +18,7 @@ from headgate.runtime.protocol.checkpoint_decisions import (
     Trigger,
     WakeAt,
 )
-from headgate.runtime.protocol.checkpoint_settings import CheckpointSettings
-from headgate.runtime.protocol.checkpoints import CheckpointCoordinator, Phase
+from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 

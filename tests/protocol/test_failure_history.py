@@ -24,24 +24,24 @@ def test_a_failure_and_the_recovery_from_it() -> None:
     history.deployed(5_000, "checkpoint 7")
     history.running(5_050)
     assert history.recovering_since_ms is None
-    (story,) = history.stories
-    assert (story.cancelling_ms, story.waiting_ms, story.deploying_ms) == (200, 3_000, 800)
-    assert story.down_ms == 4_050
-    assert story.restored == "checkpoint 7"
-    assert [also.text for also in story.concurrent] == ["me too"]
-    assert story.as_json()["where"] == "map (0)"
+    (record,) = history.records
+    assert (record.cancelling_ms, record.waiting_ms, record.deploying_ms) == (200, 3_000, 800)
+    assert record.down_ms == 4_050
+    assert record.restored == "checkpoint 7"
+    assert [also.text for also in record.concurrent] == ["me too"]
+    assert record.as_json()["where"] == "map (0)"
 
 
 def test_a_start_without_a_failure_is_no_story() -> None:
     history = FailureHistory(3)
     history.deployed(10, "checkpoint 1")
     history.running(20)
-    assert history.stories == []
+    assert history.records == []
     history.failed(entry(100), attempt=1)
     history.running(300)
     history.deployed(400, "later")
-    assert history.stories[0].down_ms == 200
-    assert history.stories[0].restored == ""
+    assert history.records[0].down_ms == 200
+    assert history.records[0].restored == ""
 
 
 def test_a_restart_that_fails_is_a_story_of_its_own() -> None:
@@ -50,7 +50,7 @@ def test_a_restart_that_fails_is_a_story_of_its_own() -> None:
     history.cancelled(150)
     history.failed(entry(200, "again"), attempt=2)
     history.running(900)
-    first, second = history.stories
+    first, second = history.records
     assert (first.cancelling_ms, first.down_ms) == (50, None)
     assert (second.root.text, second.down_ms) == ("again", 700)
 
@@ -60,6 +60,6 @@ def test_the_history_is_bounded_both_ways() -> None:
     for number in range(5):
         history.failed(entry(number), attempt=number)
         history.cancelled(number, [entry(number)] * (CONCURRENT_MAX + 4))
-    assert [story.attempt for story in history.stories] == [3, 4]
-    assert len(history.stories[0].concurrent) == CONCURRENT_MAX
-    assert history.stories[0].concurrent_dropped == 4
+    assert [record.attempt for record in history.records] == [3, 4]
+    assert len(history.records[0].concurrent) == CONCURRENT_MAX
+    assert history.records[0].concurrent_dropped == 4

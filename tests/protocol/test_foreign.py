@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headgate import errors
-from headgate.runtime.protocol.failures import FailureCategory, FailureKind
-from headgate.runtime.protocol.foreign import as_headgate_error
+from headgate.runtime.protocol.failures import FailureCategory, FailureKind, as_headgate_error
 
 USER, RESOURCE, SYSTEM = FailureCategory.USER, FailureCategory.RESOURCE, FailureCategory.SYSTEM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.errors import InternalError
-from headgate.runtime.protocol.heartbeats import HeartbeatMonitor
+from headgate.runtime.protocol.liveness import HeartbeatMonitor
 
 
 def monitor(*workers: str) -> HeartbeatMonitor:

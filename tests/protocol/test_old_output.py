@@ -16,8 +16,8 @@ from headgate.errors import CorruptError
 from headgate.operators.clock import SystemClock
 from headgate.operators.sink import OutputFile
 from headgate.runtime.protocol import joblog, names
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import JobStatus, OutputListed
-from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.protocol.old_output import OldOutput, pack, unpack
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from headgate.runtime.protocol.abort_notices import ABORTED_IDS_MAX
-from headgate.runtime.protocol.snapshot_guard import SnapshotGuard, SnapshotVerdict
+from headgate.runtime.protocol.barriers.snapshot_guard import (
+    ABORTED_IDS_MAX,
+    SnapshotGuard,
+    SnapshotVerdict,
+)
 
 TAKE, CANCEL, IGNORE = SnapshotVerdict.TAKE, SnapshotVerdict.CANCEL, SnapshotVerdict.IGNORE
 

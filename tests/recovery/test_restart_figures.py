@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headgate.runtime.coordinator.recovered import describe
-from headgate.runtime.protocol.failure_history import FailureEntry, FailureHistory
-from headgate.runtime.protocol.restore_figures import RestoreFigures
+from headgate.runtime.protocol.failure_history import FailureEntry, FailureHistory, RestoreFigures
 from headgate.runtime.worker.restore_progress import RestoreMeter
 
 

@@ -18,7 +18,7 @@ from headgate.runtime.coordinator.failing import Failing
 from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
 from headgate.runtime.exchange.hub import WorkerAddress
 from headgate.runtime.protocol.failures import FailureKind
-from headgate.runtime.protocol.start_failures import StartFailures
+from headgate.runtime.protocol.restart import StartFailures
 
 
 class Handle:

@@ -10,7 +10,11 @@ import msgspec
 import pytest
 
 from headgate.runtime.coordinator.restore import assign_state, finished_subtasks
-from headgate.runtime.protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
+from headgate.runtime.protocol.checkpoints.manifest import (
+    Manifest,
+    ManifestOperator,
+    ManifestSubtask,
+)
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.runtime.protocol.checkpoints import CheckpointCoordinator
-from headgate.runtime.protocol.manifest import Manifest
+from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.task.input_subtask import InputSubtask
 from headgate.state.snapshot import StateHandle
 
@@ -34,7 +34,10 @@ def _obeyed(self: InputSubtask, decisions: list[Any]) -> None:
 
 
 STAND_INS: list[tuple[str, Any]] = [
-    ("headgate.runtime.protocol.checkpoints.CheckpointCoordinator._decisions", _decisions),
+    (
+        "headgate.runtime.protocol.checkpoints.coordinator.CheckpointCoordinator._decisions",
+        _decisions,
+    ),
     ("headgate.runtime.task.input_subtask.InputSubtask._obey", _obeyed),
 ]
 

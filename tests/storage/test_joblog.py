@@ -12,6 +12,12 @@ import xxhash
 
 from headgate.errors import CorruptError, FencedError, InternalError, StateError, StorageError
 from headgate.runtime.protocol import joblog, names
+from headgate.runtime.protocol.checkpoints.manifest import (
+    Manifest,
+    ManifestOperator,
+    ManifestSubtask,
+    unshared_files,
+)
 from headgate.runtime.protocol.joblog import (
     AlreadyAppended,
     Appended,
@@ -25,12 +31,6 @@ from headgate.runtime.protocol.joblog import (
     LogView,
     OutputListed,
     Retry,
-)
-from headgate.runtime.protocol.manifest import (
-    Manifest,
-    ManifestOperator,
-    ManifestSubtask,
-    unshared_files,
 )
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore

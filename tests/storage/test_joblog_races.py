@@ -14,7 +14,7 @@ import pytest
 
 from headgate.errors import CorruptError, FencedError, StorageError
 from headgate.runtime.protocol import joblog, names
-from headgate.runtime.protocol.manifest import (
+from headgate.runtime.protocol.checkpoints.manifest import (
     Manifest,
     ManifestOperator,
     ManifestSubtask,

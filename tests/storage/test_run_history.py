@@ -13,9 +13,9 @@ import pytest
 
 from headgate.errors import JobNotFound
 from headgate.runtime.protocol import names
+from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import JobStatus
-from headgate.runtime.protocol.manifest import Manifest
 from headgate.runtime.storage.base import CheckpointStore
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import xxhash
 
-from headgate.runtime.protocol.manifest import (
+from headgate.runtime.protocol.checkpoints.manifest import (
     FileProblem,
     Manifest,
     ManifestOperator,

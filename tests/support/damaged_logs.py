@@ -10,9 +10,13 @@ from typing import Any
 from headgate.operators.clock import SystemClock
 from headgate.operators.sink import OutputFile
 from headgate.runtime.protocol import names
+from headgate.runtime.protocol.checkpoints.manifest import (
+    Manifest,
+    ManifestOperator,
+    ManifestSubtask,
+)
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import Deployment, JobStatus, Leader
-from headgate.runtime.protocol.manifest import Manifest, ManifestOperator, ManifestSubtask
 from headgate.runtime.savepoint import store as savepoints
 from headgate.runtime.savepoint.metadata import savepoint_of
 from headgate.runtime.storage.joblog_store import JobLog

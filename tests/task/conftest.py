@@ -14,7 +14,7 @@ import pytest
 from headgate.operators.base import Operator
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.manifest import files_written_by
+from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StorageError
-from headgate.runtime.protocol.manifest import files_written_by
+from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.sweep import sweep_orphans
 from headgate.runtime.task import state_files

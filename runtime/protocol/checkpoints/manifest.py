@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ...state.sealed import Record
-from ...state.snapshot import OperatorSnapshot, StateHandle
-from . import names
+from ....state.sealed import Record
+from ....state.snapshot import OperatorSnapshot, StateHandle
+from .. import names
 
 
 class ManifestSubtask(Record, frozen=True, kw_only=True):

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from typing import final
 
-from ...errors import check
-from ...operators.elements import CheckpointBarrier
-from .alignment_decisions import (
+from ....errors import check
+from ....operators.elements import CheckpointBarrier
+from ..failures import CheckpointFailure
+from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+from .handler import (
     AbortCheckpoint,
     AlignmentDecision,
     Block,
@@ -24,8 +26,6 @@ from .alignment_decisions import (
     TriggerSnapshot,
     UnblockAll,
 )
-from .failures import CheckpointFailure
-from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 
 
 @final

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
-from ...operators.durations import format_duration
+from ....operators.durations import format_duration
 
 Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
-Phase: TypeAlias = Literal["start delay", "alignment", "sync", "async", "publishing"]
+SnapshotPhase: TypeAlias = Literal["start delay", "alignment", "sync", "async", "publishing"]
 MISSING_NAMED: Final = 3
 """The number of subtasks that are named, among those that a failed checkpoint waited for."""
 
@@ -60,9 +60,9 @@ class SubtaskPart:
         """The name for a person."""
         return f"`{self.task}` ({self.index})"
 
-    def longest(self) -> tuple[Phase, float]:
+    def longest(self) -> tuple[SnapshotPhase, float]:
         """Return the phase that took most of the time."""
-        phases: list[tuple[Phase, float]] = [
+        phases: list[tuple[SnapshotPhase, float]] = [
             ("start delay", self.start_delay_ms),
             ("alignment", self.alignment_ms),
             ("sync", self.sync_ms),

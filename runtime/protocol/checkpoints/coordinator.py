@@ -13,41 +13,163 @@ A *savepoint* goes through the same phases but belongs to the user: it is writte
 subsumes nothing and is no base, its failure does not count, and its completion is reported to the
 requester only. A job that stops with a savepoint takes its last checkpoint after it.
 
-The effects of unaligned checkpoints, and differences from Flink, are in `checkpoint_settings.py`.
+The effects of unaligned checkpoints, and differences from Flink, are in `settings.py`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import Enum, unique
 from typing import Generic, final
 
-from ...errors import check
-from ...operators.elements import CheckpointOptions
-from .aborted_checkpoints import AbortedCheckpoints
-from .checkpoint_decisions import (
+from ....errors import check
+from ....operators.elements import CheckpointOptions
+from ..failures import CheckpointFailure
+from ..ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from .decisions import (
     CheckpointDecision,
     Discard,
     FailJob,
     NotifyAborted,
     NotifyComplete,
     Payload,
+    Publish,
     RequestDone,
     RequestFailed,
     RequestToken,
     Trigger,
     WakeAt,
 )
-from .checkpoint_phase import Phase
-from .checkpoint_requests import CheckpointRequests
-from .checkpoint_schedule import CheckpointSchedule
-from .checkpoint_settings import CheckpointSettings
-from .failures import CheckpointFailure
-from .ids import NO_CHECKPOINT, CheckpointId, SubtaskId
-from .pending_checkpoint import PendingCheckpoint
+from .settings import CheckpointSchedule, CheckpointSettings
 
-STORY_EVENTS_MAX = 64
+
+@unique
+class Phase(Enum):
+    """The phases of the checkpoints of a job.
+
+        IDLE ──start──> RUNNING ──stop or final checkpoint triggered──> ENDING ──published──> ENDED
+          ^                │  ^────────── final checkpoint failed ────────│                     │
+          └──job failed────┴───────────────────┴────────────────────────────────────────────────┘
+
+    A stop with savepoint is ENDING from the trigger of the savepoint
+    to the publication of the checkpoint after it.
+    """
+
+    IDLE = "idle"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+@final
+@dataclass(slots=True)
+class PendingCheckpoint(Generic[Payload]):
+    """A checkpoint or savepoint that was triggered and is not complete yet."""
+
+    checkpoint_id: CheckpointId
+    trigger_ms: int
+    missing: set[SubtaskId]
+    token: RequestToken | None = None
+    options: CheckpointOptions = field(default=CheckpointOptions())
+    final: bool = False
+    publishing: bool = False
+    after_savepoint: bool = False
+    """Whether it is the last checkpoint of a job that stops with a savepoint, which is complete."""
+    acks: dict[SubtaskId, Payload] = field(default_factory=dict)
+
+    @property
+    def savepoint(self) -> bool:
+        """True if it is a savepoint, not a checkpoint of the job."""
+        return bool(self.options.savepoint)
+
+    @property
+    def ending(self) -> bool:
+        """True if it is the last one of the job, or of this run of it."""
+        return self.final or self.options.stop
+
+    def publish(self) -> Publish[Payload]:
+        """Return the decision to make it durable, as all subtasks acknowledged."""
+        self.publishing = True
+        acks = {subtask: self.acks[subtask] for subtask in sorted(self.acks)}
+        return Publish(self.checkpoint_id, self.trigger_ms, self.options, self.final, acks)
+
+
+ABORTED_REMEMBERED_MAX = 16
+
+
+@final
+class AbortedCheckpoints:
+    """The last few aborted checkpoints with their options; the oldest is forgotten first.
+
+    Their late acknowledgements are still recognised, so that their files are deleted.
+    """
+
+    def __init__(self) -> None:
+        self._options: dict[CheckpointId, CheckpointOptions] = {}
+
+    def add(self, checkpoint_id: CheckpointId, options: CheckpointOptions) -> None:
+        """Remember an aborted checkpoint."""
+        self._options[checkpoint_id] = options
+        if len(self._options) > ABORTED_REMEMBERED_MAX:
+            del self._options[next(iter(self._options))]
+
+    def options_of(self, checkpoint_id: CheckpointId) -> CheckpointOptions | None:
+        """Return the options of an aborted checkpoint; None: it was not aborted, or too long ago."""
+        return self._options.get(checkpoint_id)
+
+
+REQUESTS_WAITING_MAX = 1000
+
+
+@final
+class CheckpointRequests:
+    """Requested checkpoints and savepoints that wait for their turn.
+
+    There are two queues, each in order of arrival; savepoints go before checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self._checkpoints: deque[RequestToken] = deque()
+        self._savepoints: deque[tuple[RequestToken, CheckpointOptions]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._checkpoints) + len(self._savepoints)
+
+    @property
+    def full(self) -> bool:
+        """True if no more requests may wait."""
+        return len(self) >= REQUESTS_WAITING_MAX
+
+    @property
+    def tokens(self) -> tuple[RequestToken, ...]:
+        """Return all waiting requests."""
+        return (*self._checkpoints, *(token for token, _ in self._savepoints))
+
+    def add_checkpoint(self, token: RequestToken) -> None:
+        """Add a request for a checkpoint."""
+        self._checkpoints.append(token)
+
+    def add_savepoint(self, token: RequestToken, options: CheckpointOptions) -> None:
+        """Add a request for a savepoint."""
+        self._savepoints.append((token, options))
+
+    def next_checkpoint(self) -> RequestToken | None:
+        """Remove and return the oldest request for a checkpoint."""
+        return self._checkpoints.popleft() if self._checkpoints else None
+
+    def next_savepoint(self) -> tuple[RequestToken, CheckpointOptions] | None:
+        """Remove and return the oldest request for a savepoint."""
+        return self._savepoints.popleft() if self._savepoints else None
+
+    def clear(self) -> None:
+        """Remove all requests."""
+        self._checkpoints.clear()
+        self._savepoints.clear()
+
+
+RECENT_EVENTS_MAX = 64
 
 
 @final
@@ -75,7 +197,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._schedule = CheckpointSchedule(settings)
         self._wake_ms: int | None = None
         self._out: list[CheckpointDecision[Payload]] = []
-        self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
+        self._recent_events: deque[str] = deque(maxlen=RECENT_EVENTS_MAX)
 
     @property
     def phase(self) -> Phase:
@@ -454,12 +576,18 @@ class CheckpointCoordinator(Generic[Payload]):
 
     def _event(self, name: str, now_ms: int, *details: object) -> None:
         self._now_ms = max(self._now_ms, now_ms)
-        self._story.append(" ".join([f"{now_ms}ms", name, *map(str, details)]))
+        self._recent_events.append(" ".join([f"{now_ms}ms", name, *map(str, details)]))
 
     def _check(self, condition: object, message: str, **context: object) -> None:
         """Check a condition as `errors.check` does; the error contains the history of events."""
         if not condition:
-            check(False, message, **context, phase=self._phase.value, story="; ".join(self._story))
+            check(
+                False,
+                message,
+                **context,
+                phase=self._phase.value,
+                events="; ".join(self._recent_events),
+            )
 
     def validate(self) -> None:
         """Check all invariants; for tests, after every event."""

@@ -45,10 +45,11 @@ from __future__ import annotations
 
 from typing import final
 
-from ...errors import check
-from ...operators.elements import CheckpointBarrier
-from .abort_notices import AbortNotices
-from .alignment_decisions import (
+from ....errors import check
+from ....operators.elements import CheckpointBarrier
+from ..failures import CheckpointFailure
+from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+from .handler import (
     AbortCheckpoint,
     AlignmentDecision,
     Block,
@@ -60,8 +61,7 @@ from .alignment_decisions import (
     TriggerSnapshot,
     UnblockAll,
 )
-from .failures import CheckpointFailure
-from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+from .snapshot_guard import AbortNotices
 
 
 @final

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NewType, TypeAlias, TypeVar, final
 
-from ...operators.elements import CheckpointOptions
-from .failures import CheckpointFailure
-from .ids import CheckpointId, SubtaskId
+from ....operators.elements import CheckpointOptions
+from ..failures import CheckpointFailure
+from ..ids import CheckpointId, SubtaskId
 
 Payload = TypeVar("Payload")
 """The content of a subtask's acknowledgement: handles of its state files."""

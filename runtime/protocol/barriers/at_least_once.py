@@ -26,16 +26,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from ...errors import check
-from ...operators.elements import CheckpointBarrier
-from .alignment_decisions import (
-    AbortCheckpoint,
-    AlignmentDecision,
-    ForwardCancel,
-    TriggerSnapshot,
-)
-from .failures import CheckpointFailure
-from .ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+from ....errors import check
+from ....operators.elements import CheckpointBarrier
+from ..failures import CheckpointFailure
+from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+from .handler import AbortCheckpoint, AlignmentDecision, ForwardCancel, TriggerSnapshot
 
 PENDING_MAX = 50
 """The number of checkpoints counted at once; the oldest is dropped first, and declined."""
