@@ -28,7 +28,7 @@ S3_OPTIONS: Final = (
     S3_ATTEMPTS,
     S3_UPLOAD_PARTS,
 )
-"""All that says how S3 is reached; `runtime/options.py` explains them."""
+"""All that says how S3 is reached; `runtime/options/state.py` explains them."""
 CONNECTIONS_MAX: Final = 32
 CONNECT_TIMEOUT_MS: Final = 10_000
 TIMEOUT_MS: Final = 30_000

@@ -21,7 +21,8 @@ from typing import Final
 
 from ..errors import CorruptError, UsageError
 from ..operators.sizes import format_size
-from ..runtime.options import CODE_SIZE, Options
+from ..runtime.options.execution import CODE_SIZE
+from ..runtime.options.registry import Options
 from ..runtime.storage.open_store import open_store_at
 
 FILES_MAX: Final = 65_535

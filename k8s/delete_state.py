@@ -14,7 +14,7 @@ from typing import Final
 from ..errors import CorruptError, JobError, UsageError
 from ..operators.manifest import document
 from ..operators.manifest.loader import load
-from ..runtime.options import current_key
+from ..runtime.options.registry import current_key
 from ..runtime.protocol import joblog, names
 from ..runtime.storage.base import CheckpointStore
 from ..runtime.storage.open_store import open_store

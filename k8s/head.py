@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from ..errors import HeadgateError, MissingFileError, StateError, UsageError
 from ..operators.resources import DEFAULT_GROUP
-from ..runtime.checkpoint_options import SAVEPOINT_DIR
+from ..runtime.options.state import SAVEPOINT_DIR
 from . import ports
 from .objects import TOKEN_KEY, head_name
 from .pod_troubles import REFUSED

@@ -26,7 +26,7 @@ from ..runtime.finding import Where, stored_job
 from ..runtime.job import runnable
 from ..runtime.job_spec import JobSpec
 from ..runtime.manifest import load_job
-from ..runtime.options import PARALLELISM
+from ..runtime.options.execution import PARALLELISM
 from . import ports
 from .gcs_storage import environment, prepare
 from .head import (

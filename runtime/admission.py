@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .listener_options import (
+from .options.network import (
     CONNECTIONS_MAX,
     FRAME_SIZE_MAX,
     HANDSHAKE_TIMEOUT,
@@ -20,7 +20,7 @@ from .listener_options import (
     UNAUTHENTICATED_MAX,
     UNSENT_SIZE_MAX,
 )
-from .options import Options
+from .options.registry import Options
 
 GREETING_BYTES_MAX = 16 * 1024
 """The longest first message, or HTTP request, that is read from a stranger."""
@@ -29,7 +29,7 @@ _log = logging.getLogger("headgate.listener")
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """The limits of one listener; `listener_options.py` explains each."""
+    """The limits of one listener; `options/network.py` explains each."""
 
     handshake_timeout_ms: int = HANDSHAKE_TIMEOUT.default
     unauthenticated_max: int = UNAUTHENTICATED_MAX.default

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import JobError, JobNotFound, UsageError
 from ..operators.clock import SystemClock
-from .availability_options import CLUSTER_CONNECT_TIMEOUT
 from .control import registry
 from .control.link import is_local
 from .control.tokens import read_token_file
-from .options import Options
+from .options.recovery import CLUSTER_CONNECT_TIMEOUT
+from .options.registry import Options
 from .rest.client import RestClient
 from .storage.open_store import open_store_at
 from .storage.stored_jobs import StoredJob, find_job

@@ -8,7 +8,8 @@ from ..operators.graph import Graph
 from ..operators.resources import Resources
 from ..operators.settings import CheckpointSettings, RestartSettings
 from ..operators.sink import IfExists
-from .checkpoint_options import (
+from .options.registry import Options
+from .options.state import (
     ALIGNED_TIMEOUT,
     CHECKPOINT_INCREMENTAL,
     CHECKPOINT_INTERVAL_BACKLOG,
@@ -16,7 +17,6 @@ from .checkpoint_options import (
     CHECKPOINT_TIMEOUT,
     UNALIGNED,
 )
-from .options import Options
 from .plan import PhysicalPlan, make_plan
 from .protocol.checkpoints.settings import CheckpointSettings as CheckpointRules
 

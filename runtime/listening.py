@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ..errors import JobError, OptionError
-from .network_options import (
+from .options.network import (
     ANY_ADDRESS,
     CONTROL_BIND_HOST,
     CONTROL_HOST,
@@ -20,8 +20,8 @@ from .network_options import (
     ENVIRONMENT_PREFIX,
     PORT_PATIENCE,
 )
-from .option_types import Option
-from .options import Options
+from .options.registry import Options
+from .options.types import Option
 
 LOOPBACK = "127.0.0.1"
 RETRY_S = 0.1
@@ -32,7 +32,7 @@ OpenServer = Callable[[str, int], Awaitable[asyncio.AbstractServer]]
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """The configuration of one listener; `network_options.py` explains each setting.
+    """The configuration of one listener; `options/network.py` explains each setting.
 
     A host that is not set is chosen by `at`, on the node where the process runs.
     """

@@ -16,7 +16,7 @@ from ..operators.manifest.fields import Section
 from ..operators.manifest.model import json_schema, spec_section
 from ..operators.manifest.registry import Toolbox
 from .job import Job, runnable
-from .options import Options, current_key
+from .options.registry import Options, current_key
 
 
 def load_job(

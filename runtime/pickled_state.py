@@ -13,8 +13,8 @@ from typing import Final
 
 from ..errors import PlanError, StateError
 from ..operators.graph import Graph, Node
-from .checkpoint_options import UNALIGNED
-from .options import ALLOW_PICKLE, Options
+from .options.registry import Options
+from .options.state import ALLOW_PICKLE, UNALIGNED
 from .plan import PhysicalPlan
 from .protocol.checkpoints.manifest import Manifest
 from .savepoint.compare import stored_pickles

@@ -20,13 +20,13 @@ from ..operators.graph import Graph, Input, Node, Origin
 from ..operators.partitioning import Global
 from ..operators.settings import NO_RESTART
 from ..operators.sink import Guarantee, Sink, SinkOperator, SinkWriter
-from .batch_options import RUNTIME_MODE
-from .checkpoint_options import CHECKPOINT_DIR, CHECKPOINT_INTERVAL, RECOVERY_PATH
 from .cluster.inprocess import InProcessCluster
 from .coordinator.job import JobCoordinator
 from .job_spec import JobSpec
-from .metrics_options import METRICS_PORT
-from .options import PARALLELISM, current_key
+from .options.execution import PARALLELISM, RUNTIME_MODE
+from .options.monitoring import METRICS_PORT
+from .options.registry import current_key
+from .options.state import CHECKPOINT_DIR, CHECKPOINT_INTERVAL, RECOVERY_PATH
 from .storage.open_store import open_store
 
 _NOT_OF_A_PREVIEW: Final = frozenset(

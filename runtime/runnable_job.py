@@ -7,8 +7,6 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from ..errors import (
@@ -23,49 +21,31 @@ from ..operators.durations import format_duration
 from ..operators.graph import Graph, Origin
 from ..operators.job_definition import JobDefinition
 from ..operators.keyed_backend import check_state_backend
-from ..operators.resources import sharing_groups
-from ..operators.settings import CheckpointSettings
-from ..operators.sink import Guarantee, IfExistsLike, parse_if_exists
+from ..operators.sink import IfExistsLike, parse_if_exists
 from ..operators.stream_base import StreamBase
-from .batch.refuse import batch_problems, runs_as_batch
-from .batch_options import RUNTIME_MODE
-from .checkpoint_options import (
-    CHECKPOINT_DIR,
-    CHECKPOINT_INTERVAL,
-    CHECKPOINT_MAX_CONCURRENT,
-    CHECKPOINT_MIN_PAUSE,
+from .job_checks import (
+    batch_problems,
+    missing_packages,
+    runs_as_batch,
+    sinks_without_alignment,
+    steps_apart_from_source,
+)
+from .job_settings import absolute, checkpoint_settings, restart_settings
+from .job_spec import JobSpec, checkpoint_rules
+from .options.execution import CHAINING, MAX_PARALLELISM, PARALLELISM, RUNTIME_MODE
+from .options.registry import Options, current_key
+from .options.state import (
     CHECKPOINT_MODE,
-    CHECKPOINT_RETAINED,
-    CHECKPOINT_TIMEOUT,
-    CHECKPOINT_TOLERABLE_FAILURES,
     RECOVERY_CLAIM_MODE,
     RECOVERY_IGNORE_UNCLAIMED,
     RECOVERY_PATH,
     SAVEPOINT_DIR,
 )
-from .job_spec import JobSpec, checkpoint_rules
-from .option_types import Option
-from .options import (
-    CHAINING,
-    MAX_PARALLELISM,
-    PARALLELISM,
-    Options,
-    current_key,
-)
 from .pickled_state import check_pickles
-from .plan import beside_source, make_plan
-from .requirements import missing_packages
-from .restart_settings import restart_settings
-from .unshippable import unshippable
+from .plan import make_plan
+from .shipping import unshippable
 
 RUN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_CHECKPOINT_FIELDS: dict[str, Option[int]] = {
-    "timeout_ms": CHECKPOINT_TIMEOUT,
-    "min_pause_ms": CHECKPOINT_MIN_PAUSE,
-    "max_concurrent": CHECKPOINT_MAX_CONCURRENT,
-    "tolerable_failures": CHECKPOINT_TOLERABLE_FAILURES,
-    "retain": CHECKPOINT_RETAINED,
-}
 
 
 class RunnableJob(JobDefinition):
@@ -83,11 +63,11 @@ class RunnableJob(JobDefinition):
         storage = None if self.checkpoint_settings is None else self.checkpoint_settings.storage
         yield from missing_packages(self.graph, options, storage, self.as_batch)
         yield from unshippable(self.graph)
-        yield from _apart_from_source(self.graph)
+        yield from steps_apart_from_source(self.graph)
         if self.as_batch:
             yield from batch_problems(self.graph)
         elif options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
-            yield from _promises_without_alignment(self.graph)
+            yield from sinks_without_alignment(self.graph)
 
     def _settle(self) -> Options:
         """Check the options, and put those explicitly set in the place of what the program says."""
@@ -96,7 +76,7 @@ class RunnableJob(JobDefinition):
             self.parallelism = options.get(PARALLELISM)
         if options.is_set(MAX_PARALLELISM):
             self.max_parallelism = options.get(MAX_PARALLELISM)
-        self.checkpoint_settings = _checkpoint_settings(self.checkpoint_settings, options)
+        self.checkpoint_settings = checkpoint_settings(self.checkpoint_settings, options)
         checkpoint_rules(self.checkpoint_settings, options)  # raises here, and not on the cluster
         self.as_batch = runs_as_batch(self.graph, options)
         return options
@@ -206,33 +186,6 @@ class RunnableJob(JobDefinition):
         return part.spec()
 
 
-def _checkpoint_settings(
-    written: CheckpointSettings | None, options: Options
-) -> CheckpointSettings | None:
-    """The settings of `job.checkpoint(...)`; options that are set explicitly win over them."""
-    storage = options.get(CHECKPOINT_DIR) or (written.storage if written else None)
-    if storage is None:
-        return None
-    interval = options.get(CHECKPOINT_INTERVAL)
-    every_ms = interval if interval is not None else (written.every_ms if written else None)
-    settings = replace(
-        written or CheckpointSettings(every_ms=every_ms, storage=storage),
-        every_ms=every_ms,
-        storage=absolute(storage),
-    )
-    changed: dict[str, Any] = {
-        name: options.get(option)
-        for name, option in _CHECKPOINT_FIELDS.items()
-        if options.is_set(option)
-    }
-    return replace(settings, **changed)
-
-
-def absolute(storage: str) -> str:
-    """A relative directory as seen from here: workers may run elsewhere."""
-    return storage if "://" in storage else os.path.abspath(Path(storage).expanduser())
-
-
 def _travelling(options: Options) -> dict[str, str]:
     """The options for other processes, whose working directory may be another."""
     texts = options.explicit()
@@ -246,32 +199,3 @@ def cause_of(error: HeadgateError) -> BaseException | None:
     if isinstance(error, UserCodeError) and error.detail:
         return UserTraceback(error.detail)
     return error.__cause__
-
-
-def _apart_from_source(graph: Graph) -> Iterator[PlanError]:
-    """The steps that would be in other slots than the source whose splits they watch."""
-    groups = sharing_groups(graph)
-    beside = beside_source(graph)
-    for node in graph.nodes:
-        before = [
-            input_.node for input_ in node.inputs if groups[input_.node.id] != groups[node.id]
-        ]
-        if node.id in beside and before:
-            yield PlanError(
-                f"`{node.name}` has to share slots with the source before it, whose splits have their "
-                f"event time there group=`{groups[node.id]}` group_before=`{groups[before[0].id]}`",
-                where=str(node.origin),
-                fix="name the slot sharing group at the source, and another one behind event_time",
-            )
-
-
-def _promises_without_alignment(graph: Graph) -> Iterator[PlanError]:
-    """The sinks that promise more than checkpoints of mode AT_LEAST_ONCE can give."""
-    for node in graph.sinks():
-        if node.sink is not None and node.sink.guarantee is Guarantee.EXACTLY_ONCE:
-            yield PlanError(
-                f"sink `{node.name}` promises exactly_once, and {CHECKPOINT_MODE.key}=`AT_LEAST_ONCE` "
-                "lets records count twice after a failure",
-                where=str(node.origin),
-                fix='say guarantee="at_least_once" at the sink, or leave out the option',
-            )

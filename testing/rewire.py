@@ -14,19 +14,15 @@ from ..operators.graph import Graph, Input, Node
 from ..operators.partitioning import Forward
 from ..operators.settings import NO_RESTART, CheckpointSettings
 from ..operators.sink import Guarantee, SinkOperator
-from ..runtime.checkpoint_options import (
-    RECOVERY_PATH,
-)
 from ..runtime.job import Job, runnable
+from ..runtime.job_settings import absolute
 from ..runtime.job_spec import JobSpec
-from ..runtime.liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
-from ..runtime.options import (
-    BUFFER_TIMEOUT,
-    PARALLELISM,
-    TAKEOVERS_MAX,
-    current_key,
-)
-from ..runtime.runnable_job import absolute
+from ..runtime.options.execution import PARALLELISM
+from ..runtime.options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from ..runtime.options.network import BUFFER_TIMEOUT
+from ..runtime.options.recovery import TAKEOVERS_MAX
+from ..runtime.options.registry import current_key
+from ..runtime.options.state import RECOVERY_PATH
 from .sink import CollectingSink, SideListener
 from .source import PushSource
 from .steering import SteeredFactory

@@ -18,7 +18,7 @@ from ...operators.durations import parse_duration
 from ...operators.manifest.model import API_VERSION, KIND
 from ...runtime.cli.checkpoints import print_history, print_one
 from ...runtime.cli.console import CANCELLED, print_table, say
-from ...runtime.cli.history import print_failures
+from ...runtime.cli.listing import print_failures
 from ..ports import REST
 from . import views
 from .options import Access, JobName, Output, OutputFormat, Timeout, extra_of, of_cluster
@@ -261,9 +261,9 @@ def explain(
     Code of the job's own has to be installed here. Environment variables have the values of
     `kubernetes.env`; those of Secrets stay `${NAME}`.
     """
+    from ...runtime.explain import mermaid_plan
     from ...runtime.job import runnable
     from ...runtime.manifest import load_job
-    from ...runtime.mermaid import mermaid_plan
 
     async def ask(cluster: JobCluster) -> dict[str, Any]:
         return await cluster.job(name)

@@ -25,12 +25,12 @@ from ...operators.graph import Graph, Node
 from ...operators.sink import Guarantee, Sink
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
-from ..batch_options import RUNTIME_MODE
-from ..checkpoint_options import LOCAL_DIRS
 from ..coordinator.output import begin_output, check_output, delete_output
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
-from ..options import Options
+from ..options.execution import RUNTIME_MODE
+from ..options.registry import Options
+from ..options.state import LOCAL_DIRS
 from ..plan import PhysicalPlan, make_plan
 from ..protocol.drops import Dropped
 from ..protocol.job_result import JobOutcome

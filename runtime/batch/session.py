@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from ...connectors.spark.java import check_pyspark, find_java
 from ...errors import UsageError
-from ..batch_options import SPARK_MASTER
-from ..options import Options
+from ..options.execution import SPARK_MASTER
+from ..options.registry import Options
 from .blocks import BLOCKS_PER_BATCH
 
 _SETTINGS: Final = {

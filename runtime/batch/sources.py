@@ -14,7 +14,7 @@ from ...operators.graph import Node
 from ...operators.source import SourceRun
 from ..coordinator.source_runs import SourceStorage
 from ..job_spec import JobSpec
-from ..options import Options
+from ..options.registry import Options
 from ..plan import PhysicalPlan
 from ..protocol.failures import as_headgate_error
 from ..storage.open_store import open_store_at

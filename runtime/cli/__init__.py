@@ -1,4 +1,4 @@
-"""The `headgate` command: one module per verb.
+"""The `headgate` command: a module per group of verbs.
 
 Nothing heavy is imported before a verb needs it, so that `headgate --help` answers at once.
 """

@@ -1,4 +1,4 @@
-"""The verbs, put together."""
+"""The command line application, with all verbs registered."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .cancel import cancel
-from .checkpoint import checkpoint
-from .checkpoints import checkpoints
-from .explain import explain
-from .history import history
-from .list import list_jobs
-from .options import options
-from .rescale import rescale
+from .checkpoints import checkpoint, checkpoints, savepoint_app
+from .listing import history, list_jobs
 from .run import run
-from .savepoint import savepoint_app
-from .stop import stop
-from .validate import validate
+from .verbs import cancel, explain, options, rescale, stop, validate
 
 app = typer.Typer(
     name="headgate",

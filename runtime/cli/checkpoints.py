@@ -1,18 +1,49 @@
-"""`headgate checkpoints`: how the checkpoints of a running job went, and why some were slow or failed."""
+"""`headgate checkpoint`, `checkpoints` and `savepoint`: take, show, compare, check and delete snapshots."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from typing import Annotated, Any
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from ...operators.durations import format_duration
 from .console import FAILED, print_table
 from .jobs import request
-from .load import OnCluster, Settings, Storage, TokenFile, where
-from .stop import JobName
+from .load import (
+    File,
+    JobName,
+    OnCluster,
+    Parallelism,
+    Settings,
+    Storage,
+    TokenFile,
+    load_file,
+    parse_settings,
+    where,
+)
+from .verbs import Native, target
+
+T = TypeVar("T")
+savepoint_app = typer.Typer(
+    help="Take, look at, compare, check and delete savepoints.", no_args_is_help=True
+)
+Path_ = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A savepoint, or the directory of a job's checkpoints (the newest, or 7 with @7).",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON.")]
+_COLUMNS = (
+    "operator", "subtasks", "state", "kind", "key", "value", "rows", "bytes", "key groups", "version",
+    "ttl",
+)  # fmt: skip
+_USUAL = {"version": "1", "ttl": "-"}
 
 
 def checkpoints(
@@ -107,3 +138,200 @@ def _ms(value: float | None) -> str:
 
 def _bytes(value: int) -> str:
     return f"{value:,} B"
+
+
+def checkpoint(
+    job: JobName,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Take a checkpoint of a running job now, and wait until it is complete."""
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "checkpoint", place)
+    typer.echo(f"job {job}: checkpoint {done['checkpoint']} completed in {done['duration_ms']} ms")
+
+
+@savepoint_app.command("take")
+def take(
+    job: JobName,
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR",
+            help="A new directory is made below it; left out: that of the option "
+            "execution.checkpointing.savepoint-dir.",
+        ),
+    ] = "default",
+    native: Native = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Take a savepoint of a running job; the job goes on."""
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "savepoint", place, savepoint=target(directory), native=native)
+    typer.echo(
+        f"savepoint: {done['savepoint']} ({done['size_bytes']:,} bytes, {done['duration_ms']} ms)"
+    )
+
+
+@savepoint_app.command("dispose")
+def dispose(
+    path: Path_,
+    settings: Settings = None,
+    unfinished: Annotated[
+        bool,
+        typer.Option(
+            "--unfinished",
+            help="Also one whose coordinator died before it was complete. Only if no job is writing it.",
+        ),
+    ] = False,
+) -> None:
+    """Delete a savepoint and all its files."""
+    from ..savepoint import store
+    from ..storage.open_store import open_store_at
+
+    options = parse_settings(settings or ())
+    gone = _run(store.dispose(open_store_at, path, options, unfinished=unfinished))
+    what = "an unfinished savepoint" if gone is None else f"the savepoint of job {gone.job}"
+    typer.echo(f"deleted {what} in {path}")
+
+
+@savepoint_app.command("inspect")
+def inspect(path: Path_, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Show what is in a savepoint: jobs, operators, states, types, rows, bytes."""
+    from ..savepoint.describe import describe
+
+    found = describe(_locate(path, settings))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    _print_head(found)
+    rows = [
+        _state_row(operator, state, first=number == 0)
+        for operator in found["operators"]
+        for number, state in enumerate(operator["states"])
+    ]
+    # Most jobs have neither: the columns would only push the others out of the window.
+    shown = [title for title in _COLUMNS if any(row[title] != _USUAL.get(title) for row in rows)]
+    print_table(
+        tuple(shown),
+        [tuple(row[title] for title in shown) for row in rows],
+        right=("subtasks", "rows", "bytes", "version"),
+        fold=True,
+    )
+
+
+@savepoint_app.command("diff")
+def diff(one: Path_, other: Path_, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Show what differs between two savepoints: states added, removed, changed; rows and bytes."""
+    from ..savepoint.compare import diff as compare
+
+    rows = compare(_locate(one, settings), _locate(other, settings))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif not rows:
+        typer.echo("no difference")
+    else:
+        print_table(
+            ("operator", "state", "change", "rows", "bytes", "details"),
+            [
+                (
+                    r["operator"],
+                    r["state"],
+                    r["change"],
+                    f"{r['rows']:+,}",
+                    f"{r['bytes']:+,}",
+                    _details(r),
+                )
+                for r in rows
+            ],
+            right=("rows", "bytes"),
+            fold=True,
+        )
+
+
+@savepoint_app.command("check")
+def check(
+    path: Path_,
+    file: File,
+    parallelism: Parallelism = None,
+    settings: Settings = None,
+    allow_non_restored_state: Annotated[
+        bool,
+        typer.Option("--allow-non-restored-state", help="State that nobody claims is no mistake."),
+    ] = False,
+) -> None:
+    """Check whether a job can restore a savepoint. Starts and stops nothing; exit code 1 if it cannot."""
+    from ..job import runnable
+    from ..savepoint.compare import check as compare
+
+    spec = runnable(load_file(file, parallelism, settings)).spec()
+    found = compare(_locate(path, settings), spec)
+    for title, texts in (
+        ("unclaimed", found.unclaimed),
+        ("incompatible", found.incompatible),
+        ("wrong", found.other),
+        ("migrated", found.migrated),
+        ("new", found.new),
+    ):
+        for text in texts:
+            typer.echo(f"{title}: {text}")
+    allowed = allow_non_restored_state or spec.allow_non_restored_state
+    if not found.ok(allow_non_restored=allowed):
+        typer.echo(f"{file}: cannot restore {path}")
+        raise typer.Exit(FAILED)
+    typer.echo(f"{file}: ok, job {spec.name} can restore {path}")
+
+
+def _locate(path: str, settings: list[str] | None) -> Any:
+    from ...operators.clock import SystemClock
+    from ..savepoint.locate import locate
+    from ..storage.open_store import open_store_at
+
+    return _run(locate(open_store_at, path, parse_settings(settings or ()), SystemClock()))
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+def _print_head(found: dict[str, Any]) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found["created_ms"] / 1000))
+    by = f", headgate {found['headgate']}" if found["headgate"] else ""
+    typer.echo(f"{found['kind']} {found['id']} of job {found['job']}, {when} UTC{by}")
+    typer.echo(
+        f"format {found['format']}, {found['bytes']:,} bytes in {found['files']} files and the metadata, "
+        f"{found['max_parallelism']} key groups"
+    )
+
+
+def _state_row(operator: dict[str, Any], state: dict[str, Any], *, first: bool) -> dict[str, str]:
+    """The cells of a state by column; the first one of an operator has the operator's name."""
+    return {
+        "operator": operator["operator"] if first else "",
+        "subtasks": str(operator["parallelism"]) if first else "",
+        "state": state["state"],
+        "kind": state["kind"],
+        "key": _columns(state["keys"]),
+        "value": _columns(state["values"]),
+        "rows": f"{state['rows']:,}",
+        "bytes": f"{state['bytes']:,}",
+        "key groups": "-".join(map(str, state["key_groups"])) or "-",
+        "version": str(state["version"]),
+        "ttl": "-" if state["ttl_ms"] is None else format_duration(state["ttl_ms"]),
+    }
+
+
+def _columns(columns: dict[str, str]) -> str:
+    return ", ".join(f"{name} {type_}" for name, type_ in columns.items()) or "-"
+
+
+def _details(row: dict[str, Any]) -> str:
+    if row["change"] != "changed":
+        return "-"
+    kept = {name: pair for name, pair in row["details"].items() if name not in ("rows", "bytes")}
+    return "; ".join(f"{name}: {old} -> {new}" for name, (old, new) in kept.items()) or "-"

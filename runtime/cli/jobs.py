@@ -1,4 +1,4 @@
-"""The jobs that the verbs are about: found here, by their storage or by their cluster, and asked."""
+"""How verbs find jobs, by their storage or by their cluster, and send them requests."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | 
 
 
 async def _statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
-    from ..availability_options import CLUSTER_CONNECT_TIMEOUT
     from ..cluster.named_jobs import list_on_cluster
-    from ..options import Options
+    from ..options.recovery import CLUSTER_CONNECT_TIMEOUT
+    from ..options.registry import Options
     from ..rest.client import RestClient
 
     timeout_ms = Options(dict(where.options)).get(CLUSTER_CONNECT_TIMEOUT)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..control.events import Event
-from .rates import Progress, VertexView, short
+from .progress import Progress, VertexView, short
 
 REFRESHES_PER_SECOND = 4
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "FAILING": "red", "FAILED": "red"}

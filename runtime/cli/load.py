@@ -1,4 +1,7 @@
-"""From a file on the command line to a job: a manifest, or a Python script that defines one."""
+"""Loads the job of a file on the command line: a manifest, or a Python script that defines one.
+
+It also has the arguments and options that several verbs share.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,11 @@ if TYPE_CHECKING:
     from ..finding import Where
     from ..job import Job
 
-
-class RuntimeMode(StrEnum):
-    """How a job runs."""
-
-    STREAMING = "streaming"
-    BATCH = "batch"
-    AUTOMATIC = "automatic"
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a running job.")]
 
 
 MANIFEST_SUFFIXES = (".yaml", ".yml")
 _FIX_JOB = "give the script one module-level variable: job = hg.Job(...)"
-
 File = Annotated[
     Path,
     typer.Argument(
@@ -73,6 +69,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-D", "--define", metavar="KEY=VALUE", help="Set an option (`headgate options`)."),
 ]
+
+
+class RuntimeMode(StrEnum):
+    """How a job runs."""
+
+    STREAMING = "streaming"
+    BATCH = "batch"
+    AUTOMATIC = "automatic"
+
 
 Mode = Annotated[
     RuntimeMode | None,
@@ -139,7 +144,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     Raises:
         OptionError: with everything that is wrong with them.
     """
-    from ..options import Options
+    from ..options.registry import Options
 
     texts: dict[str, str] = {}
     for setting in settings:
@@ -151,7 +156,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _with_parallelism(texts: dict[str, str], parallelism: int | None) -> dict[str, str]:
-    from ..options import PARALLELISM
+    from ..options.execution import PARALLELISM
 
     if parallelism is None:
         return texts

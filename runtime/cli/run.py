@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ..control.interrupts import Interrupts
     from ..job_spec import JobSpec
     from ..protocol.job_result import JobOutcome
-    from .progress import Reporter
-    from .rates import Progress
+    from .progress import Progress, Reporter
 
 _ENDS = {
     "FINISHED": "finished",
@@ -34,6 +33,60 @@ _ENDS = {
     "HANDED_OVER": "handed over",
 }
 _EXIT_CODES = {"FINISHED": OK, "SUSPENDED": OK, "HANDED_OVER": OK, "CANCELED": CANCELLED}
+
+
+Cluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="`local` (a Ray of its own), `in-process`, or the address of a Ray cluster.",
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start without the state of earlier runs.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="Begin a new run with this savepoint, or with the newest checkpoint in this directory "
+        "of a job's checkpoints (number 7 with @7 behind it).",
+    ),
+]
+AllowNonRestored = Annotated[
+    bool,
+    typer.Option(
+        "--allow-non-restored-state",
+        help="Drop checkpointed state that no operator of the job claims any more.",
+    ),
+]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="If another run of the job still goes on: end it, and go on from its newest checkpoint. "
+        "Without this such a run is left alone.",
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="Names this run of the job, for a supervisor that starts it again: another start with the "
+        "same ID goes on with the run, and is never a second one.",
+    ),
+]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach", help="Return once the job has begun; it goes on without this command."
+    ),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option("--log-file", help="Where the process of a detached job logs."),
+]
 
 
 class ClaimMode(StrEnum):
@@ -60,45 +113,12 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-Cluster = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        metavar="CLUSTER",
-        help="`local` (a Ray of its own), `in-process`, or the address of a Ray cluster.",
-    ),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start without the state of earlier runs.")]
-From = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="PATH",
-        help="Begin a new run with this savepoint, or with the newest checkpoint in this directory "
-        "of a job's checkpoints (number 7 with @7 behind it).",
-    ),
-]
 Claim = Annotated[
     ClaimMode | None,
     typer.Option(
         "--claim-mode",
         help="`claim`: delete the savepoint once the run has a checkpoint of its own. Not for "
         "checkpoints: their job deletes them itself.",
-    ),
-]
-AllowNonRestored = Annotated[
-    bool,
-    typer.Option(
-        "--allow-non-restored-state",
-        help="Drop checkpointed state that no operator of the job claims any more.",
-    ),
-]
-TakeOver = Annotated[
-    bool,
-    typer.Option(
-        "--take-over",
-        help="If another run of the job still goes on: end it, and go on from its newest checkpoint. "
-        "Without this such a run is left alone.",
     ),
 ]
 IfExists = Annotated[
@@ -109,25 +129,6 @@ IfExists = Annotated[
         "`error` refuses it, `append` writes beside it, `overwrite` deletes it first. "
         "Without this each sink's own `ifExists` counts, which is `error` unless set.",
     ),
-]
-RunId = Annotated[
-    str | None,
-    typer.Option(
-        "--run-id",
-        metavar="ID",
-        help="Names this run of the job, for a supervisor that starts it again: another start with the "
-        "same ID goes on with the run, and is never a second one.",
-    ),
-]
-Detach = Annotated[
-    bool,
-    typer.Option(
-        "--detach", help="Return once the job has begun; it goes on without this command."
-    ),
-]
-LogFile = Annotated[
-    Path | None,
-    typer.Option("--log-file", help="Where the process of a detached job logs."),
 ]
 Level = Annotated[
     LogLevel, typer.Option("--log-level", help="How much of the engine's own log to show.")

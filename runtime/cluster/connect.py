@@ -19,7 +19,7 @@ import ray
 
 from ...errors import HeadgateError, JobError, UsageError
 from ...operators.durations import format_duration
-from ..availability_options import CLUSTER_CONNECT_TIMEOUT
+from ..options.recovery import CLUSTER_CONNECT_TIMEOUT
 
 _FIX = (
     "check the address and that the cluster runs (`ray start --head` prints its address); "

@@ -18,10 +18,10 @@ from ..control import registry
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
-from ..metrics_options import METRICS_HOST, METRICS_PORT
 from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
-from ..options import Options
+from ..options.monitoring import METRICS_HOST, METRICS_PORT
+from ..options.registry import Options
 from ..protocol.job_result import JobOutcome
 from ..rest.client import RestClient
 from ..rest.listener import needs_port

@@ -17,10 +17,10 @@ from ..coordinator.local_client import connect_locally
 from ..coordinator.placement import worker_groups
 from ..job_spec import JobSpec
 from ..listening import Listener
-from ..network_options import DATA_PORT
-from ..options import Options
+from ..options.network import DATA_PORT
+from ..options.recovery import REDUNDANT_WORKERS
+from ..options.registry import Options
 from ..protocol.job_result import JobOutcome
-from ..recovery_options import REDUNDANT_WORKERS
 from ..storage.open_store import open_store
 from .embedded import prepare_environment
 from .host import host_coordinator

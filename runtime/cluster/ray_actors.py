@@ -32,11 +32,11 @@ from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
 from ..listening import Listener, worker_metrics_port
-from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
 from ..observe.metrics import MetricsRegistry
-from ..options import Options
+from ..options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from ..options.registry import Options
 from ..protocol.job_result import JobOutcome
 from ..protocol.standby import Turn
 from ..protocol.worker_nodes import NodeRules

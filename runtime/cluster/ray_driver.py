@@ -18,12 +18,6 @@ import ray
 from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
-from ..availability_options import (
-    CLUSTER_CONNECT_TIMEOUT,
-    COORDINATOR_RETURN_TIMEOUT,
-    SHUTDOWN_GRACE,
-    STANDBY_COORDINATORS,
-)
 from ..control import registry
 from ..control.events import Event
 from ..control.job_client import Connect, JobClient, outcome_of
@@ -33,8 +27,14 @@ from ..coordinator.job import JobCoordinator
 from ..coordinator.local_client import connect_locally
 from ..job_spec import JobSpec
 from ..listening import LOOPBACK, Listener
-from ..metrics_options import METRICS_HOST, METRICS_PORT
-from ..options import Options
+from ..options.monitoring import METRICS_HOST, METRICS_PORT
+from ..options.recovery import (
+    CLUSTER_CONNECT_TIMEOUT,
+    COORDINATOR_RETURN_TIMEOUT,
+    SHUTDOWN_GRACE,
+    STANDBY_COORDINATORS,
+)
+from ..options.registry import Options
 from ..protocol.job_result import JobOutcome
 from ..rest.client import RestClient
 from ..shipping import ship

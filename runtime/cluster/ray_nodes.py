@@ -13,7 +13,9 @@ from ...errors import JobError
 from ...operators.durations import format_duration
 from ...operators.resources import Resources
 from ..job_spec import JobSpec
-from ..options import Options
+from ..options.execution import SLOT_RESOURCE, WORKERS_ON_HEAD
+from ..options.recovery import REGISTRATION_TIMEOUT
+from ..options.registry import Options
 from ..protocol.worker_nodes import (
     CPU,
     GPU,
@@ -28,8 +30,6 @@ from ..protocol.worker_nodes import (
     shortage,
     worker_resources,
 )
-from ..ray_options import SLOT_RESOURCE, WORKERS_ON_HEAD
-from ..recovery_options import REGISTRATION_TIMEOUT
 
 _log = logging.getLogger("headgate.cluster")
 LOOK_EVERY_S = 10.0

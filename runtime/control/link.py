@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..listener_options import MESSAGE_SIZE_MAX, UNSENT_SIZE_MAX
+from ..options.network import MESSAGE_SIZE_MAX, UNSENT_SIZE_MAX
 from .messages import Messages, decode, encode
 
 MESSAGE_BYTES_MAX = MESSAGE_SIZE_MAX.default

@@ -6,8 +6,8 @@ import secrets
 from pathlib import Path
 
 from ...errors import UsageError
-from ..listener_options import CONTROL_TOKEN_FILE
-from ..options import Options
+from ..options.network import CONTROL_TOKEN_FILE
+from ..options.registry import Options
 
 TOKEN_CHARACTERS_MIN = 16
 

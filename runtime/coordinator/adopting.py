@@ -14,7 +14,6 @@ import msgspec
 
 from ...errors import FencedError, HeadgateError, JobNotReady, StorageError
 from ...operators.resources import DEFAULT_GROUP
-from ..availability_options import ORPHANED_MAX
 from ..control.messages import (
     Adopt,
     CheckpointAborted,
@@ -23,6 +22,7 @@ from ..control.messages import (
     SubtaskFailed,
     SubtaskFinished,
 )
+from ..options.recovery import ORPHANED_MAX
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted, Refused, WorkerReport, decide, refusal_by_log
 from ..protocol.ids import SubtaskId

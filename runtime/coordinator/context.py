@@ -23,7 +23,8 @@ from ..control.statistics import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..observe.figures import JobFigures
 from ..observe.spans import NoSpans, Spans
-from ..options import Options
+from ..options.recovery import FAILOVER_STRATEGY
+from ..options.registry import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import RecentRecords, level_of
 from ..protocol.drops import DropLedger
@@ -32,7 +33,6 @@ from ..protocol.failure_history import FailureEntry, FailureHistory, RestoreFigu
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import RestartStrategy
-from ..restart_options import FAILOVER_STRATEGY
 from ..savepoint.locate import Located
 from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore

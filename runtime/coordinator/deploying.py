@@ -10,10 +10,6 @@ from typing import Final
 import msgspec
 
 from ...errors import FencedError, HeadgateError, InternalError, JobNotReady
-from ..checkpoint_options import (
-    RESTORE_FALLBACK,
-    WITHOUT_CHANNEL_STATE,
-)
 from ..control.messages import (
     Deploy,
     Deployed,
@@ -21,7 +17,8 @@ from ..control.messages import (
     SubtaskAssignment,
     SubtaskFailed,
 )
-from ..options import Options
+from ..options.registry import Options
+from ..options.state import RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
 from ..pickled_state import check_restored_pickles
 from ..plan import Vertex
 from ..protocol.checkpoints.manifest import Manifest

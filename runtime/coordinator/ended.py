@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 
 from ...errors import FencedError, HeadgateError, JobError
-from ..checkpoint_options import (
-    CHECKPOINT_RETENTION,
-)
 from ..control.messages import CheckpointAcked
+from ..options.state import CHECKPOINT_RETENTION
 from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import JobEnded, JobStatus

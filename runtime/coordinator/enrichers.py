@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ...errors import OptionError
+from ..options.recovery import FAILURE_ENRICHERS
 from ..protocol.failure_history import FailureEntry, FailureRecord
-from ..restart_options import FAILURE_ENRICHERS
 
 Enricher = Callable[[dict[str, Any]], Mapping[str, str]]
 LABELS_MAX: Final = 20

@@ -6,7 +6,7 @@ import asyncio
 
 from ...errors import ExchangeError, JobNotReady
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, SubtaskFailed
-from ..liveness_options import CANCELLATION_TIMEOUT
+from ..options.monitoring import CANCELLATION_TIMEOUT
 from ..protocol.failure_history import FailureEntry
 from ..protocol.joblog import JobStatus
 from ..protocol.restart import GiveUp, RestartDecision

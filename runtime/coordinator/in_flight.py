@@ -13,7 +13,7 @@ from ...errors import StateError
 from ...operators.partitioning import Custom, Global, HashColumns, HashFunction
 from ...state.keygroups import key_group_range
 from ...state.snapshot import ChannelAddress, StateHandle
-from ..checkpoint_options import WITHOUT_CHANNEL_STATE
+from ..options.state import WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest
 from ..savepoint.compare import unconnected

@@ -20,30 +20,34 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, JobNo
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..admission import ListenerLimits
-from ..availability_options import (
-    FORMER_WATCH,
-    HISTORY_RUNS,
-    PROBE_RACES,
-    PROBE_TIMEOUT,
-    STORE_PATIENCE,
-)
-from ..checkpoint_options import CHECKPOINT_HISTORY
 from ..control.cluster import Cluster
 from ..control.events import Event
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules
-from ..listener_options import CONTROL_TOKEN_IN_STORAGE
 from ..listening import Listener
-from ..liveness_options import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..observe.metrics import MetricsRegistry
 from ..observe.spans import open_spans
 from ..observe.storage_figures import StorageFigures
-from ..options import (
+from ..options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from ..options.network import CONTROL_TOKEN_IN_STORAGE
+from ..options.recovery import (
+    EXCEPTION_HISTORY,
+    FAILURE_ENRICHERS,
+    FORMER_WATCH,
+    HISTORY_RUNS,
+    REDUNDANT_WORKERS,
+    REGISTRATION_TIMEOUT,
+    SAME_FAILURE_MAX,
+    SAME_RECORD_MAX,
+    START_FAILURES_MAX,
+    START_RETRY,
+    STORE_PATIENCE,
     TAKEOVERS_MAX,
     TAKEOVERS_WINDOW,
-    Options,
 )
+from ..options.registry import Options
+from ..options.state import CHECKPOINT_HISTORY, PROBE_RACES, PROBE_TIMEOUT
 from ..protocol.checkpoints.coordinator import CheckpointCoordinator
 from ..protocol.checkpoints.statistics import CheckpointHistory
 from ..protocol.failure_history import FailureHistory
@@ -51,18 +55,6 @@ from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import StartFailures, restart_strategy
-from ..recovery_options import (
-    REDUNDANT_WORKERS,
-    REGISTRATION_TIMEOUT,
-    START_FAILURES_MAX,
-    START_RETRY,
-)
-from ..restart_options import (
-    EXCEPTION_HISTORY,
-    FAILURE_ENRICHERS,
-    SAME_FAILURE_MAX,
-    SAME_RECORD_MAX,
-)
 from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
 from ..storage.control_tokens import publish_token, withdraw_token

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...operators.durations import format_duration
 from ..control.messages import StepStuck, Watching
-from ..liveness_options import (
+from ..options.monitoring import (
     CANCELLATION_INTERVAL,
     CANCELLATION_TIMEOUT,
     STUCK_AFTER,
     UNREACHABLE_AFTER,
 )
-from ..options import Options
+from ..options.registry import Options
 
 if TYPE_CHECKING:
     from .context import JobContext

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..control.events import Event, EventQueue
 from ..control.job_client import Connect, HungUp, JobClient
-from ..rest_options import REST_EVENTS
+from ..options.network import REST_EVENTS
 from .clients import Clients
 
 T = TypeVar("T")

@@ -15,7 +15,8 @@ from ...errors import HeadgateError, UsageError
 from ...operators.graph import Graph, Node
 from ...operators.sink import IfExists, OutputFile, Sink, SinkRun
 from ..job_spec import JobSpec
-from ..options import REPLACED_FILES_MAX, Options
+from ..options.execution import REPLACED_FILES_MAX
+from ..options.registry import Options
 from ..protocol.failures import as_headgate_error
 from ..protocol.joblog import LogView
 

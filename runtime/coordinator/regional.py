@@ -17,7 +17,7 @@ from typing import Final
 
 from ...errors import ExchangeError, HeadgateError, InternalError
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, Deployed, Messages, SubtaskFailed
-from ..liveness_options import CANCELLATION_TIMEOUT
+from ..options.monitoring import CANCELLATION_TIMEOUT
 from ..protocol.failover import RegionId
 from ..protocol.failure_history import RestoreFigures
 from ..protocol.failures import as_headgate_error

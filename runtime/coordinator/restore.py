@@ -17,7 +17,7 @@ import xxhash
 from ...errors import CorruptError, StateError
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import HANDLE_KINDS, OperatorSnapshot, Redistribution, StateHandle, StateInfo
-from ..checkpoint_options import RECOVERY_ACCEPT_CHANGES
+from ..options.state import RECOVERY_ACCEPT_CHANGES
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest, ManifestOperator
 from ..protocol.redistribution import broadcast, spread_splits

@@ -9,9 +9,7 @@ import xxhash
 
 from ...errors import CorruptError, MissingFileError, StateError, UsageError
 from ...state.snapshot import StateHandle
-from ..checkpoint_options import (
-    RESTORE_FALLBACK,
-)
+from ..options.state import RESTORE_FALLBACK
 from ..plan import PhysicalPlan
 from ..protocol.checkpoints.manifest import Manifest
 from ..savepoint import store as savepoints

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from ...errors import FencedError, HeadgateError, JobError, JobNotReady, UsageError
-from ..availability_options import SHUTDOWN_GRACE
 from ..control.messages import (
     Cancelled,
     CheckpointAcked,
@@ -27,6 +26,7 @@ from ..control.messages import (
     WatermarkLimit,
     WatermarkReached,
 )
+from ..options.recovery import SHUTDOWN_GRACE
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted
 from ..protocol.checkpoints.decisions import RequestDone, RequestFailed

@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...errors import JobError
 from ...operators.durations import format_duration
 from ..control.statistics import SubtaskStatistics
-from ..liveness_options import JOB_STALL, RECOVERY_STALL, STUCK_TIMEOUT
+from ..options.monitoring import JOB_STALL, RECOVERY_STALL, STUCK_TIMEOUT
 from ..protocol.backpressure import WaitsFor
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId

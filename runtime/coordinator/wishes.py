@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import JobError, UsageError
-from ..checkpoint_options import (
-    SAVEPOINT_DIR,
-)
+from ..options.state import SAVEPOINT_DIR
 from ..plan import PhysicalPlan
 from ..savepoint import store
 from ..savepoint.locate import savepoint_address

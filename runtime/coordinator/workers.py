@@ -31,10 +31,10 @@ from ..control.messages import (
     Welcome,
 )
 from ..exchange.hub import WorkerAddress, this_host
+from ..options.recovery import REGISTRATION_TIMEOUT
 from ..protocol.ids import WorkerId
 from ..protocol.liveness import HeartbeatMonitor
 from ..protocol.restart import StartFailures
-from ..recovery_options import REGISTRATION_TIMEOUT
 from .leadership import Leadership
 from .spares import Spares
 

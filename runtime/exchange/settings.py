@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ...errors import OptionError
-from ..listener_options import FRAME_SIZE_MAX
+from ..options.network import FRAME_SIZE_MAX
 
 FRAME_SIZE_MAX_BYTES = FRAME_SIZE_MAX.default
 FRAME_SIZE_LIMIT_BYTES = 2**32 - 1

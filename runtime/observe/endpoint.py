@@ -19,7 +19,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from ...operators.clock import Clock, SystemClock
 from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from ..listening import LOOPBACK
-from ..network_options import ANY_ADDRESS
+from ..options.network import ANY_ADDRESS
 from .metrics import MetricsRegistry
 from .process_metrics import ProcessMetrics
 

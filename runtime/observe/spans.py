@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias, final
 
 from ...operators.extras import check_extra
-from ..metrics_options import TRACES_ENDPOINT
-from ..options import Options
+from ..options.monitoring import TRACES_ENDPOINT
+from ..options.registry import Options
 
 EXPORT_S_MAX: Final = 5
 """Longest time for handing spans to the collector, also when the job ends: it must not wait for them."""

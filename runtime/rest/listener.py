@@ -10,9 +10,8 @@ from typing import cast
 
 from ..admission import Admission, ListenerLimits
 from ..listening import LOOPBACK, Listener
-from ..network_options import PORT_PATIENCE
-from ..options import Options
-from ..rest_options import REST_ADDRESS, REST_BIND_ADDRESS, REST_PORT
+from ..options.network import PORT_PATIENCE, REST_ADDRESS, REST_BIND_ADDRESS, REST_PORT
+from ..options.registry import Options
 
 
 class Connection(asyncio.Protocol):

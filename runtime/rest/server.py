@@ -16,8 +16,7 @@ from ...operators.clock import Clock
 from ..admission import ListenerLimits
 from ..control.events import EventQueue, Subscriber
 from ..listening import LOOPBACK
-from ..options import Options
-from ..rest_options import (
+from ..options.network import (
     REST_ADDRESS,
     REST_BODY_MAX,
     REST_CLOSE_TIMEOUT,
@@ -25,6 +24,7 @@ from ..rest_options import (
     REST_OPERATIONS,
     REST_WATCHERS,
 )
+from ..options.registry import Options
 from .answers import Answer, Health, OperationsAnswer, Wish
 from .events import encode
 from .gate import allowed_names, check_names, check_token

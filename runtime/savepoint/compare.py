@@ -8,9 +8,9 @@ from typing import Any
 from ...operators.graph import Node
 from ...state.evolution import changed_meaning, compare, is_pickled
 from ...state.snapshot import HINT, ChannelAddress, StateInfo
-from ..checkpoint_options import RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANNEL_STATE
 from ..job_spec import JobSpec
-from ..options import ALLOW_PICKLE, Options
+from ..options.registry import Options
+from ..options.state import ALLOW_PICKLE, RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANNEL_STATE
 from ..plan import PhysicalPlan
 from ..protocol.checkpoints.manifest import Manifest
 from .describe import SPLITS, describe, states_of

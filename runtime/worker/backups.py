@@ -21,9 +21,9 @@ from typing import Final
 
 from ...operators.clock import Clock
 from ...state.snapshot import StateHandle
-from ..options import Options
+from ..options.recovery import FROM_LOCAL, LOCAL_BACKUP, LOCAL_BACKUP_SIZE
+from ..options.registry import Options
 from ..protocol import names
-from ..recovery_options import FROM_LOCAL, LOCAL_BACKUP, LOCAL_BACKUP_SIZE
 from ..task.local_copies import LocalCopies
 from .local_directories import LOCK_FILE, claim, sweep
 from .settings import backup_dirs

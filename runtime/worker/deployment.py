@@ -13,7 +13,6 @@ from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
-from ..checkpoint_options import UNALIGNED, UNALIGNED_FORCED
 from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
@@ -31,9 +30,10 @@ from ..control.messages import (
 from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.key_group_sampler import KeyGroupSampler
-from ..metrics_options import SPLIT_SERIES_MAX, SUBTASK_LABELS_MAX, USER_SERIES_MAX
 from ..observe.metrics import MetricsRegistry
-from ..options import ALLOW_PICKLE, Options
+from ..options.monitoring import SPLIT_SERIES_MAX, SUBTASK_LABELS_MAX, USER_SERIES_MAX
+from ..options.registry import Options
+from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
 from ..task.accounting import Activity

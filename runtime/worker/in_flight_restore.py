@@ -12,10 +12,9 @@ from ...errors import ExchangeError, StateError, check
 from ...operators.elements import Batch
 from ...operators.partitioning import HashColumns, HashFunction
 from ...state.snapshot import ChannelAddress, StateHandle
-from ..checkpoint_options import WITHOUT_CHANNEL_STATE
 from ..exchange.in_flight import decode
 from ..exchange.partitioners import Partitioner, make_partitioner
-from ..options import ALLOW_PICKLE
+from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..task.input_subtask import InputBatch
 from .channels import rows_of

@@ -5,15 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ..checkpoint_options import (
-    CHECKPOINT_INLINE,
-    CHECKPOINT_MODE,
-    DELTA_CHAIN_MAX,
-    LOCAL_DIRS,
-)
 from ..exchange.settings import ExchangeSettings
-from ..metrics_options import LATENCY_INTERVAL
-from ..options import (
+from ..options.execution import TASK_SLICE
+from ..options.monitoring import LATENCY_INTERVAL
+from ..options.network import (
     BUFFER_ROWS,
     BUFFER_SIZE,
     BUFFER_SIZE_MIN,
@@ -25,11 +20,11 @@ from ..options import (
     DEBLOAT_TARGET,
     DEBLOAT_THRESHOLD,
     FLOATING_BUFFERS,
-    TASK_SLICE,
-    Options,
 )
+from ..options.recovery import LOCAL_BACKUP_DIRS
+from ..options.registry import Options
+from ..options.state import CHECKPOINT_INLINE, CHECKPOINT_MODE, DELTA_CHAIN_MAX, LOCAL_DIRS
 from ..protocol.debloating import DebloatSettings
-from ..recovery_options import LOCAL_BACKUP_DIRS
 from ..task.environment import TaskSettings
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 
 from ..control.messages import Warm
-from ..options import STATE_BACKEND, Options
+from ..options.registry import Options
+from ..options.state import STATE_BACKEND
 from ..shipping import unship
 
 _BACKENDS = {"rocksdb": "...state.keyed.rocksdb"}

@@ -22,7 +22,6 @@ from ...errors import ExchangeError
 from ...operators.clock import Clock
 from ...operators.per_worker import worker_begins, worker_ends
 from ...state.snapshot import CommitPermit
-from ..checkpoint_options import TRANSFERS_MAX
 from ..control.link import Link
 from ..control.messages import (
     Adopt,
@@ -54,7 +53,8 @@ from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..observe.storage_figures import StorageFigures
-from ..options import Options
+from ..options.registry import Options
+from ..options.state import TRANSFERS_MAX
 from ..protocol.adoption import WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener

@@ -14,7 +14,7 @@ from headgate.runtime.batch.blocks import ORDER, RESULT, Block, from_rows, to_ro
 from headgate.runtime.batch.stage import make_stage
 from headgate.runtime.batch.subtask import Subtask
 from headgate.runtime.job import Job, runnable
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.shipping import ship, unship
 
 

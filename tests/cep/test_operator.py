@@ -17,7 +17,7 @@ from headgate.operators.cep.operator import (
 )
 from headgate.operators.late import LATE, LATE_COUNTER
 from headgate.operators.written_job import WrittenJob
-from headgate.runtime.options import MATCH_PARTIAL_MAX
+from headgate.runtime.options.execution import MATCH_PARTIAL_MAX
 
 SCHEMA = {"user": "string", "amount": "int64", "at": "int64"}
 

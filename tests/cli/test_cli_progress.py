@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from headgate.runtime.cli.live import LiveReporter
-from headgate.runtime.cli.progress import LineReporter
-from headgate.runtime.cli.rates import Progress, short
+from headgate.runtime.cli.progress import LineReporter, Progress, short
 from headgate.runtime.control.events import Event
 
 NOW_MS = 1_000_000

@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from headgate.runtime.cli import list as listing
-from headgate.runtime.cli import live
+from headgate.runtime.cli import listing, live
 from headgate.runtime.cli.console import print_table
-from headgate.runtime.cli.rates import VertexView
+from headgate.runtime.cli.progress import VertexView
 
 
 def test_a_type_with_a_unit_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +30,7 @@ def test_a_jobs_name_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> Non
         "cluster": "tcp:[::1]:6379 [dev]",
         "pid": 1,
     }
-    listing._print([row])
+    listing._print_jobs([row])
     printed = capsys.readouterr().out
     assert "job[red]" in printed
     assert "[dev]" in printed
@@ -49,7 +48,7 @@ def test_below_the_jobs_it_says_who_is_slow(capsys: pytest.CaptureFixture[str]) 
         "pid": 1,
         "backpressure": [{"sentence": "`a` waits for `b[0]`"}, {"sentence": "`c` waits"}],
     }
-    listing._print([row])
+    listing._print_jobs([row])
     below = capsys.readouterr().out.splitlines()[2:]
     assert below == ["clicks: `a` waits for `b[0]`", "clicks: `c` waits"]
 

@@ -22,7 +22,7 @@ from headgate.runtime.control.job_client import Connect, HungUp, JobClient, outc
 from headgate.runtime.coordinator.clients import Clients
 from headgate.runtime.coordinator.context import ClientWish
 from headgate.runtime.coordinator.local_client import connect_locally
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.job_result import JobFailure, JobOutcome
 from headgate.runtime.rest.client import RestClient
 from headgate.runtime.rest.server import RestServer

@@ -14,7 +14,7 @@ from headgate.connectors import collect
 from headgate.errors import FencedError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.standby import Answer, Standby
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.standby import Turn
 from headgate.runtime.rest.server import RestServer
 

@@ -11,7 +11,7 @@ import pytest
 from headgate.errors import UsageError
 from headgate.runtime.coordinator.context import ClientWish
 from headgate.runtime.coordinator.wishes import savepoint_target
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.storage.open_store import open_store_at
 
 

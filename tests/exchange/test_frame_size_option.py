@@ -9,7 +9,7 @@ from headgate.operators.elements import ObjectBatch
 from headgate.runtime.admission import ListenerLimits
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.wire import ElementEncoder
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 
 KEY = "headgate.listener.frame-size-max"
 

@@ -31,8 +31,8 @@ from headgate.k8s.head import (
 from headgate.k8s.pods import GRACE_S
 from headgate.k8s.ray_node import start_head
 from headgate.k8s.worker_process import GRACE_S as WORKER_GRACE_S
-from headgate.runtime.availability_options import SHUTDOWN_GRACE
-from headgate.runtime.options import Options
+from headgate.runtime.options.recovery import SHUTDOWN_GRACE
+from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol import names
 
 RUN = HeadRun("flights", "air", "u-1-4", 3)

@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import JobNotFound, OptionError
-from headgate.runtime.cli.history import history
+from headgate.runtime.cli.listing import history
 from headgate.runtime.control import registry
 
 

@@ -14,7 +14,7 @@ from headgate.connectors import Pause, blackhole, from_list
 from headgate.runtime.control.messages import BusyStep
 from headgate.runtime.coordinator.context import JobContext
 from headgate.runtime.coordinator.watchdog import Watchdog
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.failures import FailureKind
 from headgate.runtime.protocol.liveness import StallMonitor
 from headgate.runtime.task.accounting import Activity

@@ -9,7 +9,7 @@ from typing import Any
 import headgate
 from headgate.operators.manifest.settings import OPTION_OF
 from headgate.runtime import manifest
-from headgate.runtime.options import OPTIONS, find_option
+from headgate.runtime.options.registry import OPTIONS, find_option
 
 ROOT = Path(headgate.__file__).parent
 

@@ -20,7 +20,7 @@ from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import runnable
 from headgate.runtime.listening import Listener, worker_metrics_port
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 
 AT_ONCE = {"headgate.listener.port-patience": "0 ms"}
 GUARD_S = 120.0

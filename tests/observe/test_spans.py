@@ -14,7 +14,7 @@ from headgate.errors import PlanError
 from headgate.operators import extras
 from headgate.runtime.coordinator import job as coordinator
 from headgate.runtime.observe.spans import NoSpans, OtelSpans, open_spans
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.tests.support.held import PacedByCompletion
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'headgate[otel]'")

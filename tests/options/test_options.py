@@ -12,23 +12,24 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import OptionError
-from headgate.runtime import checkpoint_options, options, restart_options
 from headgate.runtime.job import runnable
-from headgate.runtime.options import OPTIONS, Options, find_option, markdown
+from headgate.runtime.options import execution, monitoring, network, recovery, state
+from headgate.runtime.options.registry import OPTIONS, Options, find_option, markdown
+from headgate.runtime.options.types import Option
 
-ROOT = Path(options.__file__).parent.parent
+ROOT = Path(hg.__file__).parent
 
 
 def test_defaults_are_those_of_the_table() -> None:
     empty = Options()
-    assert empty.get(checkpoint_options.CHECKPOINT_INTERVAL) is None
-    assert empty.get(checkpoint_options.CHECKPOINT_TIMEOUT) == 600_000
-    assert empty.get(checkpoint_options.CHECKPOINT_RETENTION) == "RETAIN_ON_CANCELLATION"
-    assert empty.get(options.BUFFERS_PER_CHANNEL) == 2
-    assert empty.get(options.FLOATING_BUFFERS) == 8
-    assert empty.get(options.HEARTBEAT_INTERVAL) == 10_000
-    assert empty.get(options.HEARTBEAT_TIMEOUT) == 50_000
-    assert empty.get(options.BUFFER_TIMEOUT) == 100
+    assert empty.get(state.CHECKPOINT_INTERVAL) is None
+    assert empty.get(state.CHECKPOINT_TIMEOUT) == 600_000
+    assert empty.get(state.CHECKPOINT_RETENTION) == "RETAIN_ON_CANCELLATION"
+    assert empty.get(network.BUFFERS_PER_CHANNEL) == 2
+    assert empty.get(network.FLOATING_BUFFERS) == 8
+    assert empty.get(monitoring.HEARTBEAT_INTERVAL) == 10_000
+    assert empty.get(monitoring.HEARTBEAT_TIMEOUT) == 50_000
+    assert empty.get(network.BUFFER_TIMEOUT) == 100
     assert empty.explicit() == {}
 
 
@@ -46,27 +47,25 @@ def test_keys_and_aliases_are_unique() -> None:
 @pytest.mark.parametrize(
     ("key", "text", "option", "value"),
     [
-        ("execution.checkpointing.interval", "30s", checkpoint_options.CHECKPOINT_INTERVAL, 30_000),
+        ("execution.checkpointing.interval", "30s", state.CHECKPOINT_INTERVAL, 30_000),
         (
             "execution.checkpointing.timeout",
             "5 min",
-            checkpoint_options.CHECKPOINT_TIMEOUT,
+            state.CHECKPOINT_TIMEOUT,
             300_000,
         ),
-        ("headgate.buffer.max-size", "64kb", options.BUFFER_SIZE, 65_536),
-        ("pipeline.operator-chaining.enabled", "FALSE", options.CHAINING, False),
-        ("restart-strategy.type", "fixeddelay", restart_options.RESTART_STRATEGY, "fixed-delay"),
-        ("restart-strategy.type", "disable", restart_options.RESTART_STRATEGY, "none"),
-        ("s3.endpoint", " http://localhost:9000 ", options.S3_ENDPOINT, "http://localhost:9000"),
-        ("state.checkpoints.num-retained", "3", checkpoint_options.CHECKPOINT_RETAINED, 3),
-        ("state.checkpoints.dir", "/tmp/ck", checkpoint_options.CHECKPOINT_DIR, "/tmp/ck"),
-        ("execution.buffer-timeout", "0ms", options.BUFFER_TIMEOUT, 0),
-        ("restart-strategy", "none", restart_options.RESTART_STRATEGY, "none"),
+        ("headgate.buffer.max-size", "64kb", network.BUFFER_SIZE, 65_536),
+        ("pipeline.operator-chaining.enabled", "FALSE", execution.CHAINING, False),
+        ("restart-strategy.type", "fixeddelay", recovery.RESTART_STRATEGY, "fixed-delay"),
+        ("restart-strategy.type", "disable", recovery.RESTART_STRATEGY, "none"),
+        ("s3.endpoint", " http://localhost:9000 ", state.S3_ENDPOINT, "http://localhost:9000"),
+        ("state.checkpoints.num-retained", "3", state.CHECKPOINT_RETAINED, 3),
+        ("state.checkpoints.dir", "/tmp/ck", state.CHECKPOINT_DIR, "/tmp/ck"),
+        ("execution.buffer-timeout", "0ms", network.BUFFER_TIMEOUT, 0),
+        ("restart-strategy", "none", recovery.RESTART_STRATEGY, "none"),
     ],
 )
-def test_a_text_becomes_a_value(
-    key: str, text: str, option: options.Option[object], value: object
-) -> None:
+def test_a_text_becomes_a_value(key: str, text: str, option: Option[object], value: object) -> None:
     parsed = Options({key: text})
     assert parsed.get(option) == value
     assert parsed.is_set(option)
@@ -159,9 +158,9 @@ def test_a_value_that_is_no_text_is_refused() -> None:
 def test_override_replaces_also_across_older_names() -> None:
     base = Options({"state.checkpoints.dir": "a", "parallelism.default": "2"})
     over = base.override({"execution.checkpointing.dir": "b"})
-    assert over.get(checkpoint_options.CHECKPOINT_DIR) == "b"
-    assert over.get(options.PARALLELISM) == 2
-    assert base.get(checkpoint_options.CHECKPOINT_DIR) == "a"
+    assert over.get(state.CHECKPOINT_DIR) == "b"
+    assert over.get(execution.PARALLELISM) == 2
+    assert base.get(state.CHECKPOINT_DIR) == "a"
     with pytest.raises(OptionError, match="unknown option"):
         base.override({"nope": "1"})
 
@@ -178,7 +177,7 @@ def test_the_docs_are_current() -> None:
 
 
 def test_the_module_prints_the_docs() -> None:
-    command = [sys.executable, "-m", "headgate.runtime.options"]
+    command = [sys.executable, "-m", "headgate.runtime.options.registry"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == markdown()
 
 

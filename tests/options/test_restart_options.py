@@ -16,8 +16,8 @@ from headgate.operators.settings import (
     RestartSettings,
 )
 from headgate.runtime.job import runnable
-from headgate.runtime.options import Options
-from headgate.runtime.restart_settings import restart_settings
+from headgate.runtime.job_settings import restart_settings
+from headgate.runtime.options.registry import Options
 
 EXPONENTIAL = "restart-strategy.exponential-delay"
 

@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.operators.clock import SystemClock
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.rest.client import RestClient
 from headgate.runtime.rest.server import RestServer
 

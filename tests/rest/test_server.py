@@ -25,7 +25,7 @@ from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.views import masked
 from headgate.runtime.job import runnable
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.rest import answers, openapi
 from headgate.runtime.rest.client import RestClient
 from headgate.runtime.rest.routes import ROUTES, Route

@@ -24,10 +24,10 @@ from headgate.connectors.spark.java import Java
 from headgate.errors import StorageError, UsageError, UserCodeError
 from headgate.runtime.batch import session as batch_session
 from headgate.runtime.batch.session import spark_session
-from headgate.runtime.cli.explain import explain
 from headgate.runtime.cli.load import RuntimeMode
+from headgate.runtime.cli.verbs import explain
 from headgate.runtime.manifest import load_job
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 
 BATCH = {"execution.runtime-mode": "BATCH"}
 START = datetime(2026, 1, 1, tzinfo=UTC)

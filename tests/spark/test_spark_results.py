@@ -40,7 +40,7 @@ from headgate.operators.source import SourceRun
 from headgate.runtime.coordinator.source_runs import SourceStorage, source_run
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.local import LocalStore
 

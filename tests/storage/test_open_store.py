@@ -8,7 +8,7 @@ from headgate.connectors.files.locations import check_storage_options, s3_client
 from headgate.connectors.s3_config import S3Service, compatibility, s3_service
 from headgate.errors import OptionError, UsageError
 from headgate.operators import extras
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.storage.local import LocalStore
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store

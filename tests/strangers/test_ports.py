@@ -31,7 +31,7 @@ from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
 from headgate.runtime.observe.endpoint import open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.rest.routes import ROUTES
 from headgate.runtime.rest.server import RestServer
 

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.errors import StorageError, UserCodeError
 from headgate.operators.base import Operator
-from headgate.runtime.options import Options
+from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.debloating import DebloatSettings
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain, call_and_wait

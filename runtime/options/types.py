@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..errors import OptionError
-from ..operators.durations import format_duration, parse_duration
-from ..operators.sizes import format_size, parse_size
+from ...errors import OptionError
+from ...operators.durations import format_duration, parse_duration
+from ...operators.sizes import format_size, parse_size
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+T = TypeVar("T")
 
 
 class ValueType(Protocol[T_co]):
@@ -202,9 +205,6 @@ class Choice:
 
     def format(self, value: Any) -> str:
         return str(value)
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

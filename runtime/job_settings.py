@@ -1,20 +1,41 @@
-"""Which restart strategy a job runs with: options first, then what the job says, then the default."""
+"""The checkpoint and restart settings of a job: options first, then what the job says, then defaults."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from ..errors import OptionError
 from ..operators.durations import format_duration
-from ..operators.settings import NO_RESTART, ExponentialDelay, RestartSettings
-from .options import Options
-from .restart_options import (
+from ..operators.settings import NO_RESTART, CheckpointSettings, ExponentialDelay, RestartSettings
+from .options.recovery import (
     EXPONENTIAL_INITIAL,
     EXPONENTIAL_MAX,
     FIELDS,
     RESTART_STRATEGY,
     STRATEGIES,
 )
+from .options.registry import Options
+from .options.state import (
+    CHECKPOINT_DIR,
+    CHECKPOINT_INTERVAL,
+    CHECKPOINT_MAX_CONCURRENT,
+    CHECKPOINT_MIN_PAUSE,
+    CHECKPOINT_RETAINED,
+    CHECKPOINT_TIMEOUT,
+    CHECKPOINT_TOLERABLE_FAILURES,
+)
+from .options.types import Option
+
+_CHECKPOINT_FIELDS: dict[str, Option[int]] = {
+    "timeout_ms": CHECKPOINT_TIMEOUT,
+    "min_pause_ms": CHECKPOINT_MIN_PAUSE,
+    "max_concurrent": CHECKPOINT_MAX_CONCURRENT,
+    "tolerable_failures": CHECKPOINT_TOLERABLE_FAILURES,
+    "retain": CHECKPOINT_RETAINED,
+}
 
 
 def restart_settings(
@@ -66,3 +87,30 @@ def _refuse_others(chosen: RestartSettings, options: Options) -> None:
                     f"option has no effect key=`{option.key}` strategy=`{strategy}`",
                     fix=f"set {RESTART_STRATEGY.key} to {names[kind]}",
                 )
+
+
+def checkpoint_settings(
+    written: CheckpointSettings | None, options: Options
+) -> CheckpointSettings | None:
+    """The settings of `job.checkpoint(...)`; options that are set explicitly win over them."""
+    storage = options.get(CHECKPOINT_DIR) or (written.storage if written else None)
+    if storage is None:
+        return None
+    interval = options.get(CHECKPOINT_INTERVAL)
+    every_ms = interval if interval is not None else (written.every_ms if written else None)
+    settings = replace(
+        written or CheckpointSettings(every_ms=every_ms, storage=storage),
+        every_ms=every_ms,
+        storage=absolute(storage),
+    )
+    changed: dict[str, Any] = {
+        name: options.get(option)
+        for name, option in _CHECKPOINT_FIELDS.items()
+        if options.is_set(option)
+    }
+    return replace(settings, **changed)
+
+
+def absolute(storage: str) -> str:
+    """A relative directory as seen from here: workers may run elsewhere."""
+    return storage if "://" in storage else os.path.abspath(Path(storage).expanduser())

@@ -1,14 +1,79 @@
-"""The options of checkpoints, savepoints and restores; `options.py` has the others."""
+"""Where state is kept, and how checkpoints and savepoints of it are taken, stored and restored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import OptionError
-from ..operators.durations import format_duration
-from .option_types import Boolean, Choice, Duration, Integer, Option, Size, Text
+from ...errors import OptionError
+from ...operators.durations import format_duration
+from .types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
 
+STATE_BACKEND = Option[str](
+    "state.backend.type",
+    Choice(("hashmap", "rocksdb"), (("memory", "hashmap"),)),
+    "hashmap",
+    "",
+    "Where keyed state lies: in memory (`hashmap`, also `memory`), or on local disk (`rocksdb`).",
+    ("state.backend",),
+)
+MANAGED_MEMORY = Option[int](
+    "taskmanager.memory.managed.size",
+    Size(at_least=1 << 20),
+    256 << 20,
+    "bytes",
+    "Memory of one worker process for state that lies on disk; all subtasks share it.",
+)
+ROCKSDB_WRITE_BUFFER_RATIO = Option[float](
+    "state.backend.rocksdb.memory.write-buffer-ratio",
+    Ratio(),
+    0.5,
+    "",
+    "The part of `taskmanager.memory.managed.size` for what is not yet in files; the rest caches reads.",
+)
+ROCKSDB_WRITE_BUFFER_SIZE = Option[int](
+    "state.backend.rocksdb.writebuffer.size",
+    Size(at_least=64 << 10),
+    64 << 20,
+    "bytes",
+    "What one state of one subtask collects in memory before it becomes a file.",
+)
+ROCKSDB_WRITE_BUFFERS = Option[int](
+    "state.backend.rocksdb.writebuffer.count",
+    Integer(at_least=2, at_most=100),
+    2,
+    "buffers",
+    "Write buffers of one state, the one being filled included, before writes wait.",
+)
+ROCKSDB_THREADS = Option[int](
+    "state.backend.rocksdb.thread.num",
+    Integer(at_least=1, at_most=1000),
+    2,
+    "threads",
+    "Threads of a worker that write and merge files.",
+)
+ROCKSDB_OPEN_FILES = Option[int](
+    "state.backend.rocksdb.files.open",
+    Integer(at_least=16, at_most=1_000_000),
+    512,
+    "files",
+    "Files that one state of one subtask keeps open.",
+)
+ROCKSDB_BLOCK_SIZE = Option[int](
+    "state.backend.rocksdb.block.blocksize",
+    Size(at_least=1 << 10),
+    4 << 10,
+    "bytes",
+    "How much is read from a file at a time.",
+)
+ALLOW_PICKLE = Option[bool](
+    "headgate.state.allow-pickle",
+    Boolean(),
+    True,
+    "",
+    "false: nothing that lies in checkpoints and savepoints is unpickled. Jobs with state of no declared "
+    "type are refused, and so are checkpoints and savepoints that hold pickled state.",
+)
 CHECKPOINT_INTERVAL = Option[int | None](
     "execution.checkpointing.interval",
     Duration(at_least_ms=10),
@@ -213,12 +278,89 @@ RESTORE_FALLBACK = Option[bool](
     "committed what came between the two: it is written again.",
 )
 
-CHECKPOINT_OPTIONS: tuple[Option[Any], ...] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Option)
+S3_ENDPOINT = Option[str | None](
+    "s3.endpoint", Text(), None, "", "Address of the S3 service; unset: that of the region."
+)
+S3_REGION = Option[str | None](
+    "s3.region",
+    Text(),
+    None,
+    "",
+    "Region of the S3 service; unset: from the environment.",
+    ("s3.endpoint.region",),
+)
+S3_PATH_STYLE = Option[bool | None](
+    "s3.path-style-access",
+    Boolean(),
+    None,
+    "",
+    "Put the bucket into the path instead of the host name (MinIO and other S3-alikes); none: if "
+    "`s3.endpoint` is set.",
+    ("s3.path.style.access",),
+)
+S3_CONNECTIONS_MAX = Option[int](
+    "s3.connection.maximum",
+    Integer(at_least=1, at_most=10_000),
+    32,
+    "connections",
+    "How many connections to S3 each client keeps open. A process has one client for checkpoints, and one "
+    "for the files that sinks write. The reader of files has a pool of its own.",
+)
+S3_CONNECT_TIMEOUT = Option[int](
+    "s3.connection.establish.timeout",
+    Duration(at_least_ms=1),
+    10_000,
+    "ms",
+    "How long a connection to S3 may take to be established. Then the request is tried again.",
+)
+S3_TIMEOUT = Option[int](
+    "s3.connection.timeout",
+    Duration(at_least_ms=1),
+    30_000,
+    "ms",
+    "How long S3 may be silent while its answer is due. Then the request is tried again.",
+)
+S3_ATTEMPTS_MAX = Option[int](
+    "s3.attempts.maximum",
+    Integer(at_least=1, at_most=1_000),
+    8,
+    "attempts",
+    "How often a request to S3 is made, the first time included, while its errors may pass: a connection "
+    "that breaks, a time-out, a server that is busy. The pauses in between grow, to 5 s for checkpoints "
+    "and 20 s for the files of connectors.",
+)
+S3_UPLOAD_PARTS_MAX = Option[int](
+    "s3.fast.upload.active.blocks",
+    Integer(at_least=1, at_most=1_000),
+    4,
+    "parts",
+    "How many parts of one file, of 8 MB each, are uploaded at once for a checkpoint, or may wait for "
+    "their upload in a sink before the sink holds its records back. Each is in memory.",
+)
+PROBE_RACES = Option[int](
+    "headgate.storage.probe.races",
+    Integer(at_least=0, at_most=10_000),
+    32,
+    "objects",
+    "How many objects two writers try to create at once when a job starts on S3: a store that gives one of "
+    "them to both is refused. 0: that is not tried.",
+)
+PROBE_TIMEOUT = Option[int](
+    "headgate.storage.probe.timeout",
+    Duration(),
+    5_000,
+    "ms",
+    "No more of these tries begin after this time; how many there were is logged.",
 )
 
 
-def unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
+def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
+    """Options of this module that are fine alone and wrong together, each with the key to blame."""
+    yield from _unaligned_contradictions(values)
+    yield from _backlog_contradictions(values)
+
+
+def _unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
     """What cannot be together with unaligned checkpoints, each with the key to blame."""
     if not values.get(UNALIGNED.key, UNALIGNED.default):
         return
@@ -242,7 +384,7 @@ def unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, O
         )
 
 
-def backlog_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
+def _backlog_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
     """Checkpoints that are more frequent in a backlog, with the key to blame."""
     normal = values.get(CHECKPOINT_INTERVAL.key)
     in_backlog = values.get(CHECKPOINT_INTERVAL_BACKLOG.key)

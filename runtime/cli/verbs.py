@@ -1,0 +1,199 @@
+"""The short verbs: `stop`, `cancel` and `rescale` of a running job; `explain`, `validate` and `options`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import HeadgateError, ManifestErrors, UsageError
+from .console import USAGE, say, texts
+from .jobs import request
+from .load import (
+    File,
+    JobName,
+    Mode,
+    OnCluster,
+    Parallelism,
+    Settings,
+    Storage,
+    TokenFile,
+    load_file,
+    where,
+    with_mode,
+)
+
+if TYPE_CHECKING:
+    from ..job import Job
+
+Native = Annotated[
+    bool,
+    typer.Option(
+        "--native",
+        help="Keep the files of the state backend: faster, but only this backend reads them.",
+    ),
+]
+
+
+def stop(
+    job: JobName,
+    savepoint: Annotated[
+        str | None,
+        typer.Option(
+            "--savepoint",
+            metavar="DIR",
+            help="Take a savepoint first, in a new directory below DIR (`default`: the one of the "
+            "option execution.checkpointing.savepoint-dir).",
+        ),
+    ] = None,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain",
+            help="Sources end as if their data had: windows fire. Not for a job that goes on later.",
+        ),
+    ] = False,
+    native: Native = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Stop a running job with a final checkpoint; run it again to resume from there."""
+    place = where(storage, cluster, token_file, settings)
+    arguments: dict[str, Any] = {"drain": drain, "native": native}
+    if savepoint is not None:
+        arguments["savepoint"] = target(savepoint)
+    done = request(job, "stop", place, **arguments)
+    if done.get("savepoint"):
+        typer.echo(f"savepoint: {done['savepoint']}")
+    if done.get("checkpoint"):
+        taken = f"checkpoint {done['checkpoint']} ({done['duration_ms']} ms)"
+        typer.echo(f"job {job} stopped with {taken}; run it again to resume from there")
+    else:
+        typer.echo(f"job {job} stopped without a checkpoint")
+
+
+def target(directory: str) -> str:
+    """A directory as the job is to understand it, which runs elsewhere; empty: that of the option."""
+    if directory == "default":
+        return ""
+    if "://" in directory:
+        return directory
+    return os.path.abspath(Path(directory).expanduser())
+
+
+def cancel(
+    job: JobName,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Cancel a running job at once, without a checkpoint."""
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "cancel", place)
+    last = f"its last checkpoint is {done['checkpoint']}" if done["checkpoint"] else "no checkpoint"
+    typer.echo(f"job {job} cancelled; {last}")
+
+
+def rescale(
+    job: JobName,
+    parallelism: Annotated[
+        int,
+        typer.Option(
+            "-p", "--parallelism", min=1, help="Subtasks of operators that set no own number."
+        ),
+    ],
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Stop a running job with a checkpoint and go on at another parallelism at once."""
+    place = where(storage, cluster, token_file, settings)
+    done = request(job, "rescale", place, parallelism=parallelism)
+    if not done["pause_ms"]:
+        # The REST API takes this for a request that the coordinator before has carried out already.
+        raise UsageError(
+            f"nothing would change parallelism=`{parallelism}`",
+            fix="operators that set their own parallelism keep it",
+        )
+    typer.echo(
+        f"job {job} runs at parallelism {done['parallelism']} from checkpoint {done['checkpoint']}; "
+        f"it paused for {done['pause_ms']} ms"
+    )
+
+
+def explain(
+    file: File,
+    parallelism: Parallelism = None,
+    settings: Settings = None,
+    runtime_mode: Mode = None,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Print the plan as a Mermaid flowchart instead.")
+    ] = False,
+) -> None:
+    """Print the logical and physical graph, chains, parallelism, key groups and guarantees.
+
+    Of a job in batch mode, print Spark's plan.
+    """
+    from ..explain import mermaid_plan
+    from ..job import runnable
+
+    job = load_file(file, parallelism, with_mode(settings, runtime_mode))
+    typer.echo(mermaid_plan(runnable(job).spec()) if mermaid else job.explain())
+
+
+def validate(file: File, parallelism: Parallelism = None, settings: Settings = None) -> None:
+    """Check a job and print all its mistakes. Starts nothing; exit code 2 if there are any."""
+    try:
+        job = load_file(file, parallelism, settings)
+        problems = problems_of(job)
+    except ManifestErrors as errors:
+        problems = list(errors.problems)
+    except UsageError as error:
+        problems = [error]
+    for problem in problems:
+        for text in texts(problem):
+            say(f"error: {text}")
+    if problems:
+        count = len(problems)
+        say(f"{file}: {count} {'mistake' if count == 1 else 'mistakes'}")
+        raise typer.Exit(USAGE)
+    from ..job import runnable
+    from ..pickled_state import pickled_states
+
+    typer.echo(f"{file}: ok, job {job.name}")
+    for found in pickled_states(runnable(job).graph):
+        say(f"note: state is pickled, since its type is not known. {found}")
+
+
+def problems_of(job: Job) -> list[HeadgateError]:
+    """Every reason why a loaded job cannot run."""
+    from ..job import runnable
+
+    inside = runnable(job)
+    found: list[HeadgateError] = list(inside.problems())
+    if not found:
+        inside.spec()
+    return found
+
+
+def options(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+) -> None:
+    """Print every option: key, type, default, meaning."""
+    from ..options.registry import OPTIONS
+    from ..options.registry import markdown as as_markdown
+
+    if markdown:
+        typer.echo(as_markdown(), nl=False)
+        return
+    for option in OPTIONS:
+        typer.secho(option.key, bold=True)
+        also = f" (also {', '.join(option.aliases)})" if option.aliases else ""
+        typer.echo(f"    {option.type.name}, default {option.default_text()}{also}")
+        typer.echo(f"    {option.doc}")
