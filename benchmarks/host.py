@@ -22,7 +22,7 @@ import queries
 from metering import read_marks
 
 from headgate.runtime.cluster.embedded import embedded_ray, prepare_environment
-from headgate.runtime.worker.process import tune_process
+from headgate.runtime.cluster.process import tune_process
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--mapped-mib", type=int, default=0, help="0: as much as the budget")
     parser.add_argument("--directory", default=None)
     args = parser.parse_args()
-    libc = ctypes.CDLL(None)  # as workers do (runtime/worker/process.py)
+    libc = ctypes.CDLL(None)  # as workers do (runtime/cluster/process.py)
     libc.mallopt(-3, 1 << 30)
     libc.mallopt(-1, 512 << 20)
     state = args.keys * ROW_BYTES

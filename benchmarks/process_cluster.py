@@ -19,6 +19,7 @@ import uvloop
 
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.host import host_coordinator
+from headgate.runtime.cluster.process import tune_process
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.job_client import JobClient
 from headgate.runtime.control.link import connect
@@ -28,7 +29,6 @@ from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import Job, runnable
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.storage.open_store import open_store
-from headgate.runtime.worker.process import tune_process
 from headgate.runtime.worker.worker import Worker
 
 # Forked from a process that has imported this module, and has no threads. It looks for modules where its

@@ -31,8 +31,7 @@ from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.events import Event
-from headgate.runtime.control.job_client import Connect, JobClient
+from headgate.runtime.control.job_client import Connect, Event, JobClient
 from headgate.runtime.job import runnable
 
 LOCAL = {

@@ -29,7 +29,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.inprocess import InProcessCluster
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store

@@ -26,7 +26,7 @@ from state_incremental import SUBJECTS, checkpoints
 from state_jobs import run_job
 from state_operators import KINDS, snapshot_pauses
 
-from headgate.runtime.worker.process import tune_process
+from headgate.runtime.cluster.process import tune_process
 
 Ratios = dict[str, float]
 MILLION = 1_000_000

@@ -28,8 +28,8 @@ from typing import Self
 import headgate as hg
 from headgate.connectors import blackhole, numbers
 from headgate.runtime.cluster.launch import launch
+from headgate.runtime.cluster.process import SWITCH_INTERVAL_S, tune_process
 from headgate.runtime.job import runnable
-from headgate.runtime.worker.process import SWITCH_INTERVAL_S, tune_process
 
 PYTHON_S = 0.005
 KEYS = 200_000

@@ -18,9 +18,9 @@ import yaml
 
 from ..errors import JobError, JobNotFound, UsageError
 from ..runtime.cli.console import report, say
-from ..runtime.cli.progress import Reporter, make_reporter
-from ..runtime.cli.run import check_whole
-from ..runtime.cluster.console import stem_in
+from ..runtime.cli.progress import Reporter
+from ..runtime.cli.run import check_whole, make_reporter
+from ..runtime.cluster.process import stem_in
 from ..runtime.control.interrupts import Interrupts
 from ..runtime.finding import Where, stored_job
 from ..runtime.job import runnable

@@ -19,7 +19,7 @@ from typing import Final
 
 from aiohttp import web
 
-from ..runtime.cluster.console import console
+from ..runtime.cluster.process import console
 from . import ports
 from .head import CONSOLE
 from .ray_node import start_worker, worker_processes

@@ -22,7 +22,7 @@ from ..errors import JobError, JobNotFound, UsageError
 from ..operators.clock import SystemClock
 from .control import registry
 from .control.link import is_local
-from .control.tokens import read_token_file
+from .control.registry import read_token_file
 from .options.recovery import CLUSTER_CONNECT_TIMEOUT
 from .options.registry import Options
 from .rest.client import RestClient

@@ -8,8 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from .control.events import Event
 from .control.interrupts import Interrupts
+from .control.job_client import Event
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
 

@@ -14,8 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
-from .control.events import BEGUN, Event
-from .control.job_client import Connect, HungUp, JobClient, outcome_of
+from .control.job_client import BEGUN, Connect, Event, HungUp, JobClient, outcome_of
 from .coordinator.ended import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
 from .job_spec import JobSpec

@@ -10,14 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
-from ..errors import (
-    HeadgateError,
-    InternalError,
-    JobError,
-    UsageError,
-)
+from ..errors import HeadgateError, InternalError, JobError, UsageError
 from ..operators.written_job import WrittenJob, definition_of
-from .control.events import WARNINGS, Event
+from .control.job_client import WARNINGS, Event
 from .explain import describe_node, explain_plan
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..errors import HeadgateError, JobError
 from ..runtime.cluster.inprocess import InProcessCluster
-from ..runtime.control.events import Event
+from ..runtime.control.job_client import Event
 from ..runtime.coordinator.job import JobCoordinator
 from ..runtime.coordinator.local_client import LocalClient
 from ..runtime.job_spec import JobSpec

@@ -34,7 +34,7 @@ from ..options.state import LOCAL_DIRS
 from ..plan import PhysicalPlan, make_plan
 from ..protocol.drops import Dropped
 from ..protocol.job_result import JobOutcome
-from ..task.timers import MailboxTimers
+from ..task.concurrency import MailboxTimers
 from .blocks import RESULT
 from .frames import Frames, make_frames
 from .session import spark_session

@@ -26,11 +26,17 @@ from ...state.snapshot import OperatorSnapshot
 from ..exchange.partitioners import connections, make_partitioner
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
-from ..task.build import build_chain, make_context, open_chain
-from ..task.chain import call_and_wait, with_context, wrap_error
+from ..task.chain import (
+    build_chain,
+    call_and_wait,
+    make_context,
+    open_chain,
+    with_context,
+    wrap_error,
+)
+from ..task.concurrency import MailboxTimers
 from ..task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
-from ..task.local_directory import SubtaskDirectory
-from ..task.timers import MailboxTimers
+from ..task.local_files import SubtaskDirectory
 from .blocks import RESULT, Block, BlockWriter, decode
 from .order import TimeOrder
 from .whole import OnlyTheEnd

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..control.events import Event
+from ..control.job_client import Event
 from .progress import Progress, VertexView, short
 
 REFRESHES_PER_SECOND = 4

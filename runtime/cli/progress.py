@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from ...operators.durations import format_duration
-from ..control.events import WARNINGS, Event
+from ..control.job_client import WARNINGS, Event
 from ..observe.logs import FORMAT_VARIABLE
 from .console import say
 
@@ -115,16 +114,6 @@ class LineReporter:
             "event": kind,
         }
         self._write(json.dumps({**line, **({"body": body} if body else {})}))
-
-
-def make_reporter(job: str, progress_every_s: float | None = None) -> Reporter:
-    """A live table on a terminal; lines otherwise, and those of progress in such intervals."""
-    as_json = os.environ.get(FORMAT_VARIABLE) == "json"
-    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not as_json:
-        from .live import LiveReporter
-
-        return LiveReporter(job)
-    return LineReporter(job, every_s=progress_every_s or PROGRESS_EVERY_S)
 
 
 def _now_ms() -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -19,8 +21,8 @@ from .console import CANCELLED, FAILED, OK, report, say
 from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 if TYPE_CHECKING:
-    from ..control.events import Event
     from ..control.interrupts import Interrupts
+    from ..control.job_client import Event
     from ..job_spec import JobSpec
     from ..protocol.job_result import JobOutcome
     from .progress import Progress, Reporter
@@ -271,7 +273,6 @@ async def _run(
 ) -> int:
     from ..cluster.launch import launch
     from ..control.interrupts import Interrupts
-    from .progress import make_reporter
 
     reporter = make_reporter(spec.name, progress_every_s)
     outcome: JobOutcome | None = None
@@ -315,7 +316,7 @@ class _Watch:
 
     def event(self, event: Event) -> None:
         """One event of the coordinator."""
-        from ..control.events import BEGUN
+        from ..control.job_client import BEGUN
 
         if self._accepted is not None and event.kind in BEGUN:
             self._accepted()
@@ -348,3 +349,16 @@ def _summary(spec: JobSpec, outcome: JobOutcome, progress: Progress, seconds: fl
     if outcome.checkpoint and outcome.status != "FINISHED":
         parts.append("run it again to resume from there")
     return ", ".join(parts)
+
+
+def make_reporter(job: str, progress_every_s: float | None = None) -> Reporter:
+    """A live table on a terminal; lines otherwise, and those of progress in such intervals."""
+    from ..observe.logs import FORMAT_VARIABLE
+    from .progress import PROGRESS_EVERY_S, LineReporter
+
+    as_json = os.environ.get(FORMAT_VARIABLE) == "json"
+    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not as_json:
+        from .live import LiveReporter
+
+        return LiveReporter(job)
+    return LineReporter(job, every_s=progress_every_s or PROGRESS_EVERY_S)

@@ -9,9 +9,8 @@ from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
 from ..admission import ListenerLimits
-from ..control.events import Event
-from ..control.job_client import Connect
-from ..control.tokens import make_token
+from ..control.job_client import Connect, Event
+from ..control.registry import make_token
 from ..coordinator.job import JobCoordinator
 from ..coordinator.local_client import connect_locally
 from ..coordinator.placement import worker_groups

@@ -42,14 +42,12 @@ from ..protocol.standby import Turn
 from ..protocol.worker_nodes import NodeRules
 from ..shipping import unship
 from ..storage.open_store import open_store
-from ..worker.process import tune_process
 from ..worker.pulse import Pulse
 from ..worker.worker import Worker
-from .console import attach
 from .host import host_coordinator
 from .own_directory import own_directory
+from .process import attach, die_of_sigterm, on_sigterm, tune_process
 from .ray_nodes import actor_options, ask, until_placed
-from .sigterm import die_of_sigterm, on_sigterm
 from .standby import Answer, Standby
 
 _log = logging.getLogger("headgate.cluster")
@@ -80,7 +78,7 @@ class ProcessSetup:
     """Working directory, so that relative paths mean the same everywhere; skipped if not there."""
     python_path: tuple[str, ...]
     console: str | None
-    """Where a worker sends what it prints (`console.py`); None: wherever Ray keeps it."""
+    """Where a worker sends what it prints (`process.py`); None: wherever Ray keeps it."""
     unix_dir: str
     """Where each worker makes a directory for its Unix socket."""
     host: str

@@ -19,9 +19,8 @@ from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..admission import ListenerLimits
 from ..control import registry
-from ..control.events import Event
-from ..control.job_client import Connect, JobClient, outcome_of
-from ..control.tokens import make_token
+from ..control.job_client import Connect, Event, JobClient, outcome_of
+from ..control.registry import make_token
 from ..coordinator.ended import outcome_of_end
 from ..coordinator.job import JobCoordinator
 from ..coordinator.local_client import connect_locally
@@ -41,10 +40,10 @@ from ..shipping import ship
 from ..storage.open_store import open_store_at
 from ..storage.stored_jobs import find_job
 from .connect import ray_cluster
-from .console import console
 from .embedded import embedded_ray
 from .embedded_health import while_ray_lives
 from .leaders import SEARCH_EVERY_S, Leaders, settled
+from .process import console
 from .ray_actors import (
     NAMESPACE,
     CoordinatorActor,
@@ -121,7 +120,7 @@ async def host_here(
     Args:
         spec: the job.
         address: of a Ray cluster that has a node here.
-        console_stem: where workers print to, if somebody reads there (`console.py`).
+        console_stem: where workers print to, if somebody reads there (`process.py`).
         takes_over: another process has led this run.
         on_event: sees everything the coordinator announces.
         on_listening: gets what connects to the coordinator.

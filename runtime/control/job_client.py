@@ -1,20 +1,27 @@
-"""A coordinator as its clients see it: the command line, handles, drivers and the process that stands by.
+"""A coordinator as its clients see it, and the events by which it announces what happens to its job.
 
-There are two ways to it. `rest/client.py` speaks HTTP, from any process; `coordinator/local_client.py`
-calls the coordinator of the same process.
+Clients are the command line, handles, drivers and the process that stands by. There are two ways to a
+coordinator: `rest/client.py` speaks HTTP, from any process; `coordinator/local_client.py` calls the
+coordinator of the same process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
 from ...errors import HeadgateError, JobError
 from ..protocol.job_result import JobFailure, JobOutcome
-from .events import Event
+
+BEGUN: Final = frozenset({"start", "status"})
+"""Kinds of events that a coordinator announces only once the job is its own."""
+WARNINGS: Final = frozenset({"failure", "dropped", "waiting"})
+"""Kinds of events that are logged as warnings."""
 
 
 class HungUp(JobError):
@@ -77,3 +84,70 @@ def _error_of(body: Mapping[str, Any]) -> HeadgateError | None:
     if body.get("error") is None:
         return None
     return msgspec.convert(body["error"], JobFailure).as_error()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a subscriber may want to show; `body` is JSON."""
+
+    kind: str
+    text: str
+    body: bytes = b"null"
+
+
+class Subscriber(Protocol):
+    """Gets the events of a job: first those that are remembered, then each new one."""
+
+    def put(self, event: Event) -> None:
+        """One more event."""
+        ...
+
+    def replayed(self) -> None:
+        """Those that are remembered have come."""
+        ...
+
+    def close(self) -> None:
+        """No event comes any more."""
+        ...
+
+
+class EventQueue:
+    """The events that wait for one client. `None` from `next` ends them."""
+
+    def __init__(self, waiting_max: int) -> None:
+        self._waiting_max = waiting_max
+        self._waiting: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._closed = False
+        self.overrun = False
+        """True once the client was too slow: there is a last event that says so."""
+
+    def replayed(self) -> None:
+        """What waits now came before the client did, and does not count against it."""
+        self._waiting_max += len(self._waiting)
+
+    def put(self, event: Event) -> None:
+        """One more event. If too many wait, all are dropped, and the client is told."""
+        if self.overrun or self._closed:
+            return
+        if len(self._waiting) >= self._waiting_max:
+            dropped = len(self._waiting) + 1
+            self._waiting.clear()
+            self.overrun = True
+            text = f"this client is too slow: {dropped} events were dropped; connect again"
+            event = Event(kind="overrun", text=text, body=b'{"dropped":%d}' % dropped)
+        self._waiting.append(event)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """The job is over: what waits is still handed out."""
+        self._closed = True
+        self._arrived.set()
+
+    async def next(self) -> Event | None:
+        """The next event; None: there will be none."""
+        while not self._waiting:
+            if self.overrun or self._closed:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._waiting.popleft()

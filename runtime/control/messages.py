@@ -2,7 +2,7 @@
 
 Ray's actor calls are neither ordered nor quick on a busy actor (ARCHITECTURE.md, decision 3), so control
 travels on a connection of our own: in order, framed, msgpack. Messages that concern an attempt carry its
-number; whoever gets a message of another attempt ignores it (features.md REC-11).
+number; a message of another attempt is ignored.
 """
 
 from __future__ import annotations
@@ -12,9 +12,59 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ...operators.elements import CheckpointOptions
+from ...operators.splits import History
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol.adoption import WorkerReport
-from .statistics import SubtaskStatistics
+from ..protocol.backpressure import HotGroup, WaitsFor
+from ..protocol.drops import Dropped
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """Event time of one `event_time` step in one subtask; see `EventTimeStatus`."""
+
+    step: str
+    watermark: int
+    idle: bool
+    held_ms: int
+    split: str
+    queued: bool
+    splits: int
+    idle_splits: int
+    queued_splits: int
+    paused_splits: int
+
+
+class SubtaskStatistics(msgspec.Struct, frozen=True):
+    """Counters of one subtask since the attempt began, and rates over the last second."""
+
+    vertex: int
+    index: int
+    records_in: int
+    records_out: int
+    busy_ms_per_second: int
+    idle_ms_per_second: int
+    backpressured_ms_per_second: int
+    watermark: int
+    records_written: int = 0
+    """Records that the sinks in this subtask took."""
+    times: tuple[StepTime, ...] = ()
+    """The times of its event-time steps."""
+    waits_for: WaitsFor = WaitsFor.NOTHING
+    """At the moment."""
+    queued: int = 0
+    """Buffers that wait in front of it."""
+    hot_groups: tuple[HotGroup, ...] = ()
+    """Where most of what it sends goes, by exchange; only while it is backpressured."""
+    history: History = History.NONE
+    """Where its reader stands."""
+    dropped: tuple[Dropped, ...] = ()
+    """By its steps."""
+    full_ms_per_second: int = 0
+    """It had as many calls under way as it may."""
+    committed: int = 0
+    """The newest checkpoint whose output is visible, as far as it is of this subtask."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
@@ -418,7 +468,6 @@ Messages: TypeAlias = (
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)
-_encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Messages) -> bytes:

@@ -3,6 +3,8 @@
 The files lie in a directory of the user's own (mode 0700) and hold the address and the token of the
 job's coordinator. They are hints: a coordinator that was killed leaves one behind, which the next reader
 finds dead and removes.
+
+The token of a job is random, or the content of a file that every side has.
 """
 
 from __future__ import annotations
@@ -10,17 +12,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from ...errors import StorageError
+from ...errors import StorageError, UsageError
 from ...operators.private_directory import private_directory
+from ..options.network import CONTROL_TOKEN_FILE
+from ..options.registry import Options
 
 ENDED_MAX: Final = 100
 """Jobs whose failures are kept after their end."""
+
+
+TOKEN_CHARACTERS_MIN = 16
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,3 +169,35 @@ def _read(path: Path) -> JobRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=JobRecord)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
+
+
+def make_token(options: Options) -> str:
+    """The token for a job that begins: that of its file, or a random one.
+
+    Raises:
+        UsageError: the file has none.
+    """
+    path = options.get(CONTROL_TOKEN_FILE)
+    return secrets.token_hex(16) if path is None else read_token_file(Path(path))
+
+
+def read_token_file(path: Path) -> str:
+    """The token in a file, without white space around it.
+
+    Raises:
+        UsageError: the file cannot be read, or what is in it is too short for a secret.
+    """
+    try:
+        token = path.expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the token file cannot be read path=`{path}`: {error}",
+            fix="mount the secret there, or name another file",
+        ) from None
+    if len(token) < TOKEN_CHARACTERS_MIN:
+        raise UsageError(
+            f"the token in the file is too short path=`{path}` characters=`{len(token)}`",
+            fix=f"put at least {TOKEN_CHARACTERS_MIN} random characters there, such as the output of "
+            "`openssl rand -hex 16`",
+        )
+    return token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..control.statistics import SubtaskStatistics
+from ..control.messages import SubtaskStatistics
 from ..plan import PhysicalPlan
 from ..protocol.backpressure import (
     Exchange,

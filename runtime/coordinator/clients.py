@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from ...errors import HeadgateError, JobError
-from ..control.events import Event, Subscriber
+from ..control.job_client import Event, Subscriber
 from ..protocol.job_result import JobFailure
 from .context import ClientWish
 from .states import HAND_OVER

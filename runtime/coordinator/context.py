@@ -17,9 +17,8 @@ from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.clock import Clock
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.splits import History
-from ..control.events import WARNINGS, Event
-from ..control.messages import Warm
-from ..control.statistics import SubtaskStatistics
+from ..control.job_client import WARNINGS, Event
+from ..control.messages import SubtaskStatistics, Warm
 from ..job_spec import JobSpec
 from ..observe.figures import JobFigures
 from ..observe.spans import NoSpans, Spans

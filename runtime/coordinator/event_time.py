@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
-from ..control.statistics import StepTime, SubtaskStatistics
+from ..control.messages import StepTime, SubtaskStatistics
 from ..plan import PhysicalPlan, Vertex
 
 

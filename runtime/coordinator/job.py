@@ -21,7 +21,7 @@ from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..admission import ListenerLimits
 from ..control.cluster import Cluster
-from ..control.events import Event
+from ..control.job_client import Event
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from ..control.events import Event, EventQueue
-from ..control.job_client import Connect, HungUp, JobClient
+from ..control.job_client import Connect, Event, EventQueue, HungUp, JobClient
 from ..options.network import REST_EVENTS
 from .clients import Clients
 

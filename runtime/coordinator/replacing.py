@@ -14,7 +14,7 @@ from typing import Final
 from ...errors import FencedError, HeadgateError
 from ...operators.clock import Clock
 from ...operators.sink import OutputFile
-from ..control.statistics import SubtaskStatistics
+from ..control.messages import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..plan import PhysicalPlan
 from ..protocol.old_output import NO_OLD_OUTPUT, OldOutput

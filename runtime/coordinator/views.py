@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...errors import UsageError
 from ...operators.elements import WATERMARK_MIN
-from ..control.statistics import SubtaskStatistics
+from ..control.messages import SubtaskStatistics
 from ..explain import describe_partitioning, explain_plan
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry

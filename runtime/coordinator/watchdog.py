@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ...errors import JobError
 from ...operators.durations import format_duration
-from ..control.statistics import SubtaskStatistics
+from ..control.messages import SubtaskStatistics
 from ..options.monitoring import JOB_STALL, RECOVERY_STALL, STUCK_TIMEOUT
 from ..protocol.backpressure import WaitsFor
 from ..protocol.failures import FailureKind

@@ -1,22 +1,40 @@
 """The sending end of a channel: a queue, and credits that say how much of it may go.
 
 One credit is one free buffer at the receiver. Batches wait in the queue for credit; control elements
-need none but keep their place in line. `local.py` and `links.py` say how an element really travels.
+need none but keep their place in line. `hub.py` and `links.py` say how an element really travels.
+
+Since control elements cost no credit, their queues must stay short by other means: a watermark or status
+that nobody has seen yet is worth nothing once a newer one stands right behind it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from ...errors import ExchangeError, HeadgateError
-from ...operators.elements import Batch, CheckpointBarrier, Control, Element, EndOfPartition
-from .controls import BATCHES, append_control, barrier_index, batches_before
+from ...operators.elements import (
+    Batch,
+    CheckpointBarrier,
+    ColumnBatch,
+    Control,
+    Element,
+    EndOfPartition,
+    LatencyMarker,
+    ObjectBatch,
+    Watermark,
+    WatermarkStatus,
+)
 from .settings import ExchangeSettings
 
 ChannelId: TypeAlias = int
 """Names a channel within one attempt; given by the planner, fits in 32 bits."""
+
+
+BATCHES = (ColumnBatch, ObjectBatch)
 
 
 class ChannelListener(Protocol):
@@ -196,3 +214,71 @@ class OutputChannel(ABC):
 
     def _flush(self) -> None:  # noqa: B027  only some transports collect
         """Send what `_transmit` collected."""
+
+
+def append_control(queue: deque[Element], control: Control, controls_max: int) -> None:
+    """Append `control`, merging it with those it makes obsolete.
+
+    The order relative to batches and barriers is kept. Of adjacent watermarks and statuses at most three
+    remain; of latency markers the oldest of each source, since it has measured most of the wait.
+
+    Raises:
+        ExchangeError: `controls_max` control elements are queued already.
+    """
+    if isinstance(control, Watermark | WatermarkStatus):
+        _append_progress(queue, control)
+    elif not (isinstance(control, LatencyMarker) and _has_marker_of(queue, control)):
+        queue.append(control)
+    # Counting is left out while the queue is short, which it always is in good health.
+    if len(queue) > controls_max:
+        count = sum(not isinstance(element, BATCHES) for element in queue)
+        if count > controls_max:
+            raise ExchangeError(
+                f"too many control elements wait on one channel count=`{count}` "
+                f"queued_controls_max=`{controls_max}`",
+                fix="the receiver takes no records: look for a user function that hangs",
+            )
+
+
+def _append_progress(queue: deque[Element], newest: Watermark | WatermarkStatus) -> None:
+    """Bring the run of watermarks and statuses at the end into the form: active, watermark, idle.
+
+    `active` comes first because a valve ignores watermarks of an idle channel, `idle` last for the same
+    reason.
+    """
+    run: list[Watermark | WatermarkStatus] = [newest]
+    while queue and isinstance(element := queue[-1], Watermark | WatermarkStatus):
+        run.append(element)
+        queue.pop()
+    watermark = next((each for each in run if isinstance(each, Watermark)), None)
+    statuses = [each.idle for each in run if isinstance(each, WatermarkStatus)]
+    if False in statuses:
+        queue.append(WatermarkStatus(idle=False))
+    if watermark is not None:
+        queue.append(watermark)
+    if statuses and statuses[0]:
+        queue.append(WatermarkStatus(idle=True))
+
+
+def _has_marker_of(queue: deque[Element], marker: LatencyMarker) -> bool:
+    return any(
+        isinstance(element, LatencyMarker)
+        and element.source_id == marker.source_id
+        and element.subtask_index == marker.subtask_index
+        for element in queue
+    )
+
+
+def barrier_index(queue: deque[Element], checkpoint_id: int) -> int | None:
+    """The position of a checkpoint's barrier in a queue."""
+    for index, element in enumerate(queue):
+        if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+            return index
+    return None
+
+
+def batches_before(queue: deque[Element], index: int) -> Iterator[Batch]:
+    """The batches among the first `index` elements."""
+    for element in islice(queue, index):
+        if isinstance(element, BATCHES):
+            yield element

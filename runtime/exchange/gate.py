@@ -16,10 +16,8 @@ from typing import Protocol
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.elements import Batch, CheckpointBarrier, Control, Element
 from ...state.snapshot import ChannelAddress
-from .capture import GateCapture
-from .channel import ChannelId
-from .controls import BATCHES, append_control, barrier_index, batches_before
-from .in_flight import InFlightRecords
+from .channel import BATCHES, ChannelId, append_control, barrier_index, batches_before
+from .channel_state import GateCapture, InFlightRecords
 from .settings import ExchangeSettings
 
 NOWHERE = ChannelAddress(source="", side="", target="", input_index=0, sender=0, receiver=0)

@@ -6,6 +6,8 @@ connections of its own: whatever happens to those of one region, no other notice
 Life of an attempt: register the gates and make the output channels on all workers, `connect` on all
 workers, run, `reset`. In each region an attempt number is used once and only grows, so a worker left over
 from an earlier attempt can neither connect nor be connected to.
+
+Channels to a subtask of the same worker pass elements by reference, under the same credits.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from pathlib import Path
 import msgspec
 
 from ...errors import ExchangeError, UsageError, check
+from ...operators.elements import Batch, Control
 from ..admission import Admission, ListenerLimits
 from ..listening import LOOPBACK, Listener
 from .channel import ChannelId, OutputChannel
 from .gate import InputGate
 from .links import AcceptingEnd, DiallingEnd, Hello, SocketOutputChannel, refusal_of
-from .local import LocalOutputChannel
 from .settings import ExchangeSettings
 from .wire import WIRE_VERSION
 
@@ -361,3 +363,32 @@ class ExchangeHub:
         """The connection is gone."""
         self._accepting.pop(end, None)
         self._admission.leave(end)
+
+
+class LocalOutputChannel(OutputChannel):
+    """Sends to a gate of the same event loop."""
+
+    _gate: InputGate | None = None
+    _position = 0
+
+    def bind(self, gate: InputGate) -> None:
+        """Connect to the gate, which grants the first credits at once."""
+        check(self._gate is None, "channel is bound already", channel=self.channel_id)
+        self._gate = gate
+        self._position = gate.attach(self.channel_id, self)
+        gate.open(self._position)
+
+    def _can_transmit(self) -> bool:
+        return self._gate is not None
+
+    def _transmit(self, batch: Batch, backlog: int) -> None:
+        assert self._gate is not None
+        self._gate.receive(self._position, batch, backlog)
+
+    def _transmit_control(self, control: Control) -> None:
+        assert self._gate is not None
+        self._gate.receive_control(self._position, control)
+
+    def _announce_backlog(self, backlog: int) -> None:
+        assert self._gate is not None
+        self._gate.receive_backlog(self._position, backlog)

@@ -3,6 +3,10 @@
 Hash partitioning goes key -> stable hash -> key group -> owner. The split is one stable sort of small
 integers, one take, and slices: it costs the same for any number of receivers and keeps the order of
 records between two subtasks.
+
+`KeyGroupSampler` finds the key group that most of a sender's records are in. Of each second the first
+batches are counted, by one `bincount` each: whether a sender sends thousands of batches per second or, held
+up, one, there is a sample, and it costs next to nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +35,21 @@ from ...operators.partitioning import (
 )
 from ...operators.rows import to_rows
 from ...state.hashing import Hashes, hash_columns, hash_key, hash_keys, key_groups_of
-from ...state.keygroups import owner_of
-from .key_group_sampler import KeyGroupSampler
+from ...state.keygroups import key_group_range, owner_of
+from ..protocol.backpressure import HotGroup
 
 Partitioner: TypeAlias = Callable[[Batch], Iterable[tuple[int, Batch]]]
 """Splits a batch into (channel index, part). No part is empty if the batch is not."""
 Rows: TypeAlias = Callable[[Batch], Sequence[Any]]
 """The records of a batch, as user functions see them."""
+
+
+BATCHES_MAX: Final = 16
+"""The number of batches that are counted per window."""
+RECORDS_MAX: Final = 32_768
+"""After this number of records no further batch of the window is counted."""
+KEPT: Final = 0.9
+"""The factor by which older counts lose weight with each window in which anything was counted."""
 
 
 def connections(partitioning: Partitioning, senders: int, receivers: int) -> list[tuple[int, int]]:
@@ -247,3 +259,53 @@ def _call_each(role: str, function: Callable[[Any], Any], records: Sequence[Any]
             detail=traceback.format_exc(),
         ) from error
     return results
+
+
+@final
+class KeyGroupSampler:
+    """The counts of one sender on one exchange."""
+
+    def __init__(self, edge: int, receivers: int, max_parallelism: int) -> None:
+        """Nothing is counted yet; the first window is open.
+
+        Args:
+            edge: id of the exchange.
+            receivers: parallelism of who receives.
+            max_parallelism: number of key groups.
+        """
+        self._edge = edge
+        self._receivers = receivers
+        self._max_parallelism = max_parallelism
+        self._counts = np.zeros(max_parallelism)
+        self._batches = self._records = 0
+
+    def count(self, groups: npt.NDArray[Any]) -> None:
+        """Take in the key groups of a batch, or, mostly, do nothing."""
+        if self._batches >= BATCHES_MAX or self._records >= RECORDS_MAX:
+            return
+        if not self._batches:
+            self._counts *= KEPT
+        self._batches += 1
+        self._records += len(groups)
+        self._counts += np.bincount(groups, minlength=self._max_parallelism)
+
+    def next_window(self) -> None:
+        """A second is over. What was counted before counts less once there is something new."""
+        self._batches = self._records = 0
+
+    def hottest(self) -> HotGroup | None:
+        """The key group with the most records; None: there were none."""
+        group = int(self._counts.argmax())
+        if self._counts[group] < 1:
+            return None
+        subtask = owner_of(group, self._receivers, self._max_parallelism)
+        own = key_group_range(subtask, self._receivers, self._max_parallelism)
+        of_subtask = self._counts[own.first : own.last + 1].sum()
+        return HotGroup(
+            edge=self._edge,
+            subtask=subtask,
+            group=group,
+            records=round(self._counts[group]),
+            of_subtask=round(of_subtask),
+            of_all=round(self._counts.sum()),
+        )

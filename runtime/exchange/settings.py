@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ...errors import OptionError
-from ..options.network import FRAME_SIZE_MAX
+from ..options.network import (
+    BUFFER_ROWS,
+    BUFFER_SIZE,
+    BUFFER_TIMEOUT,
+    BUFFERS_PER_CHANNEL,
+    FLOATING_BUFFERS,
+    FRAME_SIZE_MAX,
+)
+from ..options.registry import Options
 
 FRAME_SIZE_MAX_BYTES = FRAME_SIZE_MAX.default
 FRAME_SIZE_LIMIT_BYTES = 2**32 - 1
@@ -53,3 +61,14 @@ class ExchangeSettings:
                     f"exchange setting is too small {field.name}=`{value}`",
                     fix=f"the default is {field.default}",
                 )
+
+
+def exchange_settings(options: Options) -> ExchangeSettings:
+    """Buffers and their sizes."""
+    return ExchangeSettings(
+        exclusive_buffers=options.get(BUFFERS_PER_CHANNEL),
+        floating_buffers=options.get(FLOATING_BUFFERS),
+        buffer_size_max_bytes=options.get(BUFFER_SIZE),
+        rows_per_buffer_target=options.get(BUFFER_ROWS),
+        buffer_timeout_ms=options.get(BUFFER_TIMEOUT),
+    )

@@ -115,7 +115,10 @@ def _chain(
     note: OnRead,
 ) -> Iterator[pa.Table]:
     """A base and its deltas, merged: as many key groups at a time as make about a block of rows."""
-    from ..task.table_merge import BLOCK_ROWS, merge_chain  # polars, which takes a while to import
+    from ..task.state_restore import (  # polars, which takes a while to import
+        BLOCK_ROWS,
+        merge_chain,
+    )
 
     handles = [handle for handle in piece.handles if handle.kind in ("table", "delta")]
     keys = state.identity

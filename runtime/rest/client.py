@@ -12,8 +12,7 @@ import aiohttp
 import msgspec
 
 from ...errors import HeadgateError, JobError, UsageError
-from ..control.events import Event
-from ..control.job_client import HungUp, Silent
+from ..control.job_client import Event, HungUp, Silent
 from . import answers
 from .answers import OperationAnswer, OperationStatus, Wish
 from .events import decode

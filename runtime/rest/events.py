@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import JobError
-from ..control.events import Event
+from ..control.job_client import Event
 
 
 class _Data(msgspec.Struct):

@@ -14,7 +14,7 @@ from aiohttp import web
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ..admission import ListenerLimits
-from ..control.events import EventQueue, Subscriber
+from ..control.job_client import EventQueue, Subscriber
 from ..listening import LOOPBACK
 from ..options.network import (
     REST_ADDRESS,

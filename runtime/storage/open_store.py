@@ -1,8 +1,11 @@
-"""Opens the checkpoint store of a job's storage address."""
+"""Opens the checkpoint store of an address, and shares stores among the subtasks of a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec
 from urllib.parse import unquote
@@ -17,6 +20,9 @@ from .local import LocalStore
 from .memory import MemoryStore
 
 P = ParamSpec("P")
+
+
+_EXAMPLES = "write a directory, file:///directory, s3://bucket/prefix or memory://name"
 
 
 def open_store(uri: str, job_name: str, options: Mapping[str, str]) -> CheckpointStore:
@@ -73,9 +79,6 @@ def counted(
     return opened
 
 
-_EXAMPLES = "write a directory, file:///directory, s3://bucket/prefix or memory://name"
-
-
 def _file_path(uri: str, rest: str) -> Path:
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
@@ -97,3 +100,48 @@ def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
     from .s3 import S3Settings, S3Store
 
     return S3Store(S3Settings(bucket=bucket, prefix=prefix.strip("/"), service=s3_service(options)))
+
+
+@dataclass(slots=True)
+class _Shared:
+    store: CheckpointStore
+    users: int = 0
+    opened: bool = False
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class SharedStores:
+    """One store per address for all subtasks of a worker."""
+
+    def __init__(
+        self,
+        open_at: Callable[[str, Mapping[str, str]], CheckpointStore],
+        options: Mapping[str, str],
+    ) -> None:
+        self._open_at = open_at
+        self._options = options
+        self._shared: dict[tuple[str, bool], _Shared] = {}
+
+    @asynccontextmanager
+    async def at(self, address: str, *, writable: bool = True) -> AsyncIterator[CheckpointStore]:
+        """The store whose root is `address`; it is closed when nobody is left in such a block.
+
+        Raises:
+            StorageError: it cannot be reached.
+        """
+        key = (address, writable)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(self._open_at(address, self._options))
+        shared.users += 1
+        try:
+            async with shared.opening:
+                if not shared.opened:
+                    await shared.store.open(writable=writable)
+                    shared.opened = True
+            yield shared.store
+        finally:
+            shared.users -= 1
+            if not shared.users:
+                del self._shared[key]
+                await shared.store.close()

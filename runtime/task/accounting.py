@@ -1,13 +1,29 @@
-"""The time use of a subtask: busy, full, idle, backpressured; they add up to wall time."""
+"""The time of a subtask: how it was used, and how many rows a slice may have to last only so long.
+
+Busy, full, idle and backpressured time add up to wall time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple, final
 
 WINDOW_S = 1.0
 """Rates are taken over at least this long, in seconds."""
+
+
+ROWS_MIN: Final = 1
+FIRST_ROWS: Final = 1024
+"""The first slice, while the cost of a record is unknown; fast operators soon reach whole batches.
+"""
+ROWS_MAX: Final = 1 << 30
+GROWTH_MAX: Final = 2
+"""The next slice has at most this multiple of the rows of the last one."""
+SURPRISE: Final = 4.0
+"""A slice that took this many times longer or shorter than expected invalidates all before it."""
+MEMORY: Final = 0.8
+"""The weight of a slice after the next one."""
 
 
 class Activity(IntEnum):
@@ -93,3 +109,67 @@ class TimeAccounting:
             self._window_start = self._since
             self._window_base = list(self.seconds)
         return self._rates
+
+
+@final
+class SliceSizer:
+    """Fits a line to the cost of slices: a price per call, and one per row; both change slowly.
+
+    Without a price per call a slice is as large as the time allows. A call that has one (a round
+    trip to a database, the wait for a contended processor) would only pay it more often in smaller
+    slices: rows then get as much time as the call itself takes, if that is more than the rest of
+    the budget.
+    """
+
+    def __init__(self, budget_ms: float) -> None:
+        """Create a sizer for slices of about `budget_ms`."""
+        self._budget_s = budget_ms / 1000
+        self.rows = FIRST_ROWS
+        """The number of rows of the next slice."""
+        self._call_s = self._row_s = 0.0
+        self._last = (0, 0.0)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Reset the sums over slices; they are separate attributes because this runs once per batch."""
+        self._weight = self._rows = self._seconds = 0.0
+        self._squares = 0.0
+        """The sum of rows."""
+        self._products = 0.0
+        """The sum of rows times seconds."""
+
+    def took(self, rows: int, seconds: float) -> None:
+        """Note that a slice of `rows` rows took `seconds`."""
+        if rows == 0:
+            return
+        expected_s = self._call_s + rows * self._row_s
+        if not expected_s / SURPRISE <= seconds <= expected_s * SURPRISE:
+            self._forget()
+            last_rows, last_s = self._last
+            if rows < last_rows and expected_s < seconds <= SURPRISE * last_s:
+                # Nothing has become slower: most of it was the price of the call.
+                self._add(last_rows, last_s)
+        self._add(rows, seconds)
+        self._last = (rows, seconds)
+        self._fit()
+        most = min(GROWTH_MAX * max(rows, self.rows), ROWS_MAX)
+        for_rows_s = max(self._budget_s - self._call_s, self._call_s)
+        fitting = for_rows_s / self._row_s if self._row_s > 0 else most
+        self.rows = max(ROWS_MIN, int(min(fitting, most)))
+
+    def _add(self, rows: int, seconds: float) -> None:
+        self._weight = MEMORY * self._weight + 1.0
+        self._rows = MEMORY * self._rows + rows
+        self._seconds = MEMORY * self._seconds + seconds
+        self._squares = MEMORY * self._squares + rows * rows
+        self._products = MEMORY * self._products + rows * seconds
+
+    def _fit(self) -> None:
+        weight, rows, seconds, squares = self._weight, self._rows, self._seconds, self._squares
+        spread = squares - rows * rows / weight
+        if spread < 1e-3 * squares:  # slices of one size: everything counts as the price of rows
+            self._call_s, self._row_s = 0.0, seconds / rows
+            return
+        slope = (self._products - rows * seconds / weight) / spread
+        self._row_s = min(max(slope, 0.0), seconds / rows)
+        self._call_s = max(0.0, (seconds - self._row_s * rows) / weight)

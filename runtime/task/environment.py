@@ -14,11 +14,23 @@ from ...operators.base import Metrics
 from ...operators.clock import Clock
 from ...operators.splits import SourceSplits
 from ...state.snapshot import OperatorSnapshot
+from ..options.execution import TASK_SLICE
+from ..options.monitoring import LATENCY_INTERVAL
+from ..options.network import (
+    BUFFER_SIZE,
+    BUFFER_SIZE_MIN,
+    DEBLOAT,
+    DEBLOAT_PERIOD,
+    DEBLOAT_SAMPLES,
+    DEBLOAT_TARGET,
+    DEBLOAT_THRESHOLD,
+)
+from ..options.registry import Options
+from ..options.state import CHECKPOINT_INLINE, CHECKPOINT_MODE, DELTA_CHAIN_MAX
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.debloating import DebloatSettings
 from ..storage.base import CheckpointStore
-from .local_copies import LocalCopies
-from .local_directory import SubtaskDirectory
+from .local_files import LocalCopies, SubtaskDirectory
 
 
 class SubtaskReports(Protocol):
@@ -132,3 +144,26 @@ class MetricsFactory(Protocol):
     """Gives each operator subtask its metrics scope."""
 
     def __call__(self, task: str, operator: str, subtask: int) -> Metrics: ...
+
+
+def task_settings(options: Options) -> TaskSettings:
+    """The mailbox's time slice, how state is written, and how much is under way."""
+    return TaskSettings(
+        slice_ms=options.get(TASK_SLICE),
+        inline_bytes_max=options.get(CHECKPOINT_INLINE),
+        delta_chain_max=options.get(DELTA_CHAIN_MAX),
+        exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
+        latency_interval_ms=options.get(LATENCY_INTERVAL),
+        debloat=_debloat_settings(options) if options.get(DEBLOAT) else None,
+    )
+
+
+def _debloat_settings(options: Options) -> DebloatSettings:
+    return DebloatSettings(
+        size_max=options.get(BUFFER_SIZE),
+        size_min=options.get(BUFFER_SIZE_MIN),
+        target_ms=options.get(DEBLOAT_TARGET),
+        period_ms=options.get(DEBLOAT_PERIOD),
+        samples=options.get(DEBLOAT_SAMPLES),
+        threshold_percentages=options.get(DEBLOAT_THRESHOLD),
+    )

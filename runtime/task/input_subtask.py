@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from ...errors import check
 from ...operators.base import AsyncOperator
@@ -46,11 +46,12 @@ from ..protocol.barriers.handler import (
 from ..protocol.ids import ChannelPosition, CheckpointId
 from .accounting import Activity
 from .chain import with_context
+from .channel_state_writer import InputCapture
 from .environment import TaskEnvironment
-from .in_flight import InputCapture
-from .probe_alignment import ProbeAlignment
 from .subtask import Subtask
 from .valve import ValveOutput, WatermarkValve
+
+_NONE = -1
 
 
 @dataclass(slots=True)
@@ -286,3 +287,35 @@ def _barrier_handler(env: TaskEnvironment, channels: int) -> BarrierHandler:
     if env.overtaking:
         return AlternatingBarrierHandler(channels)
     return AlignedBarrierHandler(channels)
+
+
+@final
+class ProbeAlignment:
+    """Decides when a subtask inside a loop forwards a probe; probes of other loops are ignored. Pure.
+
+    Unlike a barrier a probe blocks nothing. Records that overtake it in another channel were sent after
+    a probe, and are counted where they come back. A channel from outside the loop carries no probes:
+    the probe waits until the data of that channel ends, since its records may still go round.
+    """
+
+    def __init__(self, loops: Collection[str]) -> None:
+        self._seen: dict[str, dict[int, int]] = {loop: {} for loop in loops}
+        self._passed = dict.fromkeys(loops, _NONE)
+
+    @property
+    def in_a_loop(self) -> bool:
+        """Return False if no probe will ever be due."""
+        return bool(self._seen)
+
+    def on_probe(self, position: int, probe: LoopProbe) -> None:
+        """Handle a probe read from a channel."""
+        if probe.loop in self._seen:
+            self._seen[probe.loop][position] = probe.number
+
+    def due(self, positions: Collection[int]) -> Iterator[LoopProbe]:
+        """Yield probes to forward now; `positions` are the channels that still have data."""
+        for loop, seen in self._seen.items():
+            number = min((seen.get(each, _NONE) for each in positions), default=_NONE)
+            if number > self._passed[loop]:
+                self._passed[loop] = number
+                yield LoopProbe(loop, number)

@@ -10,15 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import HeadgateError
 from ...operators.elements import CheckpointBarrier, CheckpointOptions
-from ...state.chain import (
-    Chain,
-    ChainBook,
-    ChainPlan,
-    Written,
-    may_continue,
-    plan,
-    restored_chain,
-)
+from ...state.chain import Chain, ChainBook, ChainPlan, Written, may_continue, plan, restored_chain
 from ...state.keygroups import key_group_range
 from ...state.snapshot import ItemsCut, OperatorSnapshot, StateInfo, StateSnapshot
 from ..protocol import names
@@ -27,8 +19,8 @@ from ..protocol.failures import CheckpointFailure
 from ..protocol.ids import CheckpointId
 from ..storage.base import CLEAN_UP_S, CheckpointStore
 from .chain import OperatorChain, with_context
+from .channel_state_writer import InFlightCut, write_in_flight
 from .environment import SnapshotTiming, TaskEnvironment
-from .in_flight import InFlightCut, write_in_flight
 from .state_files import FilesWork, ItemsWork, OperatorWork, StateWriter, TableWork, Target
 
 _log = logging.getLogger("headgate.checkpoint")

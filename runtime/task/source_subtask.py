@@ -9,19 +9,13 @@ from typing import Any
 import msgspec
 
 from ...errors import UserCodeError, check
-from ...operators.elements import (
-    Batch,
-    CheckpointBarrier,
-    CheckpointOptions,
-    LatencyMarker,
-)
+from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions, LatencyMarker
 from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
 from ...operators.user_code import describe_record
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from .accounting import Activity
-from .build import make_context
-from .chain import with_context
+from .chain import make_context, with_context
 from .environment import TaskEnvironment
 from .subtask import Subtask
 

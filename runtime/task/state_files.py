@@ -35,11 +35,9 @@ from ...state.snapshot import (
     TableCut,
 )
 from ..storage.base import CheckpointStore
-from .local_copies import LocalCopies
-from .local_directory import SubtaskDirectory
+from .concurrency import all_of, to_the_end
+from .local_files import LocalCopies, SubtaskDirectory
 from .parquet_files import EncodedTable, encode_tables
-from .tasks import all_of
-from .threads import to_the_end
 
 T = TypeVar("T")
 

@@ -3,13 +3,15 @@
 A subtask that owns all key groups of a file reads it whole and compares its checksum. One that owns a
 part (after a change of parallelism) reads the footer, then the row groups it needs: the footer's checksum
 is in the handle, and those of the row groups are in the footer.
+
+A base and its deltas are merged into one table: of each key the newest row, unless it is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,27 +19,38 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 import msgspec
+import numpy as np
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StorageError
 from ...state.keygroups import KeyGroupRange
 from ...state.measured import measure_file
 from ...state.parquet_pieces import tail_bytes
-from ...state.snapshot import OperatorSnapshot, RestoredFiles, RestoredState, StateHandle
+from ...state.snapshot import (
+    DELETED_COLUMN,
+    KEY_GROUP_COLUMN,
+    OperatorSnapshot,
+    RestoredFiles,
+    RestoredState,
+    StateHandle,
+)
 from ..protocol import names
 from ..storage.base import CheckpointStore
-from .local_copies import LocalCopies
-from .local_directory import SubtaskDirectory
+from .concurrency import all_of, to_the_end
+from .local_files import LocalCopies, SubtaskDirectory
 from .parquet_files import SPILL_BYTES, PartialFile, read_whole
-from .table_merge import merge_chain
-from .tasks import all_of
-from .threads import to_the_end
 
 T = TypeVar("T")
 TABLES = ("table", "delta")
 RESTORED: Final = "restored"
 """The directory of downloaded files below an operator's own."""
+
+
+BLOCK_ROWS: Final = 1 << 20
+"""The number of rows merged at a time: rows of different key groups never interact."""
 
 
 def is_needed(handle: StateHandle, own: KeyGroupRange) -> bool:
@@ -312,3 +325,48 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     filled = [table for table in tables if table.num_rows] or tables[:1]
     filled.sort(key=lambda table: table.column(0)[0].as_py() if table.num_rows else 0)
     return pa.concat_tables(filled, promote_options="permissive")
+
+
+def merge_chain(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
+    """Merge a chain, base first; every part is sorted by key group, and so is the result.
+
+    Columns go by name: what a part lacks (an aggregate added later) is null in its rows. Blocking.
+    """
+    if len(parts) == 1 and DELETED_COLUMN not in parts[0].column_names:
+        return parts[0]
+    # The newest part defines the columns and their order.
+    schema = parts[-1].schema
+    if DELETED_COLUMN in schema.names:
+        schema = schema.remove(schema.get_field_index(DELETED_COLUMN))
+    blocks = [_merge_block(block, keys, schema) for block in _blocks(parts)]
+    return pa.concat_tables([schema.empty_table(), *blocks], promote_options="permissive")
+
+
+def _blocks(parts: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield the rows of all parts, some key groups at a time."""
+    groups = [part.column(KEY_GROUP_COLUMN).to_numpy() for part in parts]
+    everything = np.concatenate(groups)
+    present, counts = np.unique(everything, return_counts=True)
+    block_of = np.cumsum(counts) // BLOCK_ROWS
+    starts = present[np.flatnonzero(np.diff(block_of, prepend=-1))]
+    cuts = [np.append(np.searchsorted(own, starts), len(own)) for own in groups]
+    for block in range(len(starts)):
+        yield [
+            part.slice(cut[block], cut[block + 1] - cut[block])
+            for part, cut in zip(parts, cuts, strict=True)
+        ]
+
+
+def _merge_block(parts: Sequence[pa.Table], keys: Sequence[str], schema: pa.Schema) -> pa.Table:
+    table = pa.concat_tables([schema.empty_table(), *parts], promote_options="permissive")
+    row = "row_" + "".join(keys)  # no key has this name
+    frame = pl.from_arrow(table.select(list(keys)))
+    assert isinstance(frame, pl.DataFrame)  # a table, never a Series
+    newest = frame.with_row_index(row).unique(keys, keep="last").get_column(row).to_numpy()
+    kept = np.sort(newest)
+    if DELETED_COLUMN in table.column_names:
+        gone = pc.fill_null(table.column(DELETED_COLUMN), False).to_numpy()
+        kept = kept[~gone[kept]]
+        table = table.drop_columns([DELETED_COLUMN])
+    groups = table.column(KEY_GROUP_COLUMN).to_numpy()[kept]
+    return table.take(pa.array(kept[np.argsort(groups, kind="stable")]))

@@ -26,19 +26,23 @@ from ...operators.elements import (
 )
 from ...operators.sink import SinkOperator
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
-from ..exchange.outlet import BarrierOutlet
+from ..exchange.partition import BarrierOutlet
 from ..protocol.barriers.snapshot_guard import SnapshotVerdict
-from .accounting import Activity, TimeAccounting
-from .build import build_chain, open_chain
-from .chain import LEAVING, ChainedOperator, call_and_wait, with_context, wrap_error
+from .accounting import Activity, SliceSizer, TimeAccounting
+from .chain import (
+    LEAVING,
+    ChainedOperator,
+    build_chain,
+    call_and_wait,
+    open_chain,
+    with_context,
+    wrap_error,
+)
+from .channel_state_writer import InFlightCut, InputCapture
+from .concurrency import MailboxTimers, Signal, to_the_end
 from .debloater import Debloater
 from .environment import TaskEnvironment
-from .in_flight import InFlightCut, InputCapture
-from .signal import Signal
-from .slices import SliceSizer
 from .snapshots import SnapshotRunner
-from .threads import to_the_end
-from .timers import MailboxTimers
 
 Mail = Callable[[], Awaitable[Any] | None]
 LATENCY: Final = "latency_seconds"

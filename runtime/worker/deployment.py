@@ -1,60 +1,53 @@
-"""One attempt of a region on one worker: its subtasks, their gates, partitions and channels."""
+"""The deployments of one worker: one attempt of a region each, with its subtasks, gates and channels.
+
+Each is begun and dropped without the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
 from ..control.messages import (
-    CheckpointAcked,
-    CheckpointDeclined,
     Deploy,
     Deployed,
-    LoopRoundBack,
     Messages,
     RestoreProgress,
     Statistics,
     SubtaskAssignment,
-    SubtaskFinished,
-    SubtaskTerminated,
-    WatermarkReached,
+    SubtaskStatistics,
 )
-from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub, WorkerAddress
-from ..exchange.key_group_sampler import KeyGroupSampler
+from ..exchange.partitioners import KeyGroupSampler
+from ..exchange.settings import exchange_settings
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import SPLIT_SERIES_MAX, SUBTASK_LABELS_MAX, USER_SERIES_MAX
 from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
+from ..storage.open_store import SharedStores
 from ..task.accounting import Activity
-from ..task.environment import SnapshotTiming, TaskEnvironment
+from ..task.concurrency import all_of
+from ..task.environment import TaskEnvironment, task_settings
 from ..task.input_subtask import InputBatch, InputSubtask
-from ..task.iteration import IterationSubtask
-from ..task.iteration_edge import FeedbackPartition, FeedbackPorts
-from ..task.local_copies import LocalCopies
+from ..task.iteration import FeedbackPartition, FeedbackPorts, IterationSubtask
+from ..task.local_files import LocalCopies
 from ..task.source_subtask import SourceSubtask
 from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
-from ..task.tasks import all_of
-from .channels import ChannelMap
-from .failures import failure_of
-from .in_flight_restore import recovered_batches
+from .channels import ChannelMap, recovered_batches
 from .local_directories import LocalDirectories
-from .restore_progress import RestoreMeter
-from .settings import exchange_settings, task_settings
-from .stores import SharedStores
-from .subtask_statistics import statistics_of
-from .task_metrics import register_task
+from .reports import RestoreMeter, SubtaskReporter
+from .subtask_metrics import register_task, statistics_of
+from .watch import StepWatch
 
 
 class Deployment:
@@ -176,7 +169,7 @@ class Deployment:
 
     def _environment(self, assignment: SubtaskAssignment) -> TaskEnvironment:
         vertex = self._plan.vertices[assignment.vertex]
-        reports = _Reports(self.attempt, assignment, vertex.name, self._send, self._copies)
+        reports = SubtaskReporter(self.attempt, assignment, vertex.name, self._send, self._copies)
         splits = SourceSplits()
         splits.report = reports.reached
         splits.on_history = self._tell
@@ -421,90 +414,83 @@ def _handles(assignment: SubtaskAssignment) -> Iterator[StateHandle]:
     yield from assignment.in_flight
 
 
-class _Reports:
-    """Turns the reports of one subtask into messages to the coordinator."""
+class RunningRegions:
+    """The deployments of a worker, and the tasks that prepare and start them."""
 
-    def __init__(
-        self,
-        attempt: int,
-        assignment: SubtaskAssignment,
-        task_name: str,
-        send: Callable[[Messages], None],
-        copies: LocalCopies | None,
-    ) -> None:
-        self._attempt = attempt
-        self._vertex = assignment.vertex
-        self._index = assignment.index
-        self._task_name = task_name
-        self._send = send
-        self._copies = copies
+    def __init__(self, hub: ExchangeHub, watch: StepWatch) -> None:
+        self._hub = hub
+        self._watch = watch
+        self._deployments: dict[int, Deployment] = {}
+        self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
+        self._leaving: dict[asyncio.Task[None], frozenset[int]] = {}
 
-    def acked(
-        self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
-    ) -> None:
-        if self._copies is not None:
-            self._copies.acked(checkpoint_id, snapshots)
-        self._send(
-            CheckpointAcked(
-                attempt=self._attempt,
-                checkpoint_id=checkpoint_id,
-                vertex=self._vertex,
-                index=self._index,
-                snapshots=tuple(snapshots),
-                finished=timing.finished,
-                sync_ms=timing.sync_ms,
-                async_ms=timing.async_ms,
-                alignment_ms=timing.alignment_ms,
-                start_delay_ms=timing.start_delay_ms,
-                unaligned=timing.unaligned,
-                written_bytes=timing.written_bytes,
-                in_flight_bytes=timing.in_flight_bytes,
-                processed_bytes=timing.processed_bytes,
-                wrote=timing.wrote,
-            )
-        )
+    def __iter__(self) -> Iterator[Deployment]:
+        return iter(list(self._deployments.values()))
 
-    def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
-        self._send(
-            CheckpointDeclined(
-                attempt=self._attempt,
-                checkpoint_id=checkpoint_id,
-                vertex=self._vertex,
-                index=self._index,
-                reason=reason,
-                text=text,
-            )
-        )
+    def of_attempt(self, attempt: int) -> list[Deployment]:
+        """The deployments of one attempt; none if it is over."""
+        return [each for each in self if each.attempt == attempt]
 
-    def reached(self, step: str, group: str, watermark: int | None) -> None:
-        """Take note of how far an aligned step is."""
-        self._send(
-            WatermarkReached(
-                attempt=self._attempt,
-                vertex=self._vertex,
-                index=self._index,
-                step=step,
-                group=group,
-                watermark=watermark,
-            )
-        )
+    def add(self, deployment: Deployment) -> None:
+        """A region begins; nothing of an earlier attempt of it is left."""
+        self._deployments[deployment.region] = deployment
+        self._watch.begin(deployment.region, deployment.subtasks)
 
-    def finished(self) -> None:
-        self._send(SubtaskFinished(attempt=self._attempt, vertex=self._vertex, index=self._index))
+    def spawn(self, regions: Collection[int], work: Coroutine[None, None, None], name: str) -> None:
+        """Do something for some regions beside the messages; it is cancelled with any of them."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = frozenset(regions)
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    def loop_round(self, loop: str, number: int, records: int) -> None:
-        self._send(
-            LoopRoundBack(
-                attempt=self._attempt,
-                loop=loop,
-                index=self._index,
-                number=number,
-                records=records,
-            )
-        )
+    async def stop(self, regions: Collection[int]) -> None:
+        """Cancel what was spawned for some regions, and wait for its end."""
+        wanted = frozenset(regions)
+        await _cancelled([task for task, own in self._tasks.items() if own & wanted])
 
-    def terminated(self) -> None:
-        self._send(SubtaskTerminated(attempt=self._attempt, vertex=self._vertex, index=self._index))
+    def drop(self, regions: Collection[int], done: Callable[[], None]) -> None:
+        """Cancel some regions. They hear of nothing any more; `done` is called once they are gone."""
+        wanted = frozenset(regions)
+        tasks = [task for task, own in self._tasks.items() if own & wanted]
+        dropped = [own for r in wanted if (own := self._deployments.pop(r, None)) is not None]
+        # Cancelled once more, it is not gone before the first time is over: that resets the hub, too.
+        before = [leaving for leaving, own in self._leaving.items() if own & wanted]
 
-    def failed(self, error: HeadgateError) -> None:
-        self._send(failure_of(self._attempt, self._task_name, error, self._vertex, self._index))
+        async def leave() -> None:
+            await asyncio.gather(*before, return_exceptions=True)
+            await _cancelled(tasks)
+            await asyncio.gather(*(deployment.cancel() for deployment in dropped))
+            self._watch.end(wanted)
+            await self._hub.reset(wanted)
+            done()
+
+        leaving = asyncio.get_running_loop().create_task(leave(), name="drop regions")
+        self._leaving[leaving] = wanted
+        leaving.add_done_callback(lambda gone: self._leaving.pop(gone, None))
+
+    async def drop_all(self) -> None:
+        """Cancel whatever runs here."""
+        await _cancelled(list(self._tasks))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        dropped, self._deployments = list(self._deployments.values()), {}
+        await asyncio.gather(*(deployment.cancel() for deployment in dropped))
+        self._watch.end({deployment.region for deployment in dropped})
+        await self._hub.reset()
+
+
+def deployed(attempt: int, deployments: Sequence[Deployment]) -> Deployed:
+    """The report for the time when all of an attempt is prepared here."""
+    parts = [deployment.deployed for deployment in deployments]
+    return Deployed(
+        attempt=attempt,
+        fetching_ms=max((part.fetching_ms for part in parts), default=0),
+        opening_ms=max((part.opening_ms for part in parts), default=0),
+        # Copies are counted for the worker as a whole.
+        local_bytes=max((part.local_bytes for part in parts), default=0),
+        read_bytes=sum(part.read_bytes for part in parts),
+    )
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

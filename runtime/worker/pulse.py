@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...operators.clock import Clock
-from ..control.blocking_link import BlockingLink
+from ..control.link import BlockingLink
 from ..control.messages import Cancel, Heartbeat, Hello, StepStuck, Welcome
 from .watch import StepWatch
 

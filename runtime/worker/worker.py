@@ -1,7 +1,7 @@
 """A worker: one process's (or one in-process) host of subtasks, obeying one coordinator.
 
 It keeps one link to the coordinator. When the link ends, the coordinator is gone: an attempt that the job
-log has goes on for a while, until a newer coordinator asks for it (`allegiance.py`). Nothing is committed
+log has goes on for a while, until a newer coordinator asks for it (`leader_link.py`). Nothing is committed
 meanwhile, because only a coordinator may say what is; so if none comes the worker drops its subtasks and
 exits.
 """
@@ -9,6 +9,7 @@ exits.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -43,36 +44,29 @@ from ..control.messages import (
     Statistics,
     SubtaskAssignment,
     SubtaskFailed,
+    SubtaskStatistics,
     Terminate,
     TriggerCheckpoint,
     Warm,
     WatermarkLimit,
     Welcome,
 )
-from ..control.statistics import SubtaskStatistics
 from ..exchange.hub import ExchangeHub
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..observe.storage_figures import StorageFigures
 from ..options.registry import Options
-from ..options.state import TRANSFERS_MAX
+from ..options.state import STATE_BACKEND, TRANSFERS_MAX
 from ..protocol.adoption import WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
-from ..storage.open_store import counted, open_store_at
-from ..task.local_copies import LocalCopies
-from ..task.tasks import all_of
-from ..task.threads import to_the_end
-from .allegiance import Allegiance
-from .attempt_record import AttemptRecord, adopt
-from .backups import Backups
-from .deployment import Deployment
-from .failures import failure_of
-from .local_directories import LocalDirectories
+from ..storage.open_store import SharedStores, counted, open_store_at
+from ..task.concurrency import all_of, to_the_end
+from ..task.local_files import LocalCopies
+from .deployment import Deployment, RunningRegions, deployed
+from .leader_link import AttemptRecord, LeaderLink, adopt
+from .local_directories import Backups, LocalDirectories, local_dirs
 from .pulse import Pulse
-from .regions import RunningRegions, deployed
-from .settings import local_dirs
-from .stores import SharedStores
-from .warming import import_all
+from .reports import failure_of
 from .watch import StepWatch
 
 IO_THREADS = 4
@@ -81,6 +75,9 @@ STATISTICS_S = 1.0
 NO_ATTEMPT = -1
 NO_REGION = -1
 _log = logging.getLogger("headgate.worker")
+
+
+_BACKENDS = {"rocksdb": "...state.keyed.rocksdb"}
 
 
 class Worker:
@@ -104,7 +101,7 @@ class Worker:
             pulse: the thread that beats in a process of its own; None: the event loop beats, and looks.
         """
         self.worker_id = worker_id
-        self._leader = Allegiance(link, self._hello, clock)
+        self._leader = LeaderLink(link, self._hello, clock)
         self._record: AttemptRecord | None = None
         self._hub = hub
         self._token = token
@@ -459,3 +456,11 @@ class Worker:
             afresh=not message.partial,
         )
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, make))
+
+
+def import_all(message: Warm) -> None:
+    """Import what the job's functions need, by making them once, and its state backend. Blocking."""
+    unship(message.job)
+    backend = _BACKENDS.get(Options(message.settings).get(STATE_BACKEND))
+    if backend is not None:
+        importlib.import_module(backend, __package__)

@@ -21,8 +21,7 @@ import pytest
 import headgate as hg
 from headgate.errors import JobError
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.events import Event
-from headgate.runtime.control.job_client import Connect
+from headgate.runtime.control.job_client import Connect, Event
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.tests.chaos.leftovers import left_in

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headgate.runtime.cli.live import LiveReporter
 from headgate.runtime.cli.progress import LineReporter, Progress, short
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 
 NOW_MS = 1_000_000
 

@@ -17,8 +17,7 @@ import pytest
 
 from headgate.errors import HeadgateError, JobError, JobNotReady, UserCodeError
 from headgate.operators.clock import SystemClock
-from headgate.runtime.control.events import Event
-from headgate.runtime.control.job_client import Connect, HungUp, JobClient, outcome_of
+from headgate.runtime.control.job_client import Connect, Event, HungUp, JobClient, outcome_of
 from headgate.runtime.coordinator.clients import Clients
 from headgate.runtime.coordinator.context import ClientWish
 from headgate.runtime.coordinator.local_client import connect_locally

@@ -23,7 +23,7 @@ from headgate.runtime.cluster import leaders as leaders_module
 from headgate.runtime.cluster import named_jobs, ray_driver
 from headgate.runtime.cluster.leaders import Leaders, settled
 from headgate.runtime.cluster.ray_actors import Lead
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.protocol.joblog import JobEnded, JobStatus
 from headgate.runtime.rest.client import RestClient

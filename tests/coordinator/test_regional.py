@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.control.messages import CheckpointAcked, LoopRoundBack, SubtaskFailed
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.regions import Executions, failover_of
@@ -23,15 +23,7 @@ from headgate.runtime.job import runnable
 from headgate.runtime.protocol.ids import SubtaskId
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.testing.loop import VirtualClock
-from headgate.tests.coordinator.pipelines import (
-    CUTS,
-    FAILS,
-    MARKED,
-    TOKEN,
-    CutAnew,
-    Seen,
-    graph,
-)
+from headgate.tests.coordinator.pipelines import CUTS, FAILS, MARKED, TOKEN, CutAnew, Seen, graph
 from headgate.tests.sim.cluster import SimCluster
 from headgate.tests.sim.counting import check_count
 from headgate.tests.sim.loop import SimLoop

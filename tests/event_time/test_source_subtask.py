@@ -15,7 +15,7 @@ from headgate.operators.splits import History
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.source_subtask import SourceSubtask
 
 ALIGNED = {"align": "g", "max_drift": "1s", "idle_after": "1h", "name": "times"}

@@ -8,8 +8,13 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list, numbers
 from headgate.operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from headgate.runtime.cli import listing as listing
-from headgate.runtime.control.messages import Statistics, decode, encode
-from headgate.runtime.control.statistics import StepTime, SubtaskStatistics
+from headgate.runtime.control.messages import (
+    Statistics,
+    StepTime,
+    SubtaskStatistics,
+    decode,
+    encode,
+)
 from headgate.runtime.coordinator.event_time import describe_event_time
 from headgate.runtime.job import runnable
 from headgate.testing import harness

@@ -13,8 +13,7 @@ import uvloop
 
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import ExchangeHub
-from headgate.runtime.exchange.local import LocalOutputChannel
+from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 
 

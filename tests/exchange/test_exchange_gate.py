@@ -16,7 +16,7 @@ from headgate.operators.elements import (
     WatermarkStatus,
 )
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.local import LocalOutputChannel
+from headgate.runtime.exchange.hub import LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 
 

@@ -20,14 +20,12 @@ from headgate.operators.elements import (
     Watermark,
 )
 from headgate.runtime.admission import ListenerLimits
-from headgate.runtime.exchange import sockets
+from headgate.runtime.exchange import links
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import ExchangeHub, WorkerAddress
-from headgate.runtime.exchange.links import Hello
-from headgate.runtime.exchange.local import LocalOutputChannel
+from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel, WorkerAddress
+from headgate.runtime.exchange.links import FrameConnection, Hello
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
-from headgate.runtime.exchange.sockets import FrameConnection
 from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
 
 transports = pytest.mark.parametrize("transport", ["uds", "tcp"])
@@ -386,7 +384,7 @@ def test_header_of_a_huge_frame_takes_memory_only_as_bytes_arrive(run, hubs):
         _, writer = await speak(pair.addresses[1], hello() + opened + huge + bytes(100_000))
         await until(lambda: any(end._header for end in pair.b._accepting))
         (end,) = pair.b._accepting
-        assert len(end._body) == sockets.BODY_FIRST_BYTES
+        assert len(end._body) == links.BODY_FIRST_BYTES
         writer.close()
         await pair.close()
 

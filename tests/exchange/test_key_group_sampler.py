@@ -12,11 +12,14 @@ import pytest
 
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.partitioning import HashColumns, HashFunction, Partitioning
-from headgate.runtime.control.messages import Statistics, decode, encode
-from headgate.runtime.control.statistics import SubtaskStatistics
-from headgate.runtime.exchange import key_group_sampler
-from headgate.runtime.exchange.key_group_sampler import BATCHES_MAX, KEPT, KeyGroupSampler
-from headgate.runtime.exchange.partitioners import make_partitioner
+from headgate.runtime.control.messages import Statistics, SubtaskStatistics, decode, encode
+from headgate.runtime.exchange import partitioners
+from headgate.runtime.exchange.partitioners import (
+    BATCHES_MAX,
+    KEPT,
+    KeyGroupSampler,
+    make_partitioner,
+)
 from headgate.runtime.protocol.backpressure import HotGroup, WaitsFor
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
@@ -72,7 +75,7 @@ def test_of_each_window_only_the_first_batches_are_counted() -> None:
 
 
 def test_large_batches_use_a_window_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_group_sampler, "RECORDS_MAX", 25)
+    monkeypatch.setattr(partitioners, "RECORDS_MAX", 25)
     sampler = KeyGroupSampler(0, 2, 128)
     for _ in range(5):
         sampler.count(groups((5, 10)))

@@ -15,10 +15,10 @@ from headgate.operators.elements import (
     ObjectBatch,
     Watermark,
 )
+from headgate.runtime.exchange.channel_state import InFlightRecords, decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.in_flight import InFlightRecords, decode
-from headgate.runtime.exchange.local import LocalOutputChannel
-from headgate.runtime.exchange.outlet import BarrierOutlet
+from headgate.runtime.exchange.hub import LocalOutputChannel
+from headgate.runtime.exchange.partition import BarrierOutlet
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.state.snapshot import ChannelAddress
 

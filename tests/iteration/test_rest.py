@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.errors import InternalError
 from headgate.operators.elements import LoopProbe
 from headgate.runtime.protocol.loop_rounds import LoopRounds
-from headgate.runtime.task.probe_alignment import ProbeAlignment
+from headgate.runtime.task.input_subtask import ProbeAlignment
 
 LOOP = "loop"
 

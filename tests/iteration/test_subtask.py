@@ -32,9 +32,14 @@ from headgate.runtime.exchange.partition import PartitionStats
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.iteration import FEEDBACK_TURNS, LAST_TIMES, IterationSubtask
-from headgate.runtime.task.iteration_edge import FeedbackPartition, FeedbackPorts
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.iteration import (
+    FEEDBACK_TURNS,
+    LAST_TIMES,
+    FeedbackPartition,
+    FeedbackPorts,
+    IterationSubtask,
+)
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.state.snapshot import RestoredState
 
 

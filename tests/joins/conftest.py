@@ -12,7 +12,7 @@ import pytest
 
 from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.runtime.task.table_merge import merge_chain
+from headgate.runtime.task.state_restore import merge_chain
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState, TableCut

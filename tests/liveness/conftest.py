@@ -18,7 +18,7 @@ import headgate as hg
 from headgate.operators.clock import Clock, SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome

@@ -7,12 +7,12 @@ import logging
 import sys
 
 from headgate.operators.clock import SystemClock
+from headgate.runtime.cluster.process import tune_process
 from headgate.runtime.control.link import connect
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.observe.logs import configure_logging
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.storage.open_store import open_store
-from headgate.runtime.worker.process import tune_process
 from headgate.runtime.worker.pulse import Pulse
 from headgate.runtime.worker.worker import Worker
 

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.worker_nodes import NO_WORKERS, NO_WORKERS_LABEL
 

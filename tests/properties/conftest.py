@@ -29,10 +29,9 @@ from headgate.runtime.protocol.checkpoints.manifest import (
     unshared_files,
 )
 from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task.build import build_chain, open_chain
-from headgate.runtime.task.chain import OperatorChain, call_and_wait
+from headgate.runtime.task.chain import OperatorChain, build_chain, call_and_wait, open_chain
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.snapshots import SnapshotRunner
 from headgate.runtime.task.state_restore import StateReader
 from headgate.state.hashing import hash_keys, key_groups_of

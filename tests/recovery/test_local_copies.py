@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from headgate.runtime.protocol import names
-from headgate.runtime.task.local_copies import LocalCopies
+from headgate.runtime.task.local_files import LocalCopies
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headgate.errors import InternalError, JobError, JobNotReady, StorageError, UsageError
-from headgate.runtime.control.events import Event, EventQueue
+from headgate.runtime.control.job_client import Event, EventQueue
 from headgate.runtime.rest.events import decode, encode
 from headgate.runtime.rest.gate import allowed_names, check_names, check_token
 from headgate.runtime.rest.operations import Operations

@@ -20,9 +20,9 @@ from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.iteration.stored import encode, restored
 from headgate.operators.reduce import ReduceOperator
 from headgate.runtime.cli.app import app
-from headgate.runtime.exchange.in_flight import InFlightRecords
+from headgate.runtime.exchange.channel_state import InFlightRecords
 from headgate.runtime.job import runnable
-from headgate.runtime.worker.in_flight_restore import recovered_batches
+from headgate.runtime.worker.channels import recovered_batches
 from headgate.state.descriptors import AggregatingState, ReducingState
 from headgate.state.snapshot import ChannelAddress, RestoredState, StateHandle
 

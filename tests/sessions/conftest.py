@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.operators.base import Operator
-from headgate.runtime.task.table_merge import merge_chain
+from headgate.runtime.task.state_restore import merge_chain
 from headgate.state.snapshot import RestoredState
 from headgate.tests.support.operators import MillisecondsRecorder as Recorder
 from headgate.tests.support.operators import operator_context, rows_of

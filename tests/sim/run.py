@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.job import runnable

@@ -22,7 +22,7 @@ import pytest
 
 from headgate.operators.clock import SystemClock
 from headgate.runtime.admission import GREETING_BYTES_MAX, Admission, ListenerLimits
-from headgate.runtime.control.events import Subscriber
+from headgate.runtime.control.job_client import Subscriber
 from headgate.runtime.control.link import Link, StreamLink, connect
 from headgate.runtime.control.messages import Heartbeat, Hello, encode
 from headgate.runtime.coordinator.server import ControlServer

@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.parquet_files import encode_tables
 from headgate.runtime.task.state_restore import StateReader
 from headgate.state.keygroups import KeyGroupRange

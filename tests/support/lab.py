@@ -20,7 +20,7 @@ import headgate as hg
 from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
-from headgate.runtime.control.events import Event
+from headgate.runtime.control.job_client import Event
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.job import runnable

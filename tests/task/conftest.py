@@ -18,7 +18,7 @@ from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.snapshots import SnapshotRunner
 from headgate.runtime.task.state_restore import StateReader
 from headgate.state.keygroups import KeyGroupRange, key_group_range

@@ -22,7 +22,7 @@ from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from headgate.runtime.task.input_subtask import InputSubtask
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 
 Run = Callable[[Awaitable[Any]], Any]
 

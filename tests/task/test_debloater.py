@@ -13,8 +13,7 @@ from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.protocol.debloating import DebloatSettings
 from headgate.runtime.task.accounting import Activity, TimeAccounting
-from headgate.runtime.task.debloater import Debloater
-from headgate.runtime.task.output_room import OutputRoom
+from headgate.runtime.task.debloater import Debloater, OutputRoom
 from headgate.testing.loop import VirtualLoop
 
 MAX = 1 << 20

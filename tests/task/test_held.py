@@ -12,7 +12,7 @@ from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.accounting import Activity
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.subtask import Subtask
 
 

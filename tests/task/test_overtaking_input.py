@@ -11,20 +11,15 @@ import pytest
 import headgate as hg
 from headgate.connectors import function_sink, numbers
 from headgate.errors import InternalError
-from headgate.operators.elements import (
-    CheckpointBarrier,
-    CheckpointOptions,
-    EndOfData,
-    ObjectBatch,
-)
+from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, EndOfData, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.local import LocalOutputChannel
+from headgate.runtime.exchange.hub import LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.input_subtask import InputSubtask
-from headgate.runtime.task.local_directory import SubtaskDirectory
+from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.state.snapshot import ChannelAddress
 
 UNALIGNED = CheckpointOptions(unaligned=True)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headgate.runtime.task.parquet_files import encode_tables
-from headgate.runtime.task.table_merge import merge_chain
+from headgate.runtime.task.state_restore import merge_chain
 from headgate.state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN
 
 INNER = pa.struct([pa.field("n", pa.int64(), False)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.operators.clock import SystemClock
-from headgate.runtime.control.blocking_link import BlockingLink
+from headgate.runtime.control.link import BlockingLink
 from headgate.runtime.control.messages import (
     BusyStep,
     Heartbeat,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate.runtime.task.slices import ROWS_MAX, SliceSizer
+from headgate.runtime.task.accounting import ROWS_MAX, SliceSizer
 
 BATCH = 32_768
 

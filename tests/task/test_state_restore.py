@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from headgate.errors import InternalError, StateError, StorageError
 from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task import parquet_files, table_merge
+from headgate.runtime.task import parquet_files, state_restore
 from headgate.runtime.task.parquet_files import encode_tables
-from headgate.runtime.task.table_merge import merge_chain
+from headgate.runtime.task.state_restore import merge_chain
 from headgate.state.keygroups import KeyGroupRange, key_group_range
 from headgate.state.parquet_pieces import ARROW_TAIL_BYTES
 
@@ -49,7 +49,7 @@ class RecordingStore(MemoryStore):
 def small_pieces(monkeypatch):
     """Row groups, tails and blocks as they are in files a thousand times as large."""
     monkeypatch.setattr(parquet_files, "ROW_GROUP_ROWS", 1000)
-    monkeypatch.setattr(table_merge, "BLOCK_ROWS", 3000)
+    monkeypatch.setattr(state_restore, "BLOCK_ROWS", 3000)
 
 
 async def written(make_bench, rows=50_000, *, delta=True, **arguments):
@@ -282,12 +282,12 @@ def test_a_merged_chain_is_what_the_changes_left(base, deltas):
     for delta in deltas:
         expected |= delta
     expected = {f"k{key}": value for key, value in expected.items() if value is not None}
-    block_rows, table_merge.BLOCK_ROWS = table_merge.BLOCK_ROWS, 8
+    block_rows, state_restore.BLOCK_ROWS = state_restore.BLOCK_ROWS, 8
     try:
         parts = [table_of(base, False), *(table_of(delta, True) for delta in deltas)]
         merged = merge_chain(parts, ["key"])
     finally:
-        table_merge.BLOCK_ROWS = block_rows
+        state_restore.BLOCK_ROWS = block_rows
     assert merged.column_names == ["key_group", "key", "value"]
     assert (
         dict(zip(merged["key"].to_pylist(), merged["value"].to_pylist(), strict=True)) == expected

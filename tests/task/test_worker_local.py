@@ -15,11 +15,11 @@ from headgate.operators.base import Operator
 from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.debloating import DebloatSettings
 from headgate.runtime.storage.memory import MemoryStore
+from headgate.runtime.storage.open_store import SharedStores
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain, call_and_wait
-from headgate.runtime.worker.local_directories import LocalDirectories
-from headgate.runtime.worker.restore_progress import REPORT_S, RestoreMeter
-from headgate.runtime.worker.settings import local_dirs, task_settings
-from headgate.runtime.worker.stores import SharedStores
+from headgate.runtime.task.environment import task_settings
+from headgate.runtime.worker.local_directories import LocalDirectories, local_dirs
+from headgate.runtime.worker.reports import REPORT_S, RestoreMeter
 
 
 def files_below(path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from headgate.runtime.worker.process import SWITCH_INTERVAL_S
+from headgate.runtime.cluster.process import SWITCH_INTERVAL_S
 
 CODE = """
 import sys
-from headgate.runtime.worker.process import tune_process
+from headgate.runtime.cluster.process import tune_process
 before = sys.getswitchinterval()
 tune_process()
 print(before, sys.getswitchinterval())

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from headgate.runtime.worker.regions import RunningRegions
+from headgate.runtime.worker.deployment import RunningRegions
 
 
 class _Slow:

@@ -134,3 +134,15 @@ def _batch(piece: bytes) -> ColumnBatch:
         return ColumnBatch(data)
     timestamps = data.column(last).to_numpy(zero_copy_only=True).astype(np.int64, copy=False)
     return ColumnBatch(data.remove_column(last), timestamps)
+
+
+class GateCapture:
+    """The records that a gate keeps for one checkpoint while its barriers come in.
+
+    `open` are the positions of the channels whose barrier has not come: records that arrive there are kept.
+    """
+
+    def __init__(self, checkpoint_id: int) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.records = InFlightRecords()
+        self.open: set[int] = set()

@@ -1,6 +1,6 @@
-"""Copies of state files on the worker's own disk, in addition to those in the checkpoint's storage.
+"""Files of subtasks on the worker's own disk: their directories, and copies of state files.
 
-They are only a cache: a missing or damaged copy is replaced by a read from the storage, and nothing
+The copies are only a cache: a missing or damaged copy is replaced by a read from the storage, and nothing
 fails because a copy could not be made. Each worker writes in directories of its own, and also reads
 those of the other workers of its job on this machine, including dead ones: the replacement of a
 killed worker finds its copies.
@@ -11,6 +11,7 @@ A copy is a hard link wherever possible. State files are never written twice, so
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -26,9 +27,35 @@ from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol import names
 
 T = TypeVar("T")
-
 TEMPORARY_SUFFIX = ".tmp"
 _log = logging.getLogger("headgate.worker")
+
+
+class SubtaskDirectory:
+    """A directory that exists from its first use until `delete`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._numbers = itertools.count()
+
+    def of_operator(self, operator: str) -> Path:
+        """Return the private directory of an operator."""
+        return self._made(self.path / names.local_dir(operator))
+
+    def temporary_file(self) -> Path:
+        """Return an unused path in an existing directory; the caller removes the file.
+
+        For any thread.
+        """
+        return self._made(self.path / "transfers") / f"{next(self._numbers)}"
+
+    def delete(self) -> None:
+        """Remove everything. Blocking; leftovers are swept when a worker starts."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _made(self, path: Path) -> Path:
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
 
 class LocalCopies:

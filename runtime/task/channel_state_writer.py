@@ -16,10 +16,10 @@ import msgspec
 import xxhash
 
 from ...state.snapshot import OperatorSnapshot, StateHandle
-from ..exchange.in_flight import InFlightRecords
-from ..exchange.outlet import BarrierOutlet
+from ..exchange.channel_state import InFlightRecords
+from ..exchange.partition import BarrierOutlet
+from .concurrency import to_the_end
 from .state_files import Target
-from .threads import to_the_end
 
 STATE: Final = "channel-state"
 """The name of this state in the manifest."""
