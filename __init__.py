@@ -25,8 +25,8 @@ _HOMES = {
     "Stream": "operators.stream",
     "KeyedStream": "operators.keyed_stream",
     "AggregateFunction": "operators.windowing.functions",
-    "AggregatingState": "state.descriptors",
-    "BroadcastState": "state.descriptors",
+    "AggregatingState": "state.keyed.descriptors",
+    "BroadcastState": "state.keyed.descriptors",
     "BroadcastContext": "operators.process.context",
     "BroadcastProcess": "operators.process.functions",
     "CoProcess": "operators.process.functions",
@@ -36,12 +36,12 @@ _HOMES = {
     "KeyedBatchProcess": "operators.process.batches",
     "KeyedProcess": "operators.process.functions",
     "Process": "operators.process.functions",
-    "ListState": "state.descriptors",
-    "MapState": "state.descriptors",
+    "ListState": "state.keyed.descriptors",
+    "MapState": "state.keyed.descriptors",
     "OnError": "operators.dead_letters",
     "PerWorker": "operators.per_worker",
-    "OperatorListState": "state.descriptors",
-    "ReducingState": "state.descriptors",
+    "OperatorListState": "state.keyed.descriptors",
+    "ReducingState": "state.keyed.descriptors",
     "Resources": "operators.resources",
     "Retry": "operators.async_io.retry",
     "SideOutput": "operators.process.sides",
@@ -51,7 +51,7 @@ _HOMES = {
     "Trigger": "operators.windowing.triggers",
     "TriggerContext": "operators.windowing.trigger_context",
     "TriggerResult": "operators.windowing.triggers",
-    "ValueState": "state.descriptors",
+    "ValueState": "state.keyed.descriptors",
     "WatermarkGenerator": "operators.watermarks.generators",
     "WatermarkStrategy": "operators.watermarks.strategy",
     "Window": "operators.windowing.window",
@@ -160,7 +160,7 @@ if TYPE_CHECKING:
     from .runtime.handle import JobHandle, attach
     from .runtime.job import Job, submit
     from .runtime.protocol.job_result import JobOutcome
-    from .state.descriptors import (
+    from .state.keyed.descriptors import (
         AggregatingState,
         BroadcastState,
         ListState,

@@ -24,7 +24,7 @@ from headgate.operators.window_aggregate import WindowAggregate
 from headgate.operators.windows import WINDOW_FIELDS, tumbling
 from headgate.state.hashing import hash_columns, hash_keys
 from headgate.state.keygroups import KeyGroupRange
-from headgate.state.slots import SlotTable
+from headgate.state.slots.table import SlotTable
 
 ROWS = 65_536
 BATCHES = 30

@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from headgate.state.hashing import hash_columns
 from headgate.state.keygroups import KeyGroupRange
-from headgate.state.runs.file_pool import FilePool
-from headgate.state.runs.settings import MIB, RunSettings
+from headgate.state.runs.run_file import FilePool
 from headgate.state.runs.spilling_table import SpillingTable, TableShape
-from headgate.state.slots import SlotTable
+from headgate.state.settings import MIB, RunSettings
+from headgate.state.slots.table import SlotTable
 
 FIELDS = 12
 SCHEMA = pa.schema([("key", pa.int64()), *((f"v{number}", pa.int64()) for number in range(FIELDS))])

@@ -22,14 +22,14 @@ from typing import Any
 
 from headgate.state.codecs import codec_of
 from headgate.state.hashing import hash_keys, key_groups_of
-from headgate.state.keyed.backend_settings import RocksDBSettings
-from headgate.state.keyed.base import ABSENT, TableSpec
-from headgate.state.keyed.canonical import Layout
-from headgate.state.keyed.key_shape import keys_of_type
-from headgate.state.keyed.rocksdb import RocksDBBackend
-from headgate.state.keyed.rocksdb_database import Database
-from headgate.state.keyed.rocksdb_keys import Places
+from headgate.state.keyed.base import ABSENT
+from headgate.state.keyed.canonical import Layout, TableSpec
+from headgate.state.keyed.keys import keys_of_type
 from headgate.state.keygroups import KeyGroupRange
+from headgate.state.rocksdb.backend import RocksDBBackend
+from headgate.state.rocksdb.database import Database
+from headgate.state.rocksdb.layout import Places
+from headgate.state.settings import RocksDBSettings
 from headgate.state.snapshot import FilesCut
 
 GROUPS = KeyGroupRange(0, 127)

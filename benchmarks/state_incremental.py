@@ -25,13 +25,13 @@ from headgate.runtime.task.parquet_files import encode_tables
 from headgate.state.chain import Chain, extend, plan
 from headgate.state.codecs import codec_of
 from headgate.state.hashing import hash_keys, key_groups_of
-from headgate.state.keyed.backend_settings import RocksDBSettings
-from headgate.state.keyed.base import KeyedBackend, TableSpec
-from headgate.state.keyed.canonical import Layout
-from headgate.state.keyed.key_shape import keys_of_type
+from headgate.state.keyed.base import KeyedBackend
+from headgate.state.keyed.canonical import Layout, TableSpec
+from headgate.state.keyed.keys import keys_of_type
 from headgate.state.keyed.memory import MemoryBackend
-from headgate.state.keyed.rocksdb import RocksDBBackend
 from headgate.state.keygroups import KeyGroupRange
+from headgate.state.rocksdb.backend import RocksDBBackend
+from headgate.state.settings import RocksDBSettings
 from headgate.state.snapshot import FilesCut, StateHandle, TableCut
 
 SUBJECTS = (*KINDS, "per key, memory", "per key, rocksdb")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..errors import StateError
 from ..state.evolution import aggregate_of, is_other_aggregate, is_widening, keeps_hash
 from ..state.hashing import Hashes, hash_columns, key_groups_of
-from ..state.key_index import too_much_text
+from ..state.slots.key_index import too_much_text
 from ..state.snapshot import StateInfo, TableCut, state_info
 from ..state.values import Array
 from .aggregates import AggregatePlan

@@ -21,12 +21,20 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ..errors import DataError, PlanError, StateError
-from ..state.accumulator_kinds import BY_COLUMN, BY_TIME, COUNTS, MOMENTS, PARAMETERS, TOP
-from ..state.aggregate_state import AggregateSpec, AggregateState
-from ..state.epochs import TableEpoch
+from ..state.aggregates.state import (
+    BY_COLUMN,
+    BY_TIME,
+    COUNTS,
+    MOMENTS,
+    PARAMETERS,
+    TOP,
+    AggregateSpec,
+    AggregateState,
+)
 from ..state.evolution import AGGREGATE, with_meaning
 from ..state.hashing import check_key_type
-from ..state.key_index import stored_key_type
+from ..state.slots.epochs import TableEpoch
+from ..state.slots.key_index import stored_key_type
 from ..state.snapshot import KEY_GROUP_COLUMN
 from ..state.values import EVENT_TIME
 from .aggregate_inputs import check_texts, computed_input, meant, with_computed

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from ..state.accumulators import Mask
+from ..state.aggregates.accumulators import Mask
 from ..state.hashing import hash_columns, key_groups_of
 from ..state.keygroups import KeyGroupRange
 from ..state.values import Index

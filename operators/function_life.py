@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import HeadgateError, PlanError
-from ..state.descriptors import StateDescriptor
+from ..state.keyed.descriptors import StateDescriptor
 from .base import Operator, OperatorContext, OperatorFactory
 from .elements import Batch, ColumnBatch, ObjectBatch
 from .functions import is_async

@@ -11,9 +11,9 @@ import pyarrow as pa
 import xxhash
 
 from ..errors import PlanError
-from ..state.aggregate_state import AggregateState, StateCut
-from ..state.epochs import RESTORED_EPOCH, TableEpoch
-from ..state.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column, taken_keys
+from ..state.aggregates.state import AggregateState, StateCut
+from ..state.slots.epochs import RESTORED_EPOCH, TableEpoch
+from ..state.slots.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column, taken_keys
 from ..state.values import EVENT_TIME, Array, Index, Values, validity_of, values_of
 from .aggregates import AggregatePlan
 from .elements import Batch, ColumnBatch, Timestamps

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..errors import OptionError
-from ..state.keyed.backend_settings import RocksDBSettings
-from ..state.keyed.base import KeyedBackend, TableSpec
-from ..state.keyed.key_shape import KeyShape
+from ..state.keyed.base import KeyedBackend
+from ..state.keyed.canonical import TableSpec
+from ..state.keyed.keys import KeyShape
 from ..state.keyed.memory import MemoryBackend
+from ..state.settings import RocksDBSettings
 from .base import OperatorContext
 from .extras import missing_extra
 from .sizes import parse_size
@@ -53,7 +54,7 @@ def open_keyed_backend(
     check_state_backend(context.options)
     if context.options.get(_TYPE) != _ROCKSDB:
         return MemoryBackend(keys, specs, context.max_parallelism)
-    from ..state.keyed.rocksdb import RocksDBBackend  # imported here, as it needs an extra
+    from ..state.rocksdb.backend import RocksDBBackend  # imported here, as it needs an extra
 
     return RocksDBBackend(
         keys,

@@ -18,13 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import StateError
-from ..state.annotated import returned_type
 from ..state.codecs import Codec, PickleCodec, codec_of
 from ..state.evolution import check_compatible, is_declared_later
+from ..state.forms import returned_type
 from ..state.keyed.canonical import Layout, Rows
 from ..state.keyed.cuts import Changes, Cut
-from ..state.keyed.identity import key_of, token
-from ..state.keyed.key_shape import OPAQUE_KEYS, keys_of_columns
+from ..state.keyed.keys import OPAQUE_KEYS, key_of, keys_of_columns, token
 from ..state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from .base import Operator
 from .elements import Batch, ColumnBatch, ObjectBatch

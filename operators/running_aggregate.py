@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ..state.epochs import TableEpoch
-from ..state.key_index import KeyHasher
-from ..state.reserved import SlotArray
+from ..state.slots.arrays import SlotArray
+from ..state.slots.epochs import TableEpoch
+from ..state.slots.key_index import KeyHasher
 from ..state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..state.values import Index
 from .aggregate_tables import (

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..state.epochs import RESTORED_EPOCH, TableEpoch
-from ..state.key_index import BatchKeys, KeyHasher, plain_column, taken_keys
-from ..state.reserved import SlotArray
+from ..state.slots.arrays import SlotArray
+from ..state.slots.epochs import RESTORED_EPOCH, TableEpoch
+from ..state.slots.key_index import BatchKeys, KeyHasher, plain_column, taken_keys
 from ..state.values import Array, Index
 from .aggregate_tables import CutPart
 from .aggregates import AggregatePlan

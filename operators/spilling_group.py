@@ -11,14 +11,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ..state.epochs import TableEpoch
 from ..state.hashing import Hashes
-from ..state.key_index import KeyHasher, plain_column
-from ..state.runs.file_pool import FilePool
-from ..state.runs.memory_shares import MemoryShare
-from ..state.runs.settings import RunSettings
+from ..state.runs.run_file import FilePool
 from ..state.runs.spilling_table import SpillingTable, TableShape
-from ..state.slots import Slots
+from ..state.settings import MemoryShare, RunSettings
+from ..state.slots.epochs import TableEpoch
+from ..state.slots.key_index import KeyHasher, plain_column
+from ..state.slots.table import Slots
 from ..state.snapshot import FilesCut, RestoredFiles
 from ..state.values import Index
 from .aggregates import AggregatePlan

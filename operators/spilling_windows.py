@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ..state.epochs import TableEpoch
 from ..state.runs.spilling_table import delta_room
+from ..state.slots.epochs import TableEpoch
 from ..state.snapshot import FilesCut, RestoredFiles, TableCut
 from .keyed_aggregate import KeyedGroup
 from .small_windows import SmallWindows

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import PlanError, StateError
-from ..state.accumulators import Mask
-from ..state.epochs import TableEpoch
-from ..state.key_index import KeyHasher
+from ..state.aggregates.accumulators import Mask
+from ..state.slots.epochs import TableEpoch
+from ..state.slots.key_index import KeyHasher
 from ..state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ..state.accumulators import Mask
+from ..state.aggregates.accumulators import Mask
 from ..state.snapshot import KEY_GROUP_COLUMN, StateInfo, TableCut
 from ..state.values import Index
 from .ahead import Ahead

@@ -1,21 +1,41 @@
-"""Types as Arrow sees them: the column type, and functions from values to plain data and back."""
+"""How values of a Python type become plain data that Arrow takes for a column, and back.
+
+A `Form` needs the type: it makes the column, and functions between values and plain data. `plain_of` does
+without it: it turns what an old codec encoded into plain data, by the type of the column alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, get_args, get_origin
+from functools import partial
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
 from ..errors import StateError
+
+
+def returned_type(function: object) -> Any:
+    """The type that a function is annotated to return; Any if it does not say, or not in a known name."""
+    while isinstance(function, partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = getattr(type(function), "__call__", None)  # noqa: B004 - the method is wanted
+    try:
+        hint = typing.get_type_hints(function, include_extras=True).get("return", Any)
+    except Exception:  # a name that only a type checker knows, or a function written in C
+        return Any
+    return Any if isinstance(hint, TypeVar) or hint is type(None) else hint
+
 
 PLAIN: dict[Any, pa.DataType] = {
     int: pa.int64(),
@@ -254,3 +274,50 @@ def is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (
         issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
     )
+
+
+Plain: TypeAlias = Callable[[Any], Any]
+_TIMES = (
+    (pa.types.is_timestamp, datetime),
+    (pa.types.is_date, date),
+    (pa.types.is_time, time),
+    (pa.types.is_duration, timedelta),
+)
+
+
+def plain_of(type_: pa.DataType) -> Plain:
+    """From what msgpack says, without types, to what Arrow takes for a type."""
+    found = _known_plain(type_)
+    return lambda value: None if value is None else found(value)
+
+
+def _known_plain(type_: pa.DataType) -> Plain:
+    if pa.types.is_struct(type_):
+        return _struct(type_)
+    if pa.types.is_map(type_):
+        keys, items = plain_of(type_.key_type), plain_of(type_.item_type)
+        return lambda value: [(keys(k), items(v)) for k, v in value.items()]
+    if pa.types.is_list(type_):
+        item = plain_of(type_.value_type)
+        return lambda value: [item(element) for element in value]
+    for is_one, kind in _TIMES:
+        if is_one(type_):
+            return lambda value: msgspec.convert(value, kind)
+    return lambda value: value
+
+
+def _struct(type_: pa.DataType) -> Plain:
+    fields = {field.name: plain_of(field.type) for field in type_}
+
+    def plain(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):  # a tuple, or a Struct written as an array
+            value = dict(zip(fields, value, strict=True))
+        unknown = value.keys() - fields.keys()
+        if unknown:
+            raise StateError(
+                f"a stored value has fields that its type did not declare fields=`{sorted(unknown)}`",
+                fix="restore from a canonical savepoint, which keeps the names of fields",
+            )
+        return {name: read(value.get(name)) for name, read in fields.items()}
+
+    return plain

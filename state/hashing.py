@@ -15,7 +15,7 @@ a restore. It must therefore never change: `tests/state/golden_hashes.json` pins
 Values that Python calls equal hash equal (`1 == True == Decimal("1.0")`), so the key of a dict and
 the key of a column agree. Floats are refused: rounding would decide where a key lives.
 
-The key group comes from the top bits, slot tables use the low ones (`state/slots.py`). A second,
+The key group comes from the top bits, slot tables use the low ones (`slots/table.py`). A second,
 independent hash of the same columns (`identity_columns`) makes the identity of a key 128 bits wide.
 """
 
@@ -294,6 +294,14 @@ def _mix_array(h: Hashes) -> Hashes:
         h *= np.uint64(factor)
     h ^= h >> np.uint64(31)
     return h
+
+
+def mixed(words: Hashes) -> Hashes:
+    """A bijection of 64-bit numbers whose bits look random.
+
+    It is a step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+    """
+    return _mix_array(words + np.uint64(INT))
 
 
 def _hash_by_value(array: pa.Array, lane: int) -> Hashes:

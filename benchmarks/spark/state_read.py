@@ -27,7 +27,7 @@ import headgate.spark
 from headgate.runtime.offline.editor import Declared, SavepointEditor, write_here
 from headgate.state.codecs import codec_of
 from headgate.state.keyed.canonical import Layout
-from headgate.state.keyed.key_shape import keys_of_type
+from headgate.state.keyed.keys import keys_of_type
 
 PARALLELISM = 4
 GROUPS = 128

@@ -27,7 +27,7 @@ import xxhash
 
 from ...errors import CorruptError, StorageError
 from ...operators.sink import OutputFile
-from ...state.measured import measure_file
+from ...state.checked_files import measure_file
 
 
 class Committable(msgspec.Struct, frozen=True):

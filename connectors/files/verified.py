@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import CorruptError
-from ...state.parquet_pieces import (
+from ...state.checked_files import (
     ARROW_TAIL_BYTES,
     FOOTER_END_BYTES,
     Pieces,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import HeadgateError, UserCodeError
-from ...state.keyed.identity import token
+from ...state.keyed.keys import token
 from ..base import OperatorContext
 from ..dead_letters import DeadLetters
 from ..durations import format_duration

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ...errors import StateError
 from ...state.codecs import dumps
 from ...state.hashing import hash_keys, key_groups_of
-from ...state.keyed.identity import key_of
+from ...state.keyed.keys import key_of
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     ItemsCut,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import HeadgateError, PlanError, StateError
-from ...state.keyed.identity import token
+from ...state.keyed.keys import token
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..async_io.map_async import TIMED_OUT

@@ -8,9 +8,9 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from ...state.codecs import codec_of
-from ...state.keyed.base import ABSENT, KeyedBackend, TableSpec
-from ...state.keyed.canonical import Layout
-from ...state.keyed.identity import token
+from ...state.keyed.base import ABSENT, KeyedBackend
+from ...state.keyed.canonical import Layout, TableSpec
+from ...state.keyed.keys import token
 from ..process.declared import Declared
 from .matcher import Runs
 

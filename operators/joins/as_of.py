@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...state.accumulators import Mask
-from ...state.reserved import SlotArray
+from ...state.aggregates.accumulators import Mask
+from ...state.slots.arrays import SlotArray
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..ahead import Ahead

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ...state.reserved import SlotArray
+from ...state.slots.arrays import SlotArray
 from ...state.values import Index
 from .ranges import (
     PAIRS_MAX,

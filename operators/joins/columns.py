@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...state.key_index import stored_key_type
+from ...state.slots.key_index import stored_key_type
 from ...state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN
 from ..graph import Origin
 

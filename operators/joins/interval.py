@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ...state.accumulators import Mask
+from ...state.aggregates.accumulators import Mask
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..ahead import Ahead

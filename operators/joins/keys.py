@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
+from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.values import Index
 from .side import Side
 

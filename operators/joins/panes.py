@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...state.epochs import RESTORED_EPOCH, TableEpoch
+from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
 from ...state.values import Index
 from .row_store import PIECE_BYTES_MAX
 

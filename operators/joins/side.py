@@ -2,7 +2,7 @@
 
 Rows are only ever appended, marked as matched, or released. Released rows stay in place until they
 outnumber the others; then the rest is compacted. A cut is the list of pieces and the size at the
-barrier, neither of which changes any more. Only the marks change, and `state/epochs.py` keeps them
+barrier, neither of which changes any more. Only the marks change, and `state/slots/epochs.py` keeps them
 as they were.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...state.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
-from ...state.reserved import SlotArray
+from ...state.slots.arrays import SlotArray
+from ...state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
 from ...state.values import Index
 from .chains import Chains
 from .row_store import RowStore

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError, UsageError
-from ...state.key_index import KeyHasher, stored_keys
-from ...state.slots import Rows, SlotTable
+from ...state.slots.key_index import KeyHasher, stored_keys
+from ...state.slots.table import Rows, SlotTable
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..graph import Origin

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...state.key_index import KeyHasher
+from ...state.slots.key_index import KeyHasher
 from ...state.values import Index
 from ..ahead import key_groups
 from ..base import Operator, OperatorContext

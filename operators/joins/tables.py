@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from ...errors import StateError
 from ...state.evolution import is_widening, with_meaning
 from ...state.hashing import hash_columns, key_groups_of
-from ...state.key_index import plain_column, too_much_text
 from ...state.keygroups import KeyGroupRange
+from ...state.slots.key_index import plain_column, too_much_text
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
 from ...state.values import Index
 from ..ahead import Ahead

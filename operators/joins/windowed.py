@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ...state.key_index import BatchKeys, KeyIndex
+from ...state.slots.key_index import BatchKeys, KeyIndex
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..ahead import Ahead

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
-from ...state.epochs import TableEpoch
-from ...state.key_index import KeyHasher, plain_column
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher, plain_column
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Array
 from ..aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...state.reserved import SlotArray
+from ...state.slots.arrays import SlotArray
 from ...state.values import Index
 from ..base import OperatorContext
 from ..windows import Early

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...state.epochs import TableEpoch
-from ...state.key_index import KeyHasher
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Array, Index
 from ..aggregates import AggregatePlan

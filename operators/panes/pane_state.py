@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
-from ...state.epochs import RESTORED_EPOCH, TableEpoch
-from ...state.key_index import KeyCut, plain_column
+from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
+from ...state.slots.key_index import KeyCut, plain_column
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,

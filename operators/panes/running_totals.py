@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import DataError
-from ...state.aggregate_state import AggregateSpec, AggregateState
-from ...state.reserved import SlotArray, entries_of
+from ...state.aggregates.state import AggregateSpec, AggregateState
+from ...state.slots.arrays import SlotArray, entries_of
 from ...state.values import Array, Index, Values, values_of
 from ..aggregates import AggregatePlan
 from .totals import NOWHERE, Between, Members, Totalled

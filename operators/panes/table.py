@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...state.aggregate_state import AggregateState
-from ...state.epochs import TableEpoch
-from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
-from ...state.reserved import SlotArray
+from ...state.aggregates.state import AggregateState
+from ...state.slots.arrays import SlotArray
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.values import Array, Index
 from ..aggregates import AggregatePlan
 from ..elements import Timestamps

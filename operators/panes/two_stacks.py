@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ...state.aggregate_state import AggregateState
-from ...state.epochs import TableEpoch
-from ...state.reserved import SlotArray
+from ...state.aggregates.state import AggregateState
+from ...state.slots.arrays import SlotArray
+from ...state.slots.epochs import TableEpoch
 from ...state.values import Index
 from ..aggregates import AggregatePlan
 from .table import state_table

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...state.epochs import TableEpoch
-from ...state.key_index import KeyHasher
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher
 from ...state.snapshot import (
     RestoredState,
     StateInfo,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import HeadgateError
-from ...state.undo import UndoLog
+from ...state.keyed.undo import UndoLog
 from ..base import OperatorContext, Output
 from ..dead_letters import DeadLetters
 from ..elements import ObjectBatch

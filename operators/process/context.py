@@ -10,8 +10,8 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from ...errors import StateError
-from ...state.timers import TimerTable
-from ...state.undo import UndoTimers
+from ...state.keyed.timers import TimerTable
+from ...state.keyed.undo import UndoTimers
 from ..clock import Clock
 from ..durations import Duration, parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN

@@ -10,9 +10,14 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError
-from ...state.descriptors import BroadcastState, KeyedState, OperatorListState, StateDescriptor
-from ...state.keyed.base import TableSpec
-from ...state.keyed.key_shape import KeyShape, keys_of_columns, keys_of_type
+from ...state.keyed.canonical import TableSpec
+from ...state.keyed.descriptors import (
+    BroadcastState,
+    KeyedState,
+    OperatorListState,
+    StateDescriptor,
+)
+from ...state.keyed.keys import KeyShape, keys_of_columns, keys_of_type
 from ..durations import parse_duration
 from .functions import Process, ProcessFunction
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from ...errors import HeadgateError, StateError
+from ...state.keyed.undo import UndoLog, UndoTimers
 from ...state.snapshot import (
     ItemsCut,
     RestoredState,
@@ -17,7 +18,6 @@ from ...state.snapshot import (
     StateSnapshot,
     state_info,
 )
-from ...state.undo import UndoLog, UndoTimers
 from ..base import OperatorContext
 from ..dead_letters import FAIL
 from ..elements import Batch, ColumnBatch

@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from ...errors import StateError
 from ...state.keyed.base import KeyedBackend
+from ...state.keyed.handles import BroadcastHandle, OperatorListHandle
 from ...state.keyed.ttl import Expiry
-from ...state.keyed.undo_tables import UndoTables
-from ...state.operator_state import BroadcastHandle, OperatorListHandle
+from ...state.keyed.undo import UndoLog, UndoTables
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
-from ...state.undo import UndoLog
 from ..base import OperatorContext
 from ..clock import Clock
 from ..keyed_backend import open_keyed_backend

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from ...errors import StateError
 from ...state.evolution import compare
-from ...state.keyed.key_shape import KeyShape
+from ...state.keyed.keys import KeyShape
+from ...state.keyed.timers import TimerTable, timer_layout
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
-from ...state.timers import TimerTable, timer_layout
 from ..base import OperatorContext
 from ..drops import DropKind
 from ..elements import WATERMARK_MAX

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ...state.aggregate_state import StateCut
-from ...state.epochs import SlotCut
-from ...state.key_index import KeyCut
+from ...state.aggregates.state import StateCut
+from ...state.slots.epochs import SlotCut
+from ...state.slots.key_index import KeyCut
 from ...state.values import Array
 from ..keyed_aggregate import Rows
 from .intervals import Index, Mask, Times

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...state.reserved import SlotArray
+from ...state.slots.arrays import SlotArray
 from ...state.values import Index
 from .intervals import Times
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...state.epochs import TableEpoch
-from ...state.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...state.aggregate_state import AggregateState
-from ...state.epochs import RESTORED_EPOCH, ChangedSlots, Field, TableEpoch
-from ...state.key_index import BatchKeys, KeyHasher, KeyIndex
-from ...state.reserved import SlotArray
+from ...state.aggregates.state import AggregateState
+from ...state.slots.arrays import SlotArray
+from ...state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, TableEpoch
+from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.values import Array, Values
 from ..aggregates import AggregatePlan
 from .deadlines import Deadlines

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from ...errors import PlanError
-from ...state.descriptors import KeyedState
+from ...state.keyed.descriptors import KeyedState
 from ..process.context import Context
 from ..process.emitter import Emitter
 from ..process.functions import ProcessFunction

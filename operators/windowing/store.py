@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from ...state.codecs import codec_of
-from ...state.descriptors import KeyedState
-from ...state.keyed.base import ABSENT, KeyedBackend, TableSpec
-from ...state.keyed.canonical import Layout
-from ...state.keyed.key_shape import entry_codec
-from ...state.timers import TimerTable
+from ...state.keyed.base import ABSENT, KeyedBackend
+from ...state.keyed.canonical import Layout, TableSpec
+from ...state.keyed.descriptors import KeyedState
+from ...state.keyed.keys import entry_codec
+from ...state.keyed.timers import TimerTable
 from ..clock import Clock
 from ..process.context import Context, RepeatsAfterEnd
 from ..process.declared import Declared

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StateError
-from ...state.parquet_pieces import SeekableFile, row_group_extent
+from ...state.checked_files import SeekableFile, row_group_extent
 from ...state.snapshot import StateHandle
 from ..storage.base import CheckpointStore
 from ..storage.local import LocalStore

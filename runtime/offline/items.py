@@ -9,9 +9,9 @@ import msgspec
 import pyarrow as pa
 
 from ...state.evolution import ENCODING
+from ...state.forms import plain_of
 from ...state.keyed.canonical import VALUE_COLUMN
-from ...state.keyed.identity import decode_key
-from ...state.plain import plain_of
+from ...state.keyed.keys import decode_key
 from .files import OpenStore
 from .snapshot import StoredState
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ...state.hashing import hash_columns, hash_keys, key_groups_of
-from ...state.keyed.identity import decode_key
+from ...state.keyed.keys import decode_key
 
 KEY_TEXT: Final = "key_text"
 """Beside a column `key` of bytes: the key for people."""

@@ -14,15 +14,14 @@ import msgspec
 import pyarrow as pa
 
 from ...state.evolution import ENCODING, LAST_USED_COLUMN
-from ...state.keyed.backend_settings import RocksDBSettings
+from ...state.forms import plain_of
 from ...state.keyed.canonical import NAMESPACE_COLUMN, VALUE_COLUMN
-from ...state.keyed.identity import decode_token, encode_key, key_of
-from ...state.keyed.key_shape import TEXT_MAX
-from ...state.keyed.rocksdb_keys import GROUP_BYTES, group_of, split_value
-from ...state.keyed.rocksdb_restore import StoredDatabase
-from ...state.keyed.rocksdb_settings import database_options, shared_memory
+from ...state.keyed.keys import TEXT_MAX, decode_token, encode_key, key_of
 from ...state.keygroups import KeyGroupRange
-from ...state.plain import plain_of
+from ...state.rocksdb.database import database_options, shared_memory
+from ...state.rocksdb.layout import GROUP_BYTES, group_of, split_value
+from ...state.rocksdb.restore import StoredDatabase
+from ...state.settings import RocksDBSettings
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredFiles
 from .keys import KEY_TEXT, is_opaque
 from .snapshot import StoredState

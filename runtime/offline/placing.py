@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ...state.evolution import LAST_USED_COLUMN, is_widening
-from ...state.keyed.identity import encode_key
-from ...state.keyed.key_shape import TEXT_MAX
+from ...state.keyed.keys import TEXT_MAX, encode_key
 from ...state.snapshot import KEY_GROUP_COLUMN, StateInfo
 from .collect import whole_groups
 from .keys import KEY_TEXT, is_opaque, key_groups

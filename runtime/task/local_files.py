@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import xxhash
 
-from ...state.measured import measure_file
+from ...state.checked_files import measure_file
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol import names
 

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import check
+from ...state.checked_files import Pieces, footer_of, row_group_extent
 from ...state.keygroups import KeyGroupRange
-from ...state.parquet_pieces import Pieces, footer_of, row_group_extent
 from ...state.snapshot import KEY_GROUP_COLUMN
 
 ROW_GROUP_ROWS: Final = 65_536

@@ -22,8 +22,8 @@ import pyarrow as pa
 import xxhash
 
 from ...state.chain import Chain, ChainPlan, StateKey, Written, extend
+from ...state.checked_files import measure_file
 from ...state.keygroups import KeyGroupRange
-from ...state.measured import measure_file
 from ...state.snapshot import (
     CollectedFiles,
     FilesCut,

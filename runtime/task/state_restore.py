@@ -26,9 +26,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StorageError
+from ...state.checked_files import measure_file, tail_bytes
 from ...state.keygroups import KeyGroupRange
-from ...state.measured import measure_file
-from ...state.parquet_pieces import tail_bytes
 from ...state.snapshot import (
     DELETED_COLUMN,
     KEY_GROUP_COLUMN,

@@ -11,13 +11,12 @@ changed in place, so that a change without `put` is never state, in any backend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Protocol, final
 
-from ..snapshot import FilesCut, RestoredState, StateInfo, TableCut
-from .canonical import Layout
-from .key_shape import KeyShape
+from ..snapshot import FilesCut, RestoredState, TableCut
+from .canonical import TableSpec
+from .keys import KeyShape
 
 
 @final
@@ -30,32 +29,6 @@ class Absent:
 
 ABSENT: Final = Absent()
 """The result of a table for a key that has no value; None is a value."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableSpec:
-    """One table of keyed state.
-
-    Attributes:
-        name: unique in the operator.
-        layout: its kind, the types of its values and entries, and the columns of its canonical table.
-            Kinds `list` and `map` have any number of entries per key and namespace, the others one value.
-            Without `layout.namespaced`, `set_namespace` does not concern the table.
-        ttl_ms: entries carry the time of their last use, and die this long after it; None: they stay.
-        version: the user's, kept with the state.
-        migrate: `(old value as plain data, its version) -> value`, for state of another version.
-    """
-
-    name: str
-    layout: Layout
-    ttl_ms: int | None = None
-    version: int = 1
-    migrate: Callable[[Any, int], Any] | None = None
-
-    @property
-    def info(self) -> StateInfo:
-        """The declaration that goes into the snapshot."""
-        return self.layout.info(self.name, version=self.version, ttl_ms=self.ttl_ms)
 
 
 class ValueTable(ABC):
@@ -83,7 +56,7 @@ class ValueTable(ABC):
 class EntryTable(ABC):
     """Any number of entries per (key, namespace), each under an entry key; values as in `ValueTable`.
 
-    Entry keys are compared as keys of state are (`identity.py`).
+    Entry keys are compared as keys of state are (`keys.py`).
     """
 
     @abstractmethod
@@ -193,8 +166,8 @@ class KeyedBackend(ABC):
     def restore(self, state: RestoredState, now_ms: int) -> None:
         """Take over restored state; called once, before any access.
 
-        Tables are adapted to their spec (`restoring.py`); values that had no TTL before count as last
-        used at `now_ms`. Raises StateError if a state cannot be adapted.
+        Tables are adapted to their spec (`canonical.restored_rows`); values that had no TTL before count
+        as last used at `now_ms`. Raises StateError if a state cannot be adapted.
         """
 
     @abstractmethod

@@ -1,10 +1,11 @@
-"""The canonical table of a state: the same columns whatever the backend.
+"""The canonical table of a state, with the same columns whatever the backend, and how stored ones are
+adapted.
 
 | column | |
 |---|---|
 | `key_group` | int32; rows are sorted by it |
 | key columns | typed; see `KeyShape` |
-| `namespace` | binary (identity.py), of states with namespaces only |
+| `namespace` | binary (`keys.py`), of states with namespaces only |
 | `map_key`, `position` | of a map: typed; of timers: the tag; of a list: int64, one row per element |
 | `value` | typed; see `codecs`; of timers: int64, when they are due, ms since 1970 UTC |
 | `last_used` | timestamp(ms, UTC), of states with a TTL only |
@@ -14,20 +15,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StateError
+from ...errors import HeadgateError, StateError
 from ..codecs import Codec, PickleCodec
-from ..evolution import ENCODING, LAST_USED_COLUMN
+from ..evolution import ENCODING, LAST_USED_COLUMN, adapt, check_compatible, is_declared_later
 from ..hashing import hash_keys, key_groups_of
-from ..snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, StateInfo, state_info
-from .identity import decode_key, encode_key
-from .key_shape import KeyShape
+from ..snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, RestoredState, StateInfo, state_info
+from .keys import KeyShape, decode_key, encode_key
 
 NAMESPACE_COLUMN = "namespace"
 VALUE_COLUMN = "value"
@@ -176,3 +176,120 @@ def address_rows(rows: Rows) -> Iterator[tuple[Any, Any, Any, Any, int]]:
         rows.last_used or [0] * count,
         strict=True,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table of keyed state.
+
+    Attributes:
+        name: unique in the operator.
+        layout: its kind, the types of its values and entries, and the columns of its canonical table.
+            Kinds `list` and `map` have any number of entries per key and namespace, the others one value.
+            Without `layout.namespaced`, `set_namespace` does not concern the table.
+        ttl_ms: entries carry the time of their last use, and die this long after it; None: they stay.
+        version: the user's, kept with the state.
+        migrate: `(old value as plain data, its version) -> value`, for state of another version.
+    """
+
+    name: str
+    layout: Layout
+    ttl_ms: int | None = None
+    version: int = 1
+    migrate: Callable[[Any, int], Any] | None = None
+
+    @property
+    def info(self) -> StateInfo:
+        """The declaration that goes into the snapshot."""
+        return self.layout.info(self.name, version=self.version, ttl_ms=self.ttl_ms)
+
+
+# --- stored tables under the present declaration ---------------------------------------------------
+
+
+def restored_rows(spec: TableSpec, state: RestoredState, now_ms: int) -> Rows | None:
+    """The rows of a restored table under its present declaration; None if there is none.
+
+    Args:
+        spec: what is declared now.
+        state: all restored state of the operator.
+        now_ms: the last use of values that had no TTL when they were stored.
+
+    Raises:
+        StateError: the stored state cannot be loaded; names the state and both types.
+    """
+    table = state.tables.get(spec.name)
+    if table is None:
+        return None
+    old = state.states.get(spec.name)
+    if old is not None:
+        check_compatible(old, spec.info)
+    migrated = old is not None and old.version != spec.version
+    declared_later = old is not None and not migrated and is_declared_later(old, spec.info)
+    target = spec.layout.schema()
+    if migrated or declared_later or spec.layout.value.adapts:
+        index = target.get_field_index(VALUE_COLUMN)
+        target = target.set(index, table.schema.field(VALUE_COLUMN))
+    adapted = adapt(table, target, {LAST_USED_COLUMN: now_ms} if spec.ttl_ms is not None else None)
+    try:
+        if migrated:
+            assert old is not None
+            return _migrated(spec, adapted, old)
+        if declared_later:
+            assert old is not None
+            return _unpickled(spec, adapted, old)
+        return spec.layout.rows(adapted)
+    except StateError as error:
+        raise StateError(f"state `{spec.name}`: {error.message}", fix=error.fix) from error
+
+
+def is_reshaped(spec: TableSpec, state: RestoredState) -> bool:
+    """True if deltas in the present shape cannot be merged with the stored table."""
+    old = state.states.get(spec.name)
+    stored = state.tables[spec.name].schema if old is None else old.arrow_schema()
+    other_version = old is not None and old.version != spec.version
+    if other_version or stored is None or not stored.equals(spec.layout.schema()):
+        return True
+    return old is not None and is_declared_later(old, spec.info)
+
+
+def _migrated(spec: TableSpec, table: pa.Table, old: StateInfo) -> Rows:
+    migrate = spec.migrate
+    if migrate is None:
+        raise StateError(
+            f"it is of version {old.version}, and version {spec.version} is declared without migrate=",
+            fix="give migrate=, a function of the old value and its version",
+        )
+    schema = old.arrow_schema()
+    assert schema is not None
+    plain = spec.layout.plain_values(table, schema.field(VALUE_COLUMN))
+    values = [_call(migrate, value, old.version) for value in plain]
+    return spec.layout.rows(table, values)
+
+
+def _unpickled(spec: TableSpec, table: pa.Table, old: StateInfo) -> Rows:
+    """The rows of a state that was pickled, and has got a declared type since."""
+    schema = old.arrow_schema()
+    assert schema is not None
+    values = spec.layout.plain_values(table, schema.field(VALUE_COLUMN))
+    for value in values:
+        try:
+            spec.layout.value.hold(value)
+        except (TypeError, ValueError) as error:
+            raise StateError(
+                f"a value that was pickled is not of the type that is declared now: {error}",
+                fix="declare a type that all stored values have; or raise version= and give migrate=, "
+                "which turns old values into new ones",
+            ) from error
+    return spec.layout.rows(table, values)
+
+
+def _call(migrate: Callable[[Any, int], Any], value: Any, version: int) -> Any:
+    try:
+        return migrate(value, version)
+    except HeadgateError:
+        raise
+    except Exception as error:
+        raise StateError(
+            f"migrate= raised {type(error).__name__}: {error} value=`{value!r:.200}` version=`{version}`"
+        ) from error

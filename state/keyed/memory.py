@@ -13,12 +13,10 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ..snapshot import FilesCut, RestoredState, TableCut
-from .base import ABSENT, EntryTable, KeyedBackend, TableSpec, ValueTable
-from .canonical import DELETED, Rows, address_rows
+from .base import ABSENT, EntryTable, KeyedBackend, ValueTable
+from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of
-from .identity import key_of, token
-from .key_shape import KeyShape
-from .restoring import is_reshaped, restored_rows
+from .keys import KeyShape, key_of, token
 
 _ALIVE: Final = -(2**63)
 

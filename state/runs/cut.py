@@ -21,10 +21,9 @@ from ..snapshot import (
     LocalFile,
     RestoredFiles,
 )
-from .file_pool import FilePool
 from .layout import PackedRows, RowLayout
 from .run import Run, Segment
-from .run_file import MappedFile, RunFile
+from .run_file import FilePool, MappedFile, RunFile
 from .run_set import RunSet, Version
 
 META_VERSION = 1

@@ -1,19 +1,162 @@
-"""A run: files whose ranges of hashes follow one another, found in by a batch of hashes at a time."""
+"""A run: files whose ranges of hashes follow one another; how a batch of hashes is found in it, and how
+it is written.
+
+The index that a run keeps in memory takes 2 to 3 bytes a row. Hashes are uniform and sorted, so the
+distance of a hash from the first one, shifted, is nearly its row: the *fence* has the first row of each
+bucket of 2 to 4 rows. Beside it lies one byte of each row's hash, its *fingerprint*. A lookup compares
+the eight fingerprints from the start of the bucket, as one word. So of the hashes that a run does not
+hold 99 in 100 are turned away without touching a page of its files, and of those it holds the row is
+known before the first page is touched.
+"""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..hashing import Hashes
 from ..values import Index
-from .index import Rows, RunIndex
-from .layout import PackedRows, Records
-from .run_file import MappedFile
+from .layout import PackedRows, Records, RowLayout
+from .run_file import FilePool, MappedFile, RunFile, write_run_file
+
+# --- the index -------------------------------------------------------------------------------------
+
+
+_ROWS_PER_BUCKET = 2
+_CHUNK_ROWS = 1 << 16
+_WINDOW = 8
+"""Fingerprints in a word."""
+_ONES, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_WITHIN = np.array([(1 << 8 * rows) - 1 for rows in range(_WINDOW + 1)], np.uint64)
+"""The bytes of a window that belong to a bucket of so many rows."""
+_ONE, _THREE, _SEVEN = np.uint64(1), np.uint64(3), np.uint64(7)
+
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Rows that may hold what is looked for.
+
+    Attributes:
+        positions: of the hashes among those asked for; one may come more than once.
+        bases: first row of the window that was compared.
+        matches: the top bit of each byte of the window that agrees.
+    """
+
+    positions: Index
+    bases: Rows
+    matches: Hashes
+
+    def rows(self) -> Rows:
+        """The first candidate of each."""
+        lowest = self.matches & (~self.matches + _ONE)
+        return self.bases + (np.bitwise_count(lowest - _ONE) >> 3)
+
+    def take(self, which: Index) -> Candidates:
+        """Some of them, in that order."""
+        return Candidates(self.positions[which], self.bases[which], self.matches[which])
+
+    def others(self, which: Index) -> Candidates:
+        """The candidates behind the first ones of `which`."""
+        rest = self.take(which)
+        rest.matches &= rest.matches - _ONE
+        return rest.take(np.flatnonzero(rest.matches))
+
+
+class RunIndex:
+    """Index of the rows of a run, given as ascending pieces of ascending hashes; at least one row."""
+
+    def __init__(self, pieces: Sequence[Hashes]) -> None:
+        rows = sum(map(len, pieces))
+        self._first, self._last = np.uint64(pieces[0][0]), np.uint64(pieces[-1][-1])
+        span = int(self._last - self._first)
+        buckets = rows // _ROWS_PER_BUCKET + 1
+        # The least shift that leaves no more buckets than that.
+        self._shift = np.uint64(max(0, span.bit_length() - buckets.bit_length() + 1))
+        self._fence = np.zeros((span >> int(self._shift)) + 2, np.uint32)
+        self._words = np.zeros(rows // 8 + 2, np.uint64)
+        start = 0
+        for piece in pieces:
+            for low in range(0, len(piece), _CHUNK_ROWS):
+                chunk = piece[low : low + _CHUNK_ROWS]
+                self._add(start, chunk)
+                start += len(chunk)
+        np.cumsum(self._fence, out=self._fence)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index."""
+        return self._words.nbytes + self._fence.nbytes
+
+    def _add(self, start: int, hashes: Hashes) -> None:
+        self._words.view(np.uint8)[start : start + len(hashes)] = hashes.astype(np.uint8)
+        buckets = ((hashes - self._first) >> self._shift).view(np.int64)
+        counts = np.bincount(buckets - buckets[0])
+        at = int(buckets[0]) + 1
+        self._fence[at : at + len(counts)] += counts.astype(np.uint32)
+
+    def probe(self, hashes: Hashes) -> Candidates:
+        """Where each of ascending `hashes` may be."""
+        low = int(np.searchsorted(hashes, self._first, "left"))
+        high = int(np.searchsorted(hashes, self._last, "right"))
+        hashes = hashes[low:high]
+        buckets = ((hashes - self._first) >> self._shift).view(np.int64)
+        bases = self._fence.take(buckets).astype(np.int64)
+        buckets += 1
+        sizes = self._fence.take(buckets).astype(np.int64)
+        sizes -= bases
+        positions = np.arange(low, high)
+        found = [self._compare(hashes, bases, sizes, positions)]
+        while (crowded := np.flatnonzero(sizes > _WINDOW)).size:
+            hashes, positions = hashes[crowded], positions[crowded]
+            bases, sizes = bases[crowded] + _WINDOW, sizes[crowded] - _WINDOW
+            found.append(self._compare(hashes, bases, sizes, positions))
+        if len(found) == 1:
+            return found[0]
+        return Candidates(
+            np.concatenate([one.positions for one in found]),
+            np.concatenate([one.bases for one in found]),
+            np.concatenate([one.matches for one in found]),
+        )
+
+    def _compare(
+        self,
+        hashes: Hashes,
+        bases: Rows,
+        sizes: Rows,
+        positions: Index,
+    ) -> Candidates:
+        """Compare the fingerprints of rows base to base + min(size, 8)."""
+        index = bases >> 3
+        shift = (bases.view(np.uint64) & _SEVEN) << _THREE
+        window = self._words.take(index)
+        window >>= shift
+        index += 1
+        high = self._words.take(index)
+        high <<= _ONE  # a shift by 64 is undefined: in two steps
+        high <<= np.uint64(63) - shift
+        window |= high
+        window ^= (hashes & np.uint64(0xFF)) * _ONES
+        # The lowest zero byte, and perhaps bytes above it, get their top bit set.
+        matches: Hashes = window - _ONES
+        matches &= ~window
+        matches &= _TOPS
+        matches &= _WITHIN.take(sizes, mode="clip")
+        some = np.flatnonzero(matches)
+        return Candidates(positions[some], bases[some], matches[some])
+
+
+# --- the run ---------------------------------------------------------------------------------------
+
 
 _FAULT_BYTES = 64 << 10
 """The kernel maps the pages around the one that is touched as well (fault-around)."""
@@ -142,3 +285,105 @@ class Run:
             for at, segment in enumerate(self.segments)
             if cuts[at] < cuts[at + 1]
         ]
+
+
+# --- writing ---------------------------------------------------------------------------------------
+
+
+class RunWriter:
+    """Writes runs, one after the other, from one thread; keeps its buffer between them.
+
+    `new_id` gives each file its id, which is its name as well. Files of `pool` are written over. A file
+    that could not be written is removed again.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: RowLayout,
+        file_bytes: int,
+        new_id: Callable[[], str],
+        pool: FilePool | None = None,
+    ) -> None:
+        self._directory, self._layout, self._new_id = directory, layout, new_id
+        self._pool = pool
+        self._file_bytes = file_bytes
+        self._file_rows = max(1, file_bytes // (8 + layout.dtype.itemsize))
+        # Records as plain bytes: numpy would copy them field by field, seven times slower.
+        self._plain = np.dtype(f"V{layout.dtype.itemsize}")
+        self.release()
+
+    def write(self, pieces: Iterable[PackedRows]) -> Run | None:
+        """Write one run. None if there are no rows."""
+        segments: list[Segment] = []
+        try:
+            self._write_all(pieces, segments)
+        except BaseException:
+            for segment in segments:
+                segment.file.file.unpin()
+            raise
+        return Run(segments) if segments else None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffer."""
+        return self._hashes.nbytes + self._records.nbytes
+
+    def release(self) -> None:
+        """Give up the memory of the buffer."""
+        self._hashes, self._records = np.empty(0, np.uint64), np.empty(0, self._plain)
+
+    def _write_all(self, pieces: Iterable[PackedRows], segments: list[Segment]) -> None:
+        held, variable, variable_bytes = 0, list[list[pa.Array]](), 0
+        for piece in pieces:
+            start = 0
+            while start < len(piece):
+                full = held >= self._file_rows or (
+                    held > 0 and held * self._row_bytes + variable_bytes >= self._file_bytes
+                )
+                # Rows of one hash stay together: a lookup goes to one segment only.
+                if full and piece.hashes[start] != self._hashes[held - 1]:
+                    segments.append(self._seal(held, variable))
+                    held, variable, variable_bytes, full = 0, [], 0, False
+                stop = min(len(piece), start + max(1, self._file_rows - held))
+                last = piece.hashes[start if full else stop - 1]
+                stop = int(np.searchsorted(piece.hashes, last, "right"))
+                part = piece.slice(start, stop)
+                self._reserve(held + len(part))
+                self._hashes[held : held + len(part)] = part.hashes
+                self._records[held : held + len(part)] = part.records.view(self._plain)
+                if part.variable:
+                    variable.append(part.variable)
+                    variable_bytes += sum(int(column.nbytes) for column in part.variable)
+                held += len(part)
+                start = stop
+        if held:
+            segments.append(self._seal(held, variable))
+
+    @property
+    def _row_bytes(self) -> int:
+        return 8 + int(self._layout.dtype.itemsize)
+
+    def _reserve(self, rows: int) -> None:
+        if rows > len(self._hashes):
+            # Flushes of a small state need no buffer of full size.
+            room = max(rows, min(self._file_rows, 2 * len(self._hashes)))
+            hashes, records = np.empty(room, np.uint64), np.empty(room, self._plain)
+            hashes[: len(self._hashes)], records[: len(self._records)] = self._hashes, self._records
+            self._hashes, self._records = hashes, records
+
+    def _seal(self, held: int, variable: list[list[pa.Array]]) -> Segment:
+        columns = [pa.concat_arrays(list(column)) for column in zip(*variable, strict=True)]
+        id_ = self._new_id()
+        path = self._directory / f"{id_}.arrow"
+        file = RunFile(id_, path, self._pool)
+        file.pin()
+        try:
+            records = self._records[:held].view(self._layout.dtype)
+            rows = PackedRows(self._hashes[:held], records, columns)
+            used_before = self._pool is not None and self._pool.take(path)
+            write_run_file(path, self._layout, rows, overwrite=used_before)
+            return Segment(MappedFile(file, self._layout, verify=False), 0, held)
+        except BaseException:
+            file.unpin()
+            raise

@@ -17,14 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..hashing import Hashes
+from ..settings import RunSettings
 from ..values import Index
-from .compaction import choose_runs
-from .file_pool import FilePool
 from .layout import PackedRows, RowLayout, join_rows
-from .merge import merged
-from .run import Hits, Run
-from .run_writer import RunWriter
-from .settings import RunSettings
+from .merge import choose_runs, merged
+from .run import Hits, Run, RunWriter
+from .run_file import FilePool
 
 
 class _Stopped(Exception):

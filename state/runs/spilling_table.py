@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from ..hashing import Hashes
 from ..keygroups import KeyGroupRange
-from ..slots import Slots
+from ..settings import RunSettings
+from ..slots.table import Slots
 from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
 from ..values import Index
 from .cut import RunRestorer, files_cut, rekeyed
-from .file_pool import FilePool
 from .layout import PackedRows, RowLayout
+from .run_file import FilePool
 from .run_set import Found, RunSet, Version
-from .settings import RunSettings
 
 Submit: TypeAlias = Callable[[Callable[[], Any]], "Future[Any]"]
 """Runs a function in a thread; two at a time are needed at most."""

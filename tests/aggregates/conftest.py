@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headgate.operators.aggregates import Aggregate, AggregatePlan
-from headgate.state.aggregate_state import AggregateState
-from headgate.state.epochs import TableEpoch
+from headgate.state.aggregates.state import AggregateState
+from headgate.state.slots.epochs import TableEpoch
 from headgate.state.values import EVENT_TIME, Values, values_of
 
 SLOTS = 5

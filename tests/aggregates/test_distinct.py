@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from headgate.errors import PlanError, StateError
 from headgate.operators.aggregates import AggregatePlan, approx_count_distinct, count_distinct
-from headgate.state.hyperloglog import REGISTERS
-from headgate.state.slot_lists import SlotLists
+from headgate.state.aggregates.sketches import REGISTERS
+from headgate.state.slots.arrays import SlotLists
 from headgate.state.values import values_of
 
 from .conftest import SLOTS, Aggregated, whole_and_in_parts

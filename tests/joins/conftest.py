@@ -260,7 +260,7 @@ def bounds(request: pytest.FixtureRequest) -> Any:
         time_order,
         windowed,
     )
-    from headgate.state import epochs
+    from headgate.state.slots import epochs
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "tight":

@@ -12,14 +12,13 @@ import pyarrow as pa
 import pytest
 
 from headgate.state.codecs import codec_of
-from headgate.state.keyed.backend_settings import RocksDBSettings
-from headgate.state.keyed.base import ABSENT, KeyedBackend, TableSpec
-from headgate.state.keyed.canonical import Layout
-from headgate.state.keyed.identity import token
-from headgate.state.keyed.key_shape import KeyShape, entry_codec, keys_of_type
+from headgate.state.keyed.base import ABSENT, KeyedBackend
+from headgate.state.keyed.canonical import Layout, TableSpec
+from headgate.state.keyed.keys import KeyShape, entry_codec, keys_of_type, token
 from headgate.state.keyed.memory import MemoryBackend
-from headgate.state.keyed.rocksdb import RocksDBBackend
 from headgate.state.keygroups import KeyGroupRange
+from headgate.state.rocksdb.backend import RocksDBBackend
+from headgate.state.settings import RocksDBSettings
 from headgate.state.snapshot import RestoredFiles, RestoredState, TableCut
 
 MAX_PARALLELISM = 16

@@ -12,7 +12,7 @@ import pytest
 from headgate.errors import StateError
 from headgate.state.codecs import codec_of
 from headgate.state.evolution import adapt, compare
-from headgate.state.keyed.key_shape import keys_of_type
+from headgate.state.keyed.keys import keys_of_type
 
 
 class Old(msgspec.Struct):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import StateError
 from headgate.state.keyed.base import ABSENT
-from headgate.state.keyed.identity import token
-from headgate.state.keyed.key_shape import OPAQUE_KEYS, keys_of_type
+from headgate.state.keyed.keys import OPAQUE_KEYS, keys_of_type, token
 
 TTL = 50
 KEYS: dict[str, tuple[Any, list[Any]]] = {

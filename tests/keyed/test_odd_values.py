@@ -11,7 +11,7 @@ import pytest
 
 from headgate.errors import StateError
 from headgate.state.codecs import codec_of
-from headgate.state.keyed.key_shape import keys_of_type
+from headgate.state.keyed.keys import keys_of_type
 from headgate.state.keyed.memory import MemoryBackend
 
 NAIVE = dt.datetime(2020, 1, 1)

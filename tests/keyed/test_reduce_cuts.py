@@ -18,7 +18,7 @@ from headgate.errors import PlanError, StateError
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.graph import Origin
 from headgate.operators.reduce import ReduceOperator
-from headgate.state.keyed.identity import encode_key
+from headgate.state.keyed.keys import encode_key
 from headgate.state.snapshot import RestoredState
 
 

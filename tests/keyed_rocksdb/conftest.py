@@ -13,13 +13,13 @@ import pytest
 
 from headgate.state.codecs import codec_of
 from headgate.state.hashing import hash_key, key_group_of
-from headgate.state.keyed.backend_settings import RocksDBSettings
-from headgate.state.keyed.base import KeyedBackend, TableSpec
-from headgate.state.keyed.canonical import Layout
-from headgate.state.keyed.key_shape import entry_codec, keys_of_type
+from headgate.state.keyed.base import KeyedBackend
+from headgate.state.keyed.canonical import Layout, TableSpec
+from headgate.state.keyed.keys import entry_codec, keys_of_type
 from headgate.state.keyed.memory import MemoryBackend
-from headgate.state.keyed.rocksdb import RocksDBBackend
 from headgate.state.keygroups import KeyGroupRange, key_group_range
+from headgate.state.rocksdb.backend import RocksDBBackend
+from headgate.state.settings import RocksDBSettings
 from headgate.state.snapshot import CollectedFiles, FilesCut, RestoredFiles, RestoredState
 
 MAX_PARALLELISM = 128

@@ -44,7 +44,7 @@ def test_a_checkpoint_beside_writes_is_the_state_at_the_cut(world: Any, job: Any
 def test_a_cut_that_no_thread_comes_to_is_sealed_by_the_writer(
     world: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.state.keyed.rocksdb_cut.NOTED_MAX", 100)
+    monkeypatch.setattr("headgate.state.rocksdb.cut.NOTED_MAX", 100)
     [backend] = backends = world.start(1)
     job.write(backends, range(500), 1)
     expected, cuts = job.copy(), backend.snapshot({})

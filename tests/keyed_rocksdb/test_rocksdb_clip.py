@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headgate.state.keyed.backend_settings import RocksDBSettings
-from headgate.state.keyed.rocksdb_database import Database
-from headgate.state.keyed.rocksdb_keys import group_of, group_prefix
 from headgate.state.keygroups import KeyGroupRange
+from headgate.state.rocksdb.database import Database
+from headgate.state.rocksdb.layout import group_of, group_prefix
+from headgate.state.settings import RocksDBSettings
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 7), (4, 7), (4, 15), (0, 15)])

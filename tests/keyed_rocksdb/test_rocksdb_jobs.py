@@ -15,8 +15,8 @@ import headgate as hg
 from headgate.connectors import Pause, collect, from_list
 from headgate.errors import OptionError
 from headgate.operators import extras, keyed_backend
-from headgate.state.keyed.backend_settings import RocksDBSettings
-from headgate.state.keyed.rocksdb_settings import shared_memory
+from headgate.state.rocksdb.database import shared_memory
+from headgate.state.settings import RocksDBSettings
 
 KEYS = 50
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.state.hashing import hash_key, key_group_of
-from headgate.state.keyed.key_shape import OPAQUE_KEYS, KeyShape, keys_of_type
+from headgate.state.keyed.keys import OPAQUE_KEYS, KeyShape, keys_of_type
+from headgate.state.keyed.timers import STALE_ENTRIES_MIN, TimerTable, timer_layout
 from headgate.state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, TableCut
-from headgate.state.timers import STALE_ENTRIES_MIN, TimerTable, timer_layout
 
 GROUPS = 16
 STRINGS = keys_of_type(str)

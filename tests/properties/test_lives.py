@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.state.keyed.identity import encode_token, token
+from headgate.state.keyed.keys import encode_token, token
 
 ROCKSDB = {
     "state.backend.type": "rocksdb",

@@ -17,8 +17,8 @@ import pytest
 
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.runs.layout import RowLayout
-from headgate.state.runs.settings import RunSettings
 from headgate.state.runs.spilling_table import SpillingTable, TableShape
+from headgate.state.settings import RunSettings
 
 SCHEMA = pa.schema(
     [

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headgate.state.runs.compaction import choose_runs
+from headgate.state.runs.merge import choose_runs
 
 
 def merge_all(sizes: list[int], most: int = 10**9) -> tuple[list[int], int]:

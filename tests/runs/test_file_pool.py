@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headgate.state.runs.file_pool import FilePool
 from headgate.state.runs.layout import PackedRows, RowLayout
-from headgate.state.runs.run_writer import RunWriter
+from headgate.state.runs.run import RunWriter
+from headgate.state.runs.run_file import FilePool
 from headgate.state.runs.spilling_table import SpillingTable
 
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from headgate.state.runs.index import RunIndex
+from headgate.state.runs.run import RunIndex
 
 close = st.integers(0, 1 << 64).flatmap(
     lambda base: st.lists(st.integers(0, 300).map(lambda more: min(base + more, (1 << 64) - 1)))

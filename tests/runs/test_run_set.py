@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from headgate.state.hashing import key_group_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.runs.cut import RunRestorer, files_cut, hash_range
-from headgate.state.runs.file_pool import FilePool
 from headgate.state.runs.layout import RowLayout
+from headgate.state.runs.run_file import FilePool
 from headgate.state.runs.run_set import RunSet, Version
 from headgate.state.snapshot import RestoredFiles
 

@@ -18,7 +18,8 @@ import pytest
 
 from headgate.errors import StateError, StorageError
 from headgate.state.keygroups import key_group_range
-from headgate.state.runs import run_set, run_writer
+from headgate.state.runs import run as runs_of_files
+from headgate.state.runs import run_set
 from headgate.state.runs.cut import RunsMeta
 from headgate.state.snapshot import CollectedFiles, FilesCut, RestoredFiles
 
@@ -265,7 +266,7 @@ def test_a_failed_write_fails_every_later_call(
 
     table = runs.new_table(tmp_path, "a")
     runs.upsert(table, ["a"], 1)
-    monkeypatch.setattr(run_writer, "write_run_file", refuse)
+    monkeypatch.setattr(runs_of_files, "write_run_file", refuse)
     cut = table.snapshot()
     with pytest.raises(StorageError, match="disk full"):
         cut.collect()

@@ -23,7 +23,7 @@ from headgate.runtime.cli.app import app
 from headgate.runtime.exchange.channel_state import InFlightRecords
 from headgate.runtime.job import runnable
 from headgate.runtime.worker.channels import recovered_batches
-from headgate.state.descriptors import AggregatingState, ReducingState
+from headgate.state.keyed.descriptors import AggregatingState, ReducingState
 from headgate.state.snapshot import ChannelAddress, RestoredState, StateHandle
 
 OPTION = "headgate.state.allow-pickle"

@@ -25,7 +25,7 @@ from headgate.runtime.offline.snapshot import open_snapshot
 from headgate.runtime.savepoint import store as savepoints
 from headgate.state.codecs import codec_of
 from headgate.state.keyed.canonical import Layout, Rows
-from headgate.state.keyed.key_shape import OPAQUE_KEYS, entry_codec, keys_of_type
+from headgate.state.keyed.keys import OPAQUE_KEYS, entry_codec, keys_of_type
 from headgate.testing import harness
 
 from .keeper import KEPT, ask, event, keeper_job, read

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import JobError, PlanError, StateError
-from headgate.state.accumulators import IntSum
-from headgate.state.aggregate_state import AggregateSpec, AggregateState, accumulator_for
+from headgate.state.aggregates.accumulators import IntSum
+from headgate.state.aggregates.state import AggregateSpec, AggregateState, accumulator_for
 from headgate.state.values import values_of
 
 quick = settings(max_examples=20, deadline=None)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.state.dense import SPAN_ALWAYS, DenseSlots
-from headgate.state.key_index import BatchKeys, KeyHasher, KeyIndex
+from headgate.state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
+from headgate.state.slots.table import SPAN_ALWAYS, DenseSlots
 
 near = st.lists(st.integers(-50, 50), max_size=40)
 far = st.lists(st.sampled_from([-(2**63), -7, 0, 3, 2**40, 2**63 - 1]), max_size=8)

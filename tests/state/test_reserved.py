@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError
-from headgate.state import key_index, reserved, slots
-from headgate.state.key_index import BatchKeys, KeyHasher, KeyIndex
-from headgate.state.reserved import SlotArray, reserved_zeros
-from headgate.state.slots import SlotTable
+from headgate.state.slots import arrays, key_index
+from headgate.state.slots import table as slot_table
+from headgate.state.slots.arrays import SlotArray, reserved_zeros
+from headgate.state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
+from headgate.state.slots.table import SlotTable
 
 
 def grow(initial):
@@ -31,9 +32,9 @@ def grow(initial):
 @pytest.mark.parametrize("initial", [0, -7])
 @pytest.mark.parametrize("refused", [False, True])
 def test_entries_and_initial_values_survive_growth(monkeypatch, initial, refused):
-    monkeypatch.setattr(reserved, "RESERVE_FROM", 100)
-    monkeypatch.setattr(reserved, "RESERVED_ENTRIES", 1_000)
-    monkeypatch.setattr(reserved, "_FILL_BLOCK", 16)
+    monkeypatch.setattr(arrays, "RESERVE_FROM", 100)
+    monkeypatch.setattr(arrays, "RESERVED_ENTRIES", 1_000)
+    monkeypatch.setattr(arrays, "_FILL_BLOCK", 16)
     if refused:
 
         def refuse(*_, **__):
@@ -44,7 +45,7 @@ def test_entries_and_initial_values_survive_growth(monkeypatch, initial, refused
 
 
 def test_a_large_array_grows_in_place(monkeypatch):
-    monkeypatch.setattr(reserved, "RESERVE_FROM", 100)
+    monkeypatch.setattr(arrays, "RESERVE_FROM", 100)
     array = SlotArray(np.int64, -1)
     array.reserve(101)
     data = array.data
@@ -60,7 +61,7 @@ def test_reserved_memory_that_the_system_refuses_is_none():
 
 
 def test_the_next_index_has_its_memory_before_the_keys_move(monkeypatch):
-    monkeypatch.setattr(slots, "_PREPARE_FROM", 1)
+    monkeypatch.setattr(slot_table, "_PREPARE_FROM", 1)
     table, prepared = SlotTable(), False
     rng = np.random.default_rng(3)
     hashes = rng.integers(0, 2**64, 4_000, dtype=np.uint64)

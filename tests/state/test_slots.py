@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.state import slots as slots_module
 from headgate.state.hashing import INT, NULL_HASH, hash_key
-from headgate.state.key_index import BatchKeys, KeyHasher, KeyIndex
-from headgate.state.slots import SlotTable
+from headgate.state.slots import table as slot_table
+from headgate.state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
+from headgate.state.slots.table import SlotTable
 
 quick = settings(max_examples=40, deadline=None)
 
@@ -74,8 +74,8 @@ def test_one_key_repeated_through_a_whole_batch(rows):
 
 
 def test_growth_is_spread_over_batches_and_loses_nothing(monkeypatch):
-    monkeypatch.setattr(slots_module, "_INITIAL_CELLS", 16)
-    monkeypatch.setattr(slots_module, "_MOVE_AT_LEAST", 1)
+    monkeypatch.setattr(slot_table, "_INITIAL_CELLS", 16)
+    monkeypatch.setattr(slot_table, "_MOVE_AT_LEAST", 1)
     rng = np.random.default_rng(1)
     model, moving = Model(), 0
     for size in (1, 3, 200, 2, 2, 500, 1, 1, 1, 5_000, 10, 10, 10, 10):

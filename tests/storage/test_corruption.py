@@ -69,7 +69,7 @@ def test_a_flipped_header_of_a_page_is_found_also_by_who_reads_a_part():
 
     import pyarrow.parquet as pq
 
-    from headgate.state.parquet_pieces import row_group_extent
+    from headgate.state.checked_files import row_group_extent
 
     name = "chk/1-1/table.parquet"
     data = damaged_files.files().objects[name]

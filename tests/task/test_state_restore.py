@@ -22,8 +22,8 @@ from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task import parquet_files, state_restore
 from headgate.runtime.task.parquet_files import encode_tables
 from headgate.runtime.task.state_restore import merge_chain
+from headgate.state.checked_files import ARROW_TAIL_BYTES
 from headgate.state.keygroups import KeyGroupRange, key_group_range
-from headgate.state.parquet_pieces import ARROW_TAIL_BYTES
 
 
 class RecordingStore(MemoryStore):

@@ -18,9 +18,10 @@ from headgate.operators.elements import ColumnBatch
 from headgate.operators.running_aggregate import RunningAggregate
 from headgate.operators.window_aggregate import WindowAggregate
 from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
-from headgate.state import dense, epochs, key_index, reserved
-from headgate.state.accumulators import CountAccumulator
+from headgate.state.aggregates.accumulators import CountAccumulator
 from headgate.state.evolution import compare
+from headgate.state.slots import arrays, epochs, key_index
+from headgate.state.slots import table as slot_table
 from headgate.state.snapshot import RestoredState
 
 SIZE, LATENESS = 10, 7
@@ -52,10 +53,10 @@ def plan_for(type_, keyed, windowed, aggregates=None):
 def tight():
     """Bounds so low that a few hundred keys cross them all."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (reserved, dense):
+        for module in (arrays, slot_table):
             patch.setattr(module, "RESERVE_FROM", 64)
             patch.setattr(module, "RESERVED_ENTRIES", 256)
-        patch.setattr(reserved, "_FILL_BLOCK", 8)
+        patch.setattr(arrays, "_FILL_BLOCK", 8)
         patch.setattr(key_index, "PIECE_BYTES_MAX", 128)
         patch.setattr(small_windows, "_DEAD_MIN", 0)
         patch.setattr(small_windows, "KEPT_ROWS_MAX", 6)

@@ -1,0 +1,379 @@
+"""The aggregates of one keyed state together, and the accumulator that serves each kind of aggregate and
+type.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import PlanError
+from ..slots.arrays import SlotArray, entries_of
+from ..slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
+from ..values import (
+    EVENT_TIME,
+    Array,
+    Index,
+    OrderedValues,
+    Values,
+    has_order,
+    is_text,
+    storage_dtype,
+)
+from .accumulators import (
+    Accumulator,
+    AvgAccumulator,
+    CountAccumulator,
+    Extreme,
+    FloatSum,
+    IntSum,
+    MomentsAccumulator,
+    ObjectAccumulator,
+)
+from .collected import CollectAccumulator, DistinctAccumulator, is_internable
+from .ordered import ChosenAccumulator, TopAccumulator
+from .sketches import ApproxDistinctAccumulator, QuantileAccumulator
+
+_DECIMAL_CONTEXT = decimal.Context(prec=100)
+"""Wide enough to add any two decimals exactly."""
+MOMENTS: Final = {
+    "variance": (True, False),
+    "stddev": (True, True),
+    "variance_pop": (False, False),
+    "stddev_pop": (False, True),
+}
+"""By kind: of a sample, and the root."""
+COUNTS: Final = frozenset({"count", "count_distinct", "approx_count_distinct"})
+"""Kinds whose result is never null."""
+BY_TIME: Final = frozenset({"first", "last", "collect"})
+"""Kinds in which the times of the records decide."""
+TOP: Final = frozenset({"top_n", "bottom_n"})
+"""Kinds of several records; the column itself decides, unless another is named."""
+BY_COLUMN: Final = frozenset({"min_by", "max_by"}) | TOP
+"""Kinds in which another column decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The number that a kind takes: from `low` to `high`; without a default it must be given."""
+
+    name: str
+    type: Callable[[Any], float]
+    low: float
+    high: float
+    default: float | None
+    fix: str
+
+
+PARAMETERS: Final = {
+    "quantile": Parameter("q", float, 0, 1, None, "write quantile(x, 0.99): a number from 0 to 1"),
+    "collect": Parameter(
+        "limit", int, 1, 2**31, 10_000, "write collect(x, 100): how many values a list may have"
+    ),
+    **{
+        kind: Parameter("n", int, 1, 1_000, None, f"write {kind}(x, 3): up to 1,000 values")
+        for kind in sorted(TOP)
+    },
+}
+"""By kind."""
+
+
+def accumulator_for(
+    kind: str,
+    name: str,
+    type_: pa.DataType | None,
+    by_type: pa.DataType | None = None,
+    number: float | None = None,
+) -> Accumulator:
+    """An accumulator for `kind` of a column of this type (None: of whole rows, for count).
+
+    `by_type` is the type of the column that decides, `number` the parameter, of kinds that have them.
+
+    Raises:
+        PlanError: there is no such aggregate of this type.
+    """
+    if kind == "count":
+        return CountAccumulator(name)
+    assert type_ is not None
+    if kind in ("min", "max"):
+        return _extreme(kind, name, type_)
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if kind in MOMENTS:
+        _check_number(kind, name, type_)
+        sample, root = MOMENTS[kind]
+        return MomentsAccumulator(name, sample=sample, root=root)
+    if kind == "quantile":
+        assert number is not None
+        _check_number(kind, name, type_)
+        return QuantileAccumulator(name, number)
+    if kind == "collect":
+        assert number is not None
+        _check_equality(kind, name, type_)
+        return CollectAccumulator(name, type_, int(number))
+    if kind in BY_TIME:
+        return ChosenAccumulator(name, type_, None, largest=kind == "last")
+    if kind in BY_COLUMN:
+        assert by_type is not None
+        by_type = _checked_order(kind, name, by_type)
+        if kind in TOP:
+            assert number is not None
+            return TopAccumulator(name, type_, by_type, int(number), largest=kind == "top_n")
+        return ChosenAccumulator(name, type_, by_type, largest=kind == "max_by")
+    if kind in COUNTS:
+        _check_equality(kind, name, type_)
+        distinct = DistinctAccumulator if kind == "count_distinct" else ApproxDistinctAccumulator
+        return distinct(name, type_)
+    return _total(kind, name, type_)
+
+
+def _check_equality(kind: str, name: str, type_: pa.DataType) -> None:
+    if not is_internable(type_):
+        raise PlanError(
+            f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+            fix="numbers, dates, timestamps, decimals, strings and bytes can be told apart",
+        )
+
+
+def _checked_order(kind: str, name: str, type_: pa.DataType) -> pa.DataType:
+    """The type of a column that decides."""
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if not has_order(type_):
+        raise PlanError(
+            f"the {kind} of a column cannot be by one of this type column=`{name}` type=`{type_}`",
+            fix="by= takes a column of numbers, dates or timestamps",
+        )
+    return type_
+
+
+def _total(kind: str, name: str, type_: pa.DataType) -> Accumulator:
+    """sum or avg."""
+    _check_number(kind, name, type_)
+    held = name if kind == "sum" else f"{name}__sum"
+    total: Accumulator
+    if pa.types.is_integer(type_):
+        total = IntSum(held)
+    elif pa.types.is_floating(type_):
+        total = FloatSum(held)
+    else:
+        wide = pa.decimal128(38, type_.scale)
+        if pa.types.is_decimal256(type_):
+            wide = pa.decimal256(76, type_.scale)
+        total = ObjectAccumulator(held, wide, _DECIMAL_CONTEXT.add)
+    return total if kind == "sum" else AvgAccumulator(name, total)
+
+
+def _check_number(kind: str, name: str, type_: pa.DataType) -> None:
+    floats = pa.types.is_float32(type_) or pa.types.is_float64(type_)
+    if not (pa.types.is_integer(type_) or floats or pa.types.is_decimal(type_)):
+        raise PlanError(
+            f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+            fix="cast it to a number first",
+        )
+
+
+def _extreme(kind: str, name: str, type_: pa.DataType) -> Accumulator:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    dtype = storage_dtype(type_)
+    if dtype is not None:
+        return Extreme(name, type_, dtype, kind == "max")
+    if pa.types.is_decimal(type_) or is_text(type_):
+        return ObjectAccumulator(name, type_, max if kind == "max" else min)
+    raise PlanError(
+        f"cannot take the {kind} of this type column=`{name}` type=`{type_}`",
+        fix="numbers, dates, timestamps, decimals, strings and bytes have an order",
+    )
+
+
+_SLOT_0 = np.zeros(1, np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateSpec:
+    """One aggregate: what, of which column, under which name.
+
+    Attributes:
+        type: Arrow type of `column`.
+        by: the column that orders the records, if the aggregate needs one (`min_by(column, by)`);
+            `EVENT_TIME`: their times do, if they have some.
+        by_type: its Arrow type.
+        number: the parameter, if the aggregate has one.
+    """
+
+    kind: str
+    name: str
+    column: str | None
+    type: pa.DataType | None
+    by: str | None = None
+    by_type: pa.DataType | None = None
+    number: float | None = None
+
+    def new(self) -> Accumulator:
+        """An empty accumulator."""
+        return accumulator_for(self.kind, self.name, self.type, self.by_type, self.number)
+
+    def values_in(self, columns: Mapping[str, Values]) -> Values | None:
+        """The values of these columns for the accumulator; None if it counts rows."""
+        if self.column is None:
+            return None
+        values = columns[self.column]
+        if self.by is None:
+            return values
+        by = None if self.by == EVENT_TIME else columns[self.by]
+        return OrderedValues.of(values, by, columns.get(EVENT_TIME))
+
+
+class AggregateState:
+    """All aggregates of one keyed state, by slot, with the epochs of their changes."""
+
+    def __init__(self, specs: Sequence[AggregateSpec], table: TableEpoch | None = None) -> None:
+        accumulators = [(spec.new(), spec) for spec in specs]
+        self._accumulators = accumulators
+        # Not a method: in a circle of references, the arrays would wait for the garbage collector.
+        self._fields = partial(_fields_of, accumulators)
+        self._changed = ChangedSlots(table or TableEpoch(), self._fields)
+        self._readers: list[None] = []
+        self.size = 0
+
+    def add(self, slots: Index, columns: Mapping[str, Values], size: int) -> None:
+        """Add a batch: row i belongs to `slots[i]`; there are `size` slots now."""
+        self._changed.touch(slots, size)
+        for accumulator, spec in self._accumulators:
+            accumulator.add(slots, spec.values_in(columns), self.size, size)
+        self.size = size
+
+    def add_all(self, columns: Mapping[str, Values], rows: int) -> None:
+        """Add a batch that belongs to slot 0 as a whole."""
+        self._changed.touch(_SLOT_0, 1)
+        for accumulator, spec in self._accumulators:
+            accumulator.add_all(spec.values_in(columns), rows, self.size)
+        self.size = 1
+
+    def merge(self, into_slots: Index, from_slots: Index) -> None:
+        """Add what `from_slots[i]` has seen to `into_slots[i]`; see `Accumulator.merge`."""
+        self._changed.touch(into_slots, self.size)
+        for accumulator, _ in self._accumulators:
+            accumulator.merge(into_slots, from_slots)
+
+    def results(self, which: Index | slice) -> list[pa.Array]:
+        """One column per aggregate, for these slots."""
+        return [accumulator.result(which) for accumulator, _ in self._accumulators]
+
+    def reset(self) -> None:
+        """Forget everything; keeps the memory. Not while a cut is open."""
+        assert not self.busy
+        for accumulator, _ in self._accumulators:
+            accumulator.reset(self.size)
+        self.size = 0
+
+    def load(self, slots: Index, table: pa.Table, size: int, epochs: Any = RESTORED_EPOCH) -> None:
+        """Take over the state columns of a snapshot, row i into `slots[i]`, which are new.
+
+        There are `size` slots now. New slots that get no row are those of keys without a record. Columns
+        the table does not have are those of new aggregates.
+        """
+        self._changed.mark(slots, size, epochs)
+        for accumulator, _ in self._accumulators:
+            accumulator.load(slots, table, self.size, size)
+        self.size = size
+
+    # --- cuts ----------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True until a cut has been read: until then memory must not be used for other keys.
+
+        What lists and texts consist of is read behind the values of the slots, when the cut itself is
+        closed already. In this order: a cut is among the readers before it is closed.
+        """
+        return bool(self._changed.cuts) or bool(self._readers)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        arrays = sum(field.nbytes for field in self._fields())
+        return self._changed.nbytes + arrays + self.object_bytes
+
+    def memory(self) -> list[Array]:
+        """The arrays this consists of; those of Python objects are left out."""
+        arrays = [field.data for field in self._fields() if isinstance(field, SlotArray)]
+        return [self._changed.memory, *arrays]
+
+    @property
+    def used_bytes(self) -> int:
+        """The same without room to grow."""
+        fields = self._fields()
+        entry = sum(f.data.itemsize if isinstance(f, SlotArray) else 8 for f in fields)
+        return self.size * (entry + self._changed.entry_bytes) + self.object_bytes
+
+    @property
+    def object_bytes(self) -> int:
+        """The part of it that is Python objects: text and decimals."""
+        return sum(accumulator.object_bytes for accumulator, _ in self._accumulators)
+
+    def cut(self, epoch: int) -> StateCut:
+        """Open cut number `epoch`, which the table has just counted."""
+        counts = [len(accumulator.fields()) for accumulator, _ in self._accumulators]
+        accumulators = [accumulator for accumulator, _ in self._accumulators]
+        return StateCut(self._changed.cut(epoch, self.size), accumulators, counts, self._readers)
+
+    def columns(self, slots: Index) -> list[pa.Array]:
+        """The state columns of these slots as they are now."""
+        columns: list[pa.Array] = []
+        for accumulator, _ in self._accumulators:
+            values = [entries_of(field.data, slots) for field in accumulator.fields()]
+            columns += accumulator.columns(values)
+        return columns
+
+    def epochs_of(self, slots: Index) -> Array:
+        """The epochs of the last changes of these slots."""
+        return self._changed.epochs_of(slots)
+
+
+def _fields_of(accumulators: Sequence[tuple[Accumulator, AggregateSpec]]) -> list[Field]:
+    return [field for accumulator, _ in accumulators for field in accumulator.fields()]
+
+
+@dataclass(frozen=True, slots=True)
+class StateCut:
+    """The state columns at a cut. Its methods run in any one thread; `close` is called at last."""
+
+    _cut: SlotCut
+    _accumulators: list[Accumulator]
+    _counts: list[int]
+    _readers: list[None]
+    """An entry for each thread that makes columns."""
+
+    @property
+    def size(self) -> int:
+        """The number of slots that there were."""
+        return self._cut.size
+
+    def slots(self, since: int | None) -> Index | slice:
+        """The slots that had changed after cut number `since`, ascending; None: all."""
+        return self._cut.slots(since)
+
+    def columns(self, which: Index | slice) -> list[pa.Array]:
+        """The state columns of these slots. Closes the cut, so call it once."""
+        self._readers.append(None)
+        try:
+            values = self._cut.values(which)
+            columns: list[pa.Array] = []
+            for accumulator, count in zip(self._accumulators, self._counts, strict=True):
+                columns += accumulator.columns(values[:count])
+                values = values[count:]
+            return columns
+        finally:
+            self._readers.pop()
+
+    def close(self) -> None:
+        """Nothing will be read any more."""
+        self._cut.close()

@@ -1,0 +1,422 @@
+"""Keys of state: when two of them are the same, as tokens and as bytes, and how they lie in columns.
+
+Python says `1 == True == Decimal("1.0")`; as keys of state these are three. Two datetimes are the same
+key if they are the same instant (aware) or the same wall time (naive); decimals are the same key if they
+are the same number. Floats are refused, as by `state.hashing`.
+
+A *token* stands for a key in dictionaries. Its bytes are part of the format of stored state and never
+change. Each value is one tag byte and a payload that says where it ends, so that encoded keys can be put
+behind each other; integers sort by value.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypeAlias, get_args, get_origin
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StateError
+from ..codecs import Codec, codec_of
+from ..hashing import check_key_type, not_a_key
+
+Token: TypeAlias = Any
+"""Equal for equal keys only. An int, str or bytes is its own token, all else a tuple
+that starts with a tag."""
+
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_SIGN = 1 << 63
+_LENGTH = struct.Struct(">I")
+_WORD = struct.Struct(">Q")
+
+
+def token(key: Any) -> Token:
+    """What a dictionary is keyed by.
+
+    Raises:
+        StateError: the value is of a type that cannot be a key.
+    """
+    kind = type(key)
+    if kind is str or kind is int or kind is bytes:
+        return key
+    return _special(key)
+
+
+def _special(key: Any) -> Token:
+    if key is None or isinstance(key, bool | np.bool_):
+        return ("?", None if key is None else bool(key))
+    if isinstance(key, tuple):
+        return ("(", *map(token, key))
+    if isinstance(key, datetime):
+        if key.tzinfo is None:
+            return ("y", (key - _EPOCH) // _MICROSECOND)
+        return ("z", (key - _EPOCH_UTC) // _MICROSECOND)
+    if isinstance(key, date):
+        return ("d", key.toordinal())
+    if isinstance(key, Decimal):
+        if not key.is_finite():
+            raise StateError(f"this decimal cannot be a key value=`{key}`")
+        return ("D", _plain_number(key))
+    if isinstance(key, UUID):
+        return ("u", key.bytes)
+    # A subclass, such as a str Enum: the same key as its plain value.
+    if isinstance(key, int | np.integer):
+        return int(key)
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, bytes):
+        return bytes(key)
+    raise not_a_key(type(key).__name__)
+
+
+def _plain_number(value: Decimal) -> str:
+    """The number without trailing zeros, exactly; `normalize` would round to the context."""
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    text = "".join(map(str, digits)).lstrip("0")
+    if not text:
+        return "0"
+    stripped = text.rstrip("0")
+    return f"{'-' if sign else ''}{stripped}E{exponent + len(text) - len(stripped)}"
+
+
+def key_of(token: Token) -> Any:
+    """The key of a token, in its canonical form: datetimes in UTC, decimals without trailing zeros."""
+    if type(token) is not tuple:
+        return token
+    return _KEYS[token[0]](token)
+
+
+_KEYS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "?": lambda t: t[1],
+    "(": lambda t: tuple(map(key_of, t[1:])),
+    "y": lambda t: _EPOCH + timedelta(microseconds=t[1]),
+    "z": lambda t: _EPOCH_UTC + timedelta(microseconds=t[1]),
+    "d": lambda t: date.fromordinal(t[1]),
+    "D": lambda t: Decimal(t[1]),
+    "u": lambda t: UUID(bytes=t[1]),
+}
+
+
+def encode_token(token: Token) -> bytes:
+    """The token as bytes."""
+    kind = type(token)
+    if kind is int:
+        if -_SIGN <= token < _SIGN:
+            return b"i" + _WORD.pack(token + _SIGN)
+        return b"I" + _sized(token.to_bytes(token.bit_length() // 8 + 1, "big", signed=True))
+    if kind is str:
+        return b"s" + _sized(token.encode())
+    if kind is bytes:
+        return b"b" + _sized(token)
+    tag = token[0]
+    if tag == "(":
+        return b"(" + _LENGTH.pack(len(token) - 1) + b"".join(map(encode_token, token[1:]))
+    if tag == "?":
+        return {None: b"n", False: b"f", True: b"t"}[token[1]]
+    if tag == "u":
+        return b"u" + bytes(token[1])
+    if tag == "D":
+        return b"D" + _sized(token[1].encode())
+    encoded: bytes = tag.encode() + _WORD.pack(token[1] + _SIGN)
+    return encoded
+
+
+def _sized(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def decode_token(data: bytes, at: int = 0) -> tuple[Token, int]:
+    """The token whose bytes begin at `at`, and where they end.
+
+    Raises:
+        StateError: the bytes are not those of a token.
+    """
+    tag, at = data[at : at + 1], at + 1
+    if tag in (b"i", b"y", b"z", b"d"):
+        number = _WORD.unpack_from(data, at)[0] - _SIGN
+        return (number if tag == b"i" else (tag.decode(), number)), at + 8
+    if tag in (b"s", b"b", b"I", b"D"):
+        size = _LENGTH.unpack_from(data, at)[0]
+        at += 4
+        return _SIZED[tag](data[at : at + size]), at + size
+    if tag == b"(":
+        count = _LENGTH.unpack_from(data, at)[0]
+        at += 4
+        elements = []
+        for _ in range(count):
+            element, at = decode_token(data, at)
+            elements.append(element)
+        return ("(", *elements), at
+    if tag == b"u":
+        return ("u", data[at : at + 16]), at + 16
+    if tag in _SINGLE:
+        return ("?", _SINGLE[tag]), at
+    raise StateError(f"not the bytes of a key tag=`{tag!r}`")
+
+
+_SINGLE = {b"n": None, b"f": False, b"t": True}
+_SIZED: dict[bytes, Callable[[bytes], Token]] = {
+    b"s": lambda data: data.decode(),
+    b"b": bytes,
+    b"I": lambda data: int.from_bytes(data, "big", signed=True),
+    b"D": lambda data: ("D", data.decode()),
+}
+
+
+def encode_key(key: Any) -> bytes:
+    """The key as bytes: equal bytes, same key."""
+    return encode_token(token(key))
+
+
+def decode_key(data: bytes) -> Any:
+    """The key of `encode_key`, in canonical form."""
+    return key_of(decode_token(data)[0])
+
+
+# --- keys as columns -------------------------------------------------------------------------------
+
+
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+    date: pa.date32(),
+    datetime: pa.timestamp("us", tz="UTC"),
+    UUID: pa.binary(16),
+}
+_PYTHON = {
+    "int": int,
+    "bool": bool,
+    "string": str,
+    "large_string": str,
+    "string_view": str,
+    "binary": bytes,
+    "large_binary": bytes,
+    "binary_view": bytes,
+    "fixed_size_binary": bytes,
+    "date32[day]": date,
+    "date64[ms]": date,
+}
+RESERVED = {"key_group", "namespace", "map_key", "position", "value", "last_used", "deleted"}
+"""Columns of the tables of keyed state; a key column of such a name gets an underscore behind it."""
+_INT_LIMIT = 1 << 63
+TEXT_MAX = 200
+"""Characters of an opaque key that are kept readable beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """One typed column of keys; `kind` is the Python type of its values."""
+
+    name: str
+    type: pa.DataType
+    kind: type[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShape:
+    """The key columns of an operator's tables.
+
+    `columns` are typed columns: one for a single key, several for a tuple (`is_tuple`). None: the type of
+    the keys is not known, and they are kept as bytes (column `key`) beside their text (`key_text`).
+    """
+
+    columns: tuple[KeyColumn, ...] | None
+    is_tuple: bool = False
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """The columns, without those that only help readers."""
+        if self.columns is None:
+            return [pa.field("key", pa.binary(), False), pa.field("key_text", pa.string())]
+        return [pa.field(column.name, column.type) for column in self.columns]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that identify a key."""
+        return ("key",) if self.columns is None else tuple(c.name for c in self.columns)
+
+    def check(self, keys: Sequence[Any]) -> None:
+        """Raise StateError if a key is not of the declared type. Cheap: by the set of their types.
+
+        A key that its column would change, or not take, is refused here and not by each checkpoint: after
+        a restore a datetime without zone would be another key.
+        """
+        if self.columns is None:
+            return
+        if not self.is_tuple:
+            self._check_column(self.columns[0], keys)
+            return
+        width = len(self.columns)
+        for key in keys:
+            if not isinstance(key, tuple) or len(key) != width:
+                raise self._mismatch(key, f"tuple of {width}")
+        for index, column in enumerate(self.columns):
+            self._check_column(column, [key[index] for key in keys])
+
+    def _check_column(self, column: KeyColumn, values: Sequence[Any]) -> None:
+        if not set(map(type, values)) <= {column.kind, type(None)}:
+            self._check_each(column, values)
+        present = [value for value in values if value is not None]
+        if column.kind is int and present:
+            for value in (min(present), max(present)):
+                if not -_INT_LIMIT <= value < _INT_LIMIT:
+                    raise self._misfit(value, "has more than 64 bits", "make it a str")
+        if column.kind is datetime:
+            for value in present:
+                if value.tzinfo is None:
+                    raise self._misfit(value, "lacks a zone", "give it a time zone, such as UTC")
+
+    def _check_each(self, column: KeyColumn, values: Sequence[Any]) -> None:
+        for value in values:
+            fits = value is None or isinstance(value, column.kind)
+            confused = isinstance(value, bool) != (column.kind is bool) or (
+                isinstance(value, datetime) and column.kind is date
+            )
+            if value is not None and (not fits or confused):
+                raise self._mismatch(value, column.kind.__name__)
+
+    @staticmethod
+    def _mismatch(key: Any, wanted: str) -> StateError:
+        return StateError(
+            f"a key is not of the declared type key=`{key!r}` type=`{type(key).__name__}` "
+            f"declared=`{wanted}`",
+            fix="let the key function return what the first type parameter of KeyedProcess says",
+        )
+
+    @staticmethod
+    def _misfit(key: Any, what: str, fix: str) -> StateError:
+        return StateError(
+            f"a key does not fit its type: it {what} key=`{key!r}`",
+            fix=f"{fix}; or leave the type of the key open in KeyedProcess",
+        )
+
+    def to_arrays(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """The keys as columns, in the order of `fields`."""
+        if self.columns is None:
+            texts = [repr(key)[:TEXT_MAX] for key in keys]
+            return [pa.array(map(encode_key, keys), pa.binary()), pa.array(texts, pa.string())]
+        if not self.is_tuple:
+            return [_to_array(keys, self.columns[0])]
+        lists = zip(*keys, strict=True) if keys else [()] * len(self.columns)
+        return [_to_array(list(v), c) for v, c in zip(lists, self.columns, strict=True)]
+
+    def from_table(self, table: pa.Table) -> list[Any]:
+        """The keys of the rows of a table."""
+        if self.columns is None:
+            return [decode_key(data) for data in table.column("key").to_pylist()]
+        lists = [_from_column(table.column(column.name), column) for column in self.columns]
+        return list(zip(*lists, strict=True)) if self.is_tuple else lists[0]
+
+
+OPAQUE_KEYS = KeyShape(None)
+
+
+def keys_of_columns(fields: Sequence[pa.Field]) -> KeyShape:
+    """The shape of keys made of columns of a stream.
+
+    Raises:
+        StateError: a column is of a type that cannot be a key.
+    """
+    columns = []
+    for field in fields:
+        check_key_type(field.type)
+        type_ = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        name = f"{field.name}_" if field.name in RESERVED else field.name
+        columns.append(KeyColumn(name, type_, _python_of(type_)))
+    return KeyShape(tuple(columns), len(columns) > 1)
+
+
+def keys_of_type(hint: Any) -> KeyShape:
+    """The shape of keys of a Python type; opaque where the type says too little.
+
+    Raises:
+        StateError: a type that cannot be a key, such as float.
+    """
+    if get_origin(hint) is tuple and (args := get_args(hint)) and args[-1] is not Ellipsis:
+        if all(arg in _TYPES for arg in args):
+            fields = [(f"key_{index}", arg) for index, arg in enumerate(args, 1)]
+            return KeyShape(tuple(KeyColumn(n, _TYPES[a], a) for n, a in fields), True)
+        for arg in args:
+            keys_of_type(arg)
+        return OPAQUE_KEYS
+    if hint in _TYPES:
+        return KeyShape((KeyColumn("key", _TYPES[hint], hint),))
+    if isinstance(hint, type) and issubclass(hint, float | complex | list | dict | set):
+        raise not_a_key(hint.__name__)
+    return OPAQUE_KEYS
+
+
+def _python_of(type_: pa.DataType) -> type[Any]:
+    if pa.types.is_integer(type_):
+        return int
+    if pa.types.is_timestamp(type_):
+        return datetime
+    if pa.types.is_decimal(type_):
+        return Decimal
+    if pa.types.is_fixed_size_binary(type_):
+        return bytes
+    return _PYTHON.get(str(type_), object)
+
+
+def _to_array(values: Sequence[Any], column: KeyColumn) -> pa.Array:
+    if column.kind is UUID:
+        values = [None if value is None else value.bytes for value in values]
+    return pa.array(values, column.type)
+
+
+def _from_column(values: pa.ChunkedArray, column: KeyColumn) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        # Records have aware datetimes whatever the column says; nanoseconds do not get as far as here.
+        values = values.cast(pa.timestamp("us", tz="UTC"))
+    plain: list[Any] = values.to_pylist()
+    if column.kind is UUID:
+        return [None if value is None else UUID(bytes=value) for value in plain]
+    if column.kind is datetime:
+        return [None if value is None else value.astimezone(UTC) for value in plain]
+    return plain
+
+
+class KeyCodec(Codec):
+    """Keys of entries that have no column type of their own: as bytes (`encode_key`)."""
+
+    type_ = pa.binary()
+    encoding = b"headgate-key"
+
+    def hold(self, value: Any) -> Any:
+        return key_of(token(value))
+
+    def release(self, held: Any) -> Any:
+        return held
+
+    def encode(self, value: Any) -> bytes:
+        return encode_key(value)
+
+    def decode(self, data: bytes) -> Any:
+        return decode_key(data)
+
+    def to_array(self, values: Iterable[Any]) -> pa.Array:
+        return pa.array(map(encode_key, values), self.type_)
+
+    def from_array(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+        return list(map(decode_key, array.to_pylist()))
+
+
+def entry_codec(hint: Any) -> Codec:
+    """How the keys of a map's entries are kept.
+
+    Raises:
+        StateError: a type that cannot be a key, such as float.
+    """
+    shape = keys_of_type(hint)
+    return KeyCodec() if shape.columns is None or shape.is_tuple else codec_of(hint)

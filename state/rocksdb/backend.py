@@ -1,0 +1,225 @@
+"""The RocksDB backend: keyed state larger than memory, with access by single keys.
+
+Each state lies in a database of its own, so that a state can come, go and be restored without the others;
+memory, threads and the moment of a cut are shared. Values are encoded, so each read makes a fresh object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from ...errors import StateError
+from ..hashing import hash_key, key_group_of
+from ..keyed.base import ABSENT, EntryTable, KeyedBackend, ValueTable
+from ..keyed.canonical import TableSpec
+from ..keyed.keys import KeyShape, encode_token, token
+from ..keygroups import KeyGroupRange
+from ..settings import RocksDBSettings
+from ..snapshot import FilesCut, RestoredState, TableCut
+from .cut import Cut
+from .database import Database
+from .layout import Places, RowReader, group_prefix, last_use, value_functions
+from .restore import Restorer
+
+_ALIVE: Final = -(2**63)
+
+
+class _Position:
+    """Where access goes: the bytes of the current key, for some tables with the namespace."""
+
+    __slots__ = ("is_set", "key")
+    key: bytes
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called if there is no such attribute: where there is a key, the check costs nothing.
+        raise StateError(
+            "keyed state was used without a current key",
+            fix="use it in on_record, where the key is that of the record",
+        )
+
+    def set(self, key: bytes) -> None:
+        """This is the current key."""
+        self.key = key
+        self.is_set = True
+
+    def clear(self) -> None:
+        """There is no current key."""
+        if self.is_set:
+            del self.key
+            self.is_set = False
+
+
+class _Table:
+    """The base of both kinds of tables."""
+
+    def __init__(self, spec: TableSpec, database: Database, position: _Position) -> None:
+        self.spec, self.database = spec, database
+        self._position = position
+        self._places = Places(spec.layout)
+        self._encode, self._decode = value_functions(spec.layout)
+        self._swept_to = b""
+
+    def addresses(self) -> Iterator[tuple[Any, Any]]:
+        """(key, namespace) of all that is there."""
+        places = self._places
+        before = b""
+        for key, _ in self.database.all():
+            address = key[: places.address_end(key)]
+            if address != before:
+                before = address
+                yield places.address(key)
+
+    def sweep(self, limit: int, dead_until: int) -> int:
+        removed = 0
+        for looked_at, (key, data) in enumerate(self.database.all(self._swept_to)):
+            if looked_at == limit:
+                self._swept_to = key
+                return removed
+            if last_use(data) <= dead_until:
+                self.database.delete(key)
+                removed += 1
+        self._swept_to = b""
+        return removed
+
+
+class RocksDBValueTable(_Table, ValueTable):
+    """One value per address."""
+
+    def get(self) -> Any:
+        data = self.database.get(self._position.key)
+        return ABSENT if data is None else self._decode(data)
+
+    def put(self, value: Any) -> None:
+        self.database.put(self._position.key, self._encode(value))
+
+    def delete(self) -> None:
+        self.database.delete(self._position.key)
+
+
+class RocksDBEntryTable(_Table, EntryTable):
+    """Entries side by side behind their address."""
+
+    def get(self, entry: Any) -> Any:
+        data = self.database.get(self._position.key + encode_token(token(entry)))
+        return ABSENT if data is None else self._decode(data)
+
+    def put(self, entry: Any, value: Any) -> None:
+        key = self._position.key + self._places.encode_entry(entry)
+        self.database.put(key, self._encode(value))
+
+    def delete(self, entry: Any) -> None:
+        self.database.delete(self._position.key + encode_token(token(entry)))
+
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        address = self._position.key
+        start, entry, decode = len(address), self._places.entry, self._decode
+        found = self.database.under(address)
+        return ((entry(key, start), decode(data)) for key, data in found)
+
+    def last(self) -> int:
+        address = self._position.key
+        key = self.database.under(address).last_key()
+        return -1 if key is None else int(self._places.entry(key, len(address)))
+
+    def empty(self) -> bool:
+        return self.database.under(self._position.key).last_key() is None
+
+    def clear(self) -> None:
+        for key, _ in self.database.under(self._position.key):
+            self.database.delete(key)
+
+
+class RocksDBBackend(KeyedBackend):
+    """All keyed state of one operator subtask, in databases on local disk.
+
+    Args:
+        directory: of this subtask's own.
+        key_groups: those of the subtask.
+        file_token: unique for ever among the attempts and subtasks of the operator; ids of files begin
+            with it.
+    """
+
+    needs_key_groups: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        keys: KeyShape,
+        specs: Mapping[str, TableSpec],
+        max_parallelism: int,
+        *,
+        directory: Path,
+        key_groups: KeyGroupRange,
+        file_token: str,
+        settings: RocksDBSettings,
+    ) -> None:
+        super().__init__(keys, specs, max_parallelism)
+        self._directory, self._token = directory, file_token
+        self._cuts = 0
+        self._groups = [group_prefix(group) for group in range(max_parallelism)]
+        self._plain, self._spaced = _Position(), _Position()
+        self._namespace = encode_token(token(None))
+        self._any_spaced = any(spec.layout.namespaced for spec in self.specs.values())
+        self._tables: dict[str, RocksDBValueTable | RocksDBEntryTable] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, (name, spec) in enumerate(self.specs.items()):
+            database = Database(directory / f"db-{number}", settings, key_groups)
+            position = self._spaced if spec.layout.namespaced else self._plain
+            kind = RocksDBValueTable if spec.layout.entry is None else RocksDBEntryTable
+            self._tables[name] = kind(spec, database, position)
+
+    def value_table(self, name: str) -> ValueTable:
+        table = self._tables[name]
+        assert isinstance(table, RocksDBValueTable)
+        return table
+
+    def entry_table(self, name: str) -> EntryTable:
+        table = self._tables[name]
+        assert isinstance(table, RocksDBEntryTable)
+        return table
+
+    def set_key(self, key: Any, key_group: int = -1) -> None:
+        encoded = encode_token(token(key))
+        if key_group < 0:
+            key_group = key_group_of(hash_key(key), self.max_parallelism)
+        address = self._groups[key_group] + encoded
+        self._plain.set(address)
+        if self._any_spaced:
+            self._spaced.set(address + self._namespace)
+
+    def set_namespace(self, namespace: Any) -> None:
+        self._namespace = encode_token(token(namespace))
+        if self._any_spaced and self._plain.is_set:
+            self._spaced.set(self._plain.key + self._namespace)
+
+    def clear_key(self) -> None:
+        self._plain.clear()
+        self._spaced.clear()
+
+    def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:
+        return self._tables[name].addresses()
+
+    def snapshot(self, dead_until: Mapping[str, int]) -> dict[str, TableCut | FilesCut]:
+        self._cuts += 1
+        return {name: self._cut(name, dead_until.get(name, _ALIVE)) for name in self._tables}
+
+    def _cut(self, name: str, dead_until: int) -> FilesCut:
+        database, layout = self._tables[name].database, self.specs[name].layout
+        directory = database.directory
+        directory = directory.with_name(f"{directory.name}-cut-{self._cuts}")
+        cut = Cut(database, directory, f"{self._token}/{name}", self._cuts)
+        reader = RowReader(layout, self.max_parallelism)
+        return cut.as_files_cut(reader, layout.identity, dead_until)
+
+    def restore(self, state: RestoredState, now_ms: int) -> None:
+        for name, table in self._tables.items():
+            Restorer(self.specs[name], table.database, self.max_parallelism, now_ms).restore(state)
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.database.close()
+        self._tables.clear()

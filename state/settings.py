@@ -1,0 +1,85 @@
+"""The bounds of state on local disk: sorted runs, RocksDB, and the memory that tables share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDBSettings:
+    """The bounds of the RocksDB backend.
+
+    Attributes:
+        memory_bytes: shared by all databases of the process with the same budget.
+        write_buffer_ratio: the part of it for data not yet written to files.
+        write_buffer_bytes: data of one state that is collected before it becomes a file.
+        write_buffers: so many of them, the one being filled included, before writes wait.
+        threads: that write and merge files in the background, of the process.
+        open_files: that one state keeps open.
+        block_bytes: what is read at a time.
+    """
+
+    memory_bytes: int = 256 * MIB
+    write_buffer_ratio: float = 0.5
+    write_buffer_bytes: int = 64 * MIB
+    write_buffers: int = 2
+    threads: int = 2
+    open_files: int = 512
+    block_bytes: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The sizes of pieces, and when runs are merged.
+
+    Attributes:
+        memory_bytes: for rows not yet in runs, of which there may be two lots (one being filled, one
+            being written), and for the indexes of the runs.
+        file_bytes: size of one file of a run. Also what a flush, and a merge, buffer while they write.
+        runs_per_level: this many runs of like size are merged into one.
+        runs_max: more runs than this are merged whatever their sizes.
+        runs_stop: so many runs make a flush wait for the merge.
+        merge_bytes: rows that a merge handles at a time; best about the size of the processor's cache.
+        mapped_bytes: pages of run files that may stay mapped, by estimate; beyond it all are given back
+            to the page cache. They are clean: the kernel may take them away at any time.
+        prefetch_faults: a lookup that waits for the disk this many times makes the following lookups
+            ask for all their pages at once, before they read, until one finds its pages in memory.
+        pool_bytes: files that are not needed any more are kept, to be written over, up to this size.
+        pool_file_bytes_min: smaller ones are deleted.
+    """
+
+    memory_bytes: int = 256 * MIB
+    file_bytes: int = 64 * MIB
+    runs_per_level: int = 4
+    runs_max: int = 12
+    runs_stop: int = 24
+    merge_bytes: int = 4 * MIB
+    mapped_bytes: int = 1024 * MIB
+    prefetch_faults: int = 16
+    pool_bytes: int = 256 * MIB
+    pool_file_bytes_min: int = 1 * MIB
+
+
+_open: dict[int, int] = {}
+_lock = threading.Lock()
+
+
+class MemoryShare:
+    """An equal part of `total_bytes` for each table that is open in this process with that total."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        with _lock:
+            _open[total_bytes] = _open.get(total_bytes, 0) + 1
+
+    def __call__(self) -> int:
+        """The bytes of this table, as of now."""
+        return self._total // max(1, _open[self._total])
+
+    def close(self) -> None:
+        """Leave the memory to the others."""
+        with _lock:
+            _open[self._total] -= 1

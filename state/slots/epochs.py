@@ -1,0 +1,201 @@
+"""Consistent cuts of arrays by slot, whose cost at the barrier does not grow with the state.
+
+Each slot has the number (epoch) of the table's next cut at the time of its last change. To take a cut is to
+note how many slots there are and to count the epoch up. Until a thread has read what it needs from the
+arrays, which go on changing under it, the cut is *open*: whoever is about to change a slot for the first
+time since the cut puts the slot's old values and old epoch into the cut's undo log. The thread reads first,
+then closes the cut, then lays the log over what it read: a change that it saw was logged before. This is
+multi-version reading with the versions kept only as long as somebody reads (STA-05). The same epochs tell
+which slots changed between two cuts, so that a delta needs no marks of its own (STA-09).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..values import Array, Index
+from .arrays import ObjectArray, SlotArray, entries_of
+
+Field: TypeAlias = SlotArray | ObjectArray
+"""Some values by slot that belong to a state."""
+Which: TypeAlias = Index | slice
+RESTORED_EPOCH = 1
+"""The epoch of rows that were restored; what changes afterwards belongs to cut 2."""
+MARK_ALL_FACTOR = 4
+"""Tables this many times smaller than a batch count as changed as a whole: that is one short fill."""
+
+
+class TableEpoch:
+    """Counts the cuts of one table, which may consist of several groups of slots.
+
+    Attributes:
+        current: the number of the next cut, which is the epoch of what changes now.
+        lock: held while values go into undo logs, and while a cut is closed.
+    """
+
+    def __init__(self) -> None:
+        self.current = 1
+        self.lock = threading.Lock()
+
+    def restored(self) -> None:
+        """The table was restored: that state stands for cut 1."""
+        self.current = RESTORED_EPOCH + 1
+
+    def cut(self) -> int:
+        """Count a cut; returns its number."""
+        self.current += 1
+        return self.current - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """Values of some slots, each once, before they changed."""
+
+    slots: Index
+    epochs: npt.NDArray[np.uint32]
+    values: dict[Field, Array]
+
+
+@dataclass(slots=True, eq=False)
+class SlotCut:
+    """The values of one group of slots at a cut. `slots`, `values` and `close` run in any one thread.
+
+    Attributes:
+        epoch: the number of the cut.
+        size: how many slots there were.
+    """
+
+    epoch: int
+    size: int
+    _owner: ChangedSlots
+    _epochs: Array
+    _fields: list[Field]
+    _data: list[Array | list[Any]]
+    _log: list[_Undo] = field(default_factory=list)
+
+    def slots(self, since: int | None) -> Which:
+        """The slots that had changed after cut number `since`, ascending; None: all."""
+        if since is None:
+            return slice(0, self.size)
+        epochs = self._epochs[: self.size].copy()
+        with self._owner.table.lock:
+            log = list(self._log)
+        for undo in log:
+            epochs[undo.slots] = undo.epochs
+        return np.flatnonzero(epochs > since)
+
+    def values(self, which: Which) -> list[Array]:
+        """The values of these slots (see `slots`), one array per field. Closes the cut."""
+        found = [entries_of(data, which) for data in self._data]
+        self.close()
+        for undo in self._log:
+            if isinstance(which, slice):
+                here, at = np.ones(len(undo.slots), np.bool_), undo.slots
+            else:
+                at = np.searchsorted(which, undo.slots)
+                here = which.take(at, mode="clip") == undo.slots if which.size else at > 0
+            for values, one in zip(found, self._fields, strict=True):
+                values[at[here]] = undo.values[one][here]
+        self._log.clear()
+        return found
+
+    def close(self) -> None:
+        """Nothing will be read any more."""
+        with self._owner.table.lock:
+            if self in self._owner.cuts:
+                self._owner.cuts.remove(self)
+
+    def add(self, undo: _Undo) -> None:
+        """Note values that are about to change; those that changed after the cut already are not its."""
+        mine = undo.epochs <= self.epoch
+        mine &= undo.slots < self.size
+        if mine.all():
+            self._log.append(undo)
+        elif mine.any():
+            values = {one: values[mine] for one, values in undo.values.items()}
+            self._log.append(_Undo(undo.slots[mine], undo.epochs[mine], values))
+
+
+class ChangedSlots:
+    """Which slots of one group changed when, and the open cuts of the group.
+
+    `fields` says which fields the state consists of at the moment. One that a cut knows stays among them
+    while the cut is open.
+    """
+
+    def __init__(self, table: TableEpoch, fields: Callable[[], list[Field]]) -> None:
+        self.table = table
+        self._fields = fields
+        self.cuts: list[SlotCut] = []
+        """The open ones, oldest first."""
+        self._epochs = SlotArray(np.uint32)
+
+    def touch(self, slots: Index, size: int) -> None:
+        """Call before `slots`, which may repeat, change; there are `size` slots now."""
+        self._epochs.reserve(size)
+        which: Which = slots
+        if size * MARK_ALL_FACTOR <= len(slots):
+            which = slice(0, size)
+        if self.cuts:
+            with self.table.lock:
+                if self.cuts:
+                    self._keep(np.arange(size) if isinstance(which, slice) else slots)
+        self._epochs.data[which] = self.table.current
+
+    def mark(self, slots: Index, size: int, epochs: Any) -> None:
+        """Set the epochs of slots that are new."""
+        self._epochs.reserve(size)
+        self._epochs.data[slots] = epochs
+
+    def epochs_of(self, slots: Index) -> npt.NDArray[np.uint32]:
+        """The epoch of each slot's last change."""
+        return self._epochs.data.take(slots)
+
+    def cut(self, epoch: int, size: int) -> SlotCut:
+        """Open cut number `epoch`, which the table has just counted."""
+        fields = self._fields()
+        data = [one.data for one in fields]
+        cut = SlotCut(epoch, size, self, self._epochs.data, fields, data)
+        with self.table.lock:
+            self.cuts.append(cut)
+        return cut
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        return self._epochs.nbytes
+
+    @property
+    def memory(self) -> Array:
+        """The array of the epochs."""
+        return self._epochs.data
+
+    @property
+    def entry_bytes(self) -> int:
+        """Memory for one slot."""
+        return self._epochs.data.itemsize
+
+    def _keep(self, slots: Index) -> None:
+        """Put the values of slots that have not changed since the latest cut into the undo logs."""
+        latest, epochs = self.cuts[-1], self._epochs.data
+        slots = slots[slots < latest.size]
+        before = epochs.take(slots)
+        untouched = before <= latest.epoch
+        slots, before = slots[untouched], before[untouched]
+        if not slots.size:
+            return
+        # One row of each slot, by a claim in the epochs, which are written next anyway: what a thread
+        # reads there meanwhile is corrected by the log.
+        claims = np.arange(len(slots), dtype=np.uint32)
+        epochs[slots] = claims
+        won = epochs.take(slots) == claims
+        slots, before = slots[won], before[won]
+        undo = _Undo(slots, before, {one: entries_of(one.data, slots) for one in self._fields()})
+        for cut in self.cuts:
+            cut.add(undo)
