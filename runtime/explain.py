@@ -22,10 +22,10 @@ from ..operators.partitioning import (
 from ..operators.resources import DEFAULT_GROUP
 from ..operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.sink import Guarantee
+from .job_checks import pickled_states
 from .job_spec import JobSpec
 from .options.registry import Options
 from .options.state import CHECKPOINT_MODE
-from .pickled_state import pickled_states
 from .plan import PhysicalPlan, Vertex
 
 

@@ -176,7 +176,7 @@ def _token(job: StoredJob, addresses: tuple[str, ...], where: Where) -> str:
 
 
 async def _on_cluster(name: str, where: Where) -> Found:
-    from .cluster.named_jobs import find_on_cluster
+    from .cluster.leaders import find_on_cluster
 
     timeout_ms = Options(dict(where.options)).get(CLUSTER_CONNECT_TIMEOUT)
     addresses, token = await find_on_cluster(where.cluster, name, timeout_ms)

@@ -25,6 +25,7 @@ from ..operators.sink import IfExistsLike, parse_if_exists
 from ..operators.stream_base import StreamBase
 from .job_checks import (
     batch_problems,
+    check_pickles,
     missing_packages,
     runs_as_batch,
     sinks_without_alignment,
@@ -41,7 +42,6 @@ from .options.state import (
     RECOVERY_PATH,
     SAVEPOINT_DIR,
 )
-from .pickled_state import check_pickles
 from .plan import make_plan
 from .shipping import unshippable
 

@@ -12,9 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ..errors import StateError
 from ..runtime.offline.keys import values_array
-from ..runtime.offline.metadata import METADATA_SCHEMA, metadata_table
 from ..runtime.offline.scan import Share, StateScan
-from ..runtime.offline.snapshot import open_snapshot
+from ..runtime.offline.snapshot import METADATA_SCHEMA, metadata_table, open_snapshot
 from .options import ReadOptions, read_options
 from .types import as_spark, spark_schema, spark_type
 

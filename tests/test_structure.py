@@ -113,8 +113,7 @@ def test_the_protocol_is_pure() -> None:
 
 def test_the_decisions_of_the_rest_api_are_pure() -> None:
     pure = {
-        f"runtime.rest.{name}"
-        for name in ("answers", "gate", "openapi", "operations", "problems", "routes")
+        f"runtime.rest.{name}" for name in ("answers", "openapi", "problems", "requests", "routes")
     }
     assert pure <= MODULES.keys()
     wrong = [

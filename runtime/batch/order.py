@@ -1,7 +1,8 @@
 """Turns blocks in the order of their first event time into batches in event-time order. Pure.
 
 It holds the records of read blocks that are beyond the first event time of the next block. So no
-record is ever late: event time is declared to be just before the next block.
+record is ever late: event time is declared to be just before the next block. All records exist, so that
+watermarks are not heuristic, and of an event-time step only the last one counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...operators.elements import WATERMARK_MIN, Batch
+from ...operators.base import Output
+from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from .blocks import Block, joined
 
 RELEASED_ROWS: Final = 65_536
@@ -139,3 +141,27 @@ def _times(batch: Batch) -> Rows:
     if batch.timestamps is None:
         return np.full(len(batch), WATERMARK_MIN, np.int64)
     return batch.timestamps
+
+
+@dataclass(slots=True)
+class OnlyTheEnd(Output):
+    """The output of an event-time step, of whose watermarks only the last one counts.
+
+    Where event time matters, records have been sorted by it, and the watermarks are derived from
+    that order.
+    """
+
+    output: Output
+
+    def emit(self, batch: Batch) -> None:
+        self.output.emit(batch)
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        self.output.emit_side(tag, batch)
+
+    def emit_watermark(self, timestamp: int) -> None:
+        if timestamp == WATERMARK_MAX:
+            self.output.emit_watermark(timestamp)
+
+    def emit_idle(self, idle: bool) -> None:
+        """Ignore idleness: a source that is read to its end is never idle."""

@@ -1,7 +1,8 @@
 """Runs a bounded job on Spark: splits, DataFrames, one Spark job for all sinks, and the commit.
 
 Everything that sinks write is durable but invisible until the Spark job has succeeded; then it is
-committed, sink by sink. If anything fails before that, nothing becomes visible.
+committed, sink by sink. If anything fails before that, nothing becomes visible. Data that a source prepares
+is in a directory meanwhile.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import asyncio
 import copy
 import io
 import logging
+import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...errors import HeadgateError, JobError
@@ -23,9 +26,11 @@ from ...operators.clock import SystemClock
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.graph import Graph, Node
 from ...operators.sink import Guarantee, Sink
+from ...operators.source import SourceRun
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..coordinator.output import begin_output, check_output, delete_output
+from ..coordinator.source_runs import SourceStorage
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options.execution import RUNTIME_MODE
@@ -33,13 +38,13 @@ from ..options.registry import Options
 from ..options.state import LOCAL_DIRS
 from ..plan import PhysicalPlan, make_plan
 from ..protocol.drops import Dropped
+from ..protocol.failures import as_headgate_error
 from ..protocol.job_result import JobOutcome
+from ..storage.open_store import open_store_at
 from ..task.concurrency import MailboxTimers
 from .blocks import RESULT
-from .frames import Frames, make_frames
 from .session import spark_session
-from .sources import source_splits
-from .stage import unpacked
+from .stage import Frames, make_frames, unpacked
 from .subtask import COMMIT, DROPPED
 
 _log = logging.getLogger("headgate.batch")
@@ -209,3 +214,62 @@ def _context(
         run_in_thread=lambda call: loop.run_in_executor(threads, call),
         options=options.effective(),
     )
+
+
+@contextmanager
+def source_splits(
+    plan: PhysicalPlan, spec: JobSpec, scratch: str | None
+) -> Iterator[dict[str, list[bytes]]]:
+    """Yield the splits of each source, by name, for as long as the job runs.
+
+    Args:
+        scratch: the parent of the directory; None: the system's place.
+
+    Raises:
+        UserCodeError: a source could not be divided.
+        HeadgateError: an error of the source.
+    """
+    if scratch is not None:
+        Path(scratch).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="headgate-batch-sources-", dir=scratch) as directory:
+        yield asyncio.run(_cut_all(plan, spec, directory))
+
+
+async def _cut_all(plan: PhysicalPlan, spec: JobSpec, directory: str) -> dict[str, list[bytes]]:
+    store = open_store_at(directory, spec.options)
+    await store.open()
+    try:
+        return {
+            vertex.head.name: await _cut(
+                vertex.head,
+                vertex.parallelism,
+                spec,
+                SourceStorage(store, directory, vertex.head.name),
+            )
+            for vertex in plan.vertices
+            if vertex.head.source is not None
+        }
+    finally:
+        await store.close()
+
+
+async def _cut(node: Node, parallelism: int, spec: JobSpec, storage: SourceStorage) -> list[bytes]:
+    source = node.source
+    assert source is not None  # the caller has checked
+    run = SourceRun(
+        job=spec.name,
+        run=spec.run,
+        source=node.name,
+        where=str(node.origin),
+        options=Options(spec.options).effective(),
+        storage=storage,
+        announce=lambda text: _log.info("%s: %s", node.name, text),
+    )
+    try:
+        prepared = await source.configure(run.options).prepare(run)
+        return await asyncio.to_thread(prepared.splits, parallelism)
+    except HeadgateError:
+        raise
+    except Exception as error:
+        what = f"source `{node.name}` cannot be cut into splits"
+        raise as_headgate_error(error, what, str(node.origin)) from error

@@ -38,8 +38,7 @@ from ..task.concurrency import MailboxTimers
 from ..task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from ..task.local_files import SubtaskDirectory
 from .blocks import RESULT, Block, BlockWriter, decode
-from .order import TimeOrder
-from .whole import OnlyTheEnd
+from .order import OnlyTheEnd, TimeOrder
 
 _THREADS: Final = 2
 COMMIT: Final = 1

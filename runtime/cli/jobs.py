@@ -80,7 +80,7 @@ def statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | 
 
 
 async def _statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
-    from ..cluster.named_jobs import list_on_cluster
+    from ..cluster.leaders import list_on_cluster
     from ..options.recovery import CLUSTER_CONNECT_TIMEOUT
     from ..options.registry import Options
     from ..rest.client import RestClient

@@ -164,7 +164,7 @@ def validate(file: File, parallelism: Parallelism = None, settings: Settings = N
         say(f"{file}: {count} {'mistake' if count == 1 else 'mistakes'}")
         raise typer.Exit(USAGE)
     from ..job import runnable
-    from ..pickled_state import pickled_states
+    from ..job_checks import pickled_states
 
     typer.echo(f"{file}: ok, job {job.name}")
     for found in pickled_states(runnable(job).graph):

@@ -3,22 +3,27 @@
 The settings were measured (ARCHITECTURE.md, decision 3). Two are not obvious: Ray ignores a loopback
 node address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`, and its usage report is only surely silent
 with an address that leads nowhere.
+
+Without its raylet or its control store no worker can be started again. Ray would let the job wait for
+ever in the first case, and end this process without a word after a minute in the second: so
+`while_ray_lives` looks at these processes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ...errors import UsageError
-from .own_directory import own_directory
+from ...errors import JobError, UsageError
+from ..worker.local_directories import own_directory
 
 _log = logging.getLogger("headgate.cluster")
 OBJECT_STORE_BYTES = 80 << 20
@@ -35,6 +40,11 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AUTH_MODE": "token",
 }
+
+
+CHECK_EVERY_S = 1.0
+VITAL = frozenset({"raylet", "gcs_server"})
+_T = TypeVar("_T")
 
 
 def prepare_environment() -> None:
@@ -99,3 +109,35 @@ def _hush() -> None:
                 _log.debug("ray: %s", line)
 
         setattr(worker, "print_to_stdstream", to_log)  # noqa: B010  not a declared attribute
+
+
+async def while_ray_lives(doing: Coroutine[None, None, _T]) -> _T:
+    """The result of `doing`.
+
+    Raises:
+        JobError: a process of the embedded Ray died meanwhile.
+    """
+    task = asyncio.ensure_future(doing)
+    try:
+        while not task.done():
+            if dead := _dead():
+                raise JobError(
+                    f"a process of the embedded Ray died process=`{dead}`",
+                    fix="run the job again: it resumes from its newest checkpoint",
+                )
+            await asyncio.wait([task], timeout=CHECK_EVERY_S)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _dead() -> str:
+    """The sort of a process that Ray started for this one and that is gone; empty if none is.
+
+    Ray has no public way to ask: where a release lacks the private one, nobody notices.
+    """
+    node: Any = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
+    if not hasattr(node, "dead_processes"):
+        return ""
+    return next((kind for kind, _ in node.dead_processes() if kind in VITAL), "")

@@ -13,11 +13,11 @@ from typing import Final
 
 from ...errors import HeadgateError
 from ...operators.clock import Clock
-from ..admission import ListenerLimits
 from ..control import registry
 from ..control.cluster import Cluster
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
+from ..listening import ListenerLimits
 from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import METRICS_HOST, METRICS_PORT

@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 
 from ...operators.clock import Clock
-from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
 from ..control.link import MemoryLink
 from ..exchange.hub import ExchangeHub
-from ..listening import Listener
+from ..listening import Listener, ListenerLimits
 from ..observe.metrics import MetricsRegistry
 from ..storage.base import StoreOpener
 from ..worker.worker import Worker

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
-from ..admission import ListenerLimits
 from ..control.job_client import Connect, Event
 from ..control.registry import make_token
 from ..coordinator.job import JobCoordinator
 from ..coordinator.local_client import connect_locally
 from ..coordinator.placement import worker_groups
 from ..job_spec import JobSpec
-from ..listening import Listener
+from ..listening import Listener, ListenerLimits
 from ..options.network import DATA_PORT
 from ..options.recovery import REDUNDANT_WORKERS
 from ..options.registry import Options

@@ -25,13 +25,12 @@ from ray.exceptions import RayActorError
 
 from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
-from ..admission import ListenerLimits
 from ..control.cluster import ControlEndpoint
 from ..control.link import Link, connect
 from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
-from ..listening import Listener, worker_metrics_port
+from ..listening import Listener, ListenerLimits, worker_metrics_port
 from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
 from ..observe.metrics import MetricsRegistry
@@ -42,10 +41,10 @@ from ..protocol.standby import Turn
 from ..protocol.worker_nodes import NodeRules
 from ..shipping import unship
 from ..storage.open_store import open_store
+from ..worker.local_directories import own_directory
 from ..worker.pulse import Pulse
 from ..worker.worker import Worker
 from .host import host_coordinator
-from .own_directory import own_directory
 from .process import attach, die_of_sigterm, on_sigterm, tune_process
 from .ray_nodes import actor_options, ask, until_placed
 from .standby import Answer, Standby

@@ -17,7 +17,6 @@ import ray
 
 from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
-from ..admission import ListenerLimits
 from ..control import registry
 from ..control.job_client import Connect, Event, JobClient, outcome_of
 from ..control.registry import make_token
@@ -25,7 +24,7 @@ from ..coordinator.ended import outcome_of_end
 from ..coordinator.job import JobCoordinator
 from ..coordinator.local_client import connect_locally
 from ..job_spec import JobSpec
-from ..listening import LOOPBACK, Listener
+from ..listening import LOOPBACK, Listener, ListenerLimits
 from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.recovery import (
     CLUSTER_CONNECT_TIMEOUT,
@@ -40,8 +39,7 @@ from ..shipping import ship
 from ..storage.open_store import open_store_at
 from ..storage.stored_jobs import find_job
 from .connect import ray_cluster
-from .embedded import embedded_ray
-from .embedded_health import while_ray_lives
+from .embedded import embedded_ray, while_ray_lives
 from .leaders import SEARCH_EVERY_S, Leaders, settled
 from .process import console
 from .ray_actors import (

@@ -48,7 +48,7 @@ from ..protocol.checkpoints.statistics import (
 from ..protocol.failures import CheckpointFailure, as_headgate_error
 from ..protocol.ids import CheckpointId, SubtaskId
 from ..savepoint import store as savepoints
-from ..savepoint.metadata import savepoint_of
+from ..savepoint.store import savepoint_of
 from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from .checkpoint_report import part_of

@@ -10,16 +10,10 @@ from typing import Final
 import msgspec
 
 from ...errors import FencedError, HeadgateError, InternalError, JobNotReady
-from ..control.messages import (
-    Deploy,
-    Deployed,
-    RestoreProgress,
-    SubtaskAssignment,
-    SubtaskFailed,
-)
+from ..control.messages import Deploy, Deployed, RestoreProgress, SubtaskAssignment, SubtaskFailed
+from ..job_checks import check_restored_pickles
 from ..options.registry import Options
 from ..options.state import RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
-from ..pickled_state import check_restored_pickles
 from ..plan import Vertex
 from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.failover import RegionId

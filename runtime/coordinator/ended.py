@@ -10,7 +10,7 @@ from ..options.state import CHECKPOINT_RETENTION
 from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import JobEnded, JobStatus
-from ..storage.control_tokens import withdraw_token
+from ..storage.stored_jobs import withdraw_token
 from ..storage.sweep import sweep_orphans
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext

@@ -19,16 +19,15 @@ import msgspec
 from ...errors import FencedError, HeadgateError, InternalError, JobError, JobNotReady, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
-from ..admission import ListenerLimits
 from ..control.cluster import Cluster
 from ..control.job_client import Event
 from ..control.link import Link
 from ..control.messages import CheckpointAcked, Hello, StepStuck
 from ..job_spec import JobSpec, checkpoint_rules
-from ..listening import Listener
+from ..listening import Listener, ListenerLimits
+from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsRegistry
 from ..observe.spans import open_spans
-from ..observe.storage_figures import StorageFigures
 from ..options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..options.network import CONTROL_TOKEN_IN_STORAGE
 from ..options.recovery import (
@@ -57,10 +56,10 @@ from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
 from ..protocol.restart import StartFailures, restart_strategy
 from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
-from ..storage.control_tokens import publish_token, withdraw_token
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import counted, open_store_at
 from ..storage.probe import probe_races
+from ..storage.stored_jobs import publish_token, withdraw_token
 from ..storage.sweep import sweep_orphans
 from .checkpoint_report import report
 from .checkpointing import CheckpointDriver

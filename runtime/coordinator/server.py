@@ -10,10 +10,9 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from ..admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from ..control.link import Link, StreamLink
 from ..control.messages import Hello
-from ..listening import LOOPBACK, Listener
+from ..listening import GREETING_BYTES_MAX, LOOPBACK, Admission, Listener, ListenerLimits
 
 _log = logging.getLogger("headgate.coordinator")
 

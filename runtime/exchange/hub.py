@@ -25,8 +25,7 @@ import msgspec
 
 from ...errors import ExchangeError, UsageError, check
 from ...operators.elements import Batch, Control
-from ..admission import Admission, ListenerLimits
-from ..listening import LOOPBACK, Listener
+from ..listening import LOOPBACK, Admission, Listener, ListenerLimits
 from .channel import ChannelId, OutputChannel
 from .gate import InputGate
 from .links import AcceptingEnd, DiallingEnd, Hello, SocketOutputChannel, refusal_of

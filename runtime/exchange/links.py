@@ -20,7 +20,7 @@ import msgspec
 
 from ...errors import ExchangeError, HeadgateError
 from ...operators.elements import Batch, Control, EndOfPartition
-from ..admission import GREETING_BYTES_MAX
+from ..listening import GREETING_BYTES_MAX
 from .channel import BATCHES, ChannelId, OutputChannel
 from .gate import InputGate
 from .settings import ExchangeSettings

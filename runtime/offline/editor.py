@@ -16,7 +16,7 @@ from ..protocol import names
 from ..protocol.checkpoints.manifest import Manifest, ManifestOperator, ManifestSubtask
 from ..savepoint import store as savepoints
 from ..savepoint.locate import savepoint_address
-from ..savepoint.metadata import savepoint_of
+from ..savepoint.store import savepoint_of
 from .files import OpenStore
 from .pieces import INLINE_BYTES_MAX, CopyTask, Goal, Written, write_table
 from .placing import SUBTASK_COLUMN, Placing

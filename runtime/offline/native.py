@@ -17,7 +17,7 @@ from ...state.runs.merge import merged
 from ...state.runs.run_file import layout_of
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredFiles
 from .files import OpenStore
-from .snapshot import PER_KEY, Piece, StoredState
+from .snapshot import PER_KEY, Piece, StoredState, unreadable
 
 MERGE_BYTES: Final = 16 << 20
 
@@ -38,15 +38,6 @@ def native_tables(
             yield from _runs(state, files, groups, Path(directory))
         else:
             raise unreadable(state)
-
-
-def unreadable(state: StoredState) -> StateError:
-    """The error for state that only its backend can read."""
-    return StateError(
-        f"the state lies in files that only its backend reads {state.text} kind=`{state.kind}`",
-        where=state.root,
-        fix="take a canonical savepoint (without --native), and read that",
-    )
 
 
 def _downloaded(

@@ -24,7 +24,7 @@ from ...state.rocksdb.restore import StoredDatabase
 from ...state.settings import RocksDBSettings
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredFiles
 from .keys import KEY_TEXT, is_opaque
-from .snapshot import StoredState
+from .snapshot import StoredState, unreadable
 
 ROWS_PER_TABLE: Final = 65_536
 
@@ -41,8 +41,6 @@ def rocksdb_tables(
     Raises:
         StateError: a file is missing, or the map has keys of bytes, of which it is not known what they are.
     """
-    from .native import unreadable
-
     entry = state.entry_column
     if state.kind == "map" and pa.types.is_binary(schema.field(entry).type):
         raise unreadable(state)

@@ -14,8 +14,7 @@ from ...errors import StateError
 from ...state.evolution import LAST_USED_COLUMN, is_widening
 from ...state.keyed.keys import TEXT_MAX, encode_key
 from ...state.snapshot import KEY_GROUP_COLUMN, StateInfo
-from .collect import whole_groups
-from .keys import KEY_TEXT, is_opaque, key_groups
+from .keys import KEY_TEXT, is_opaque, key_groups, whole_groups
 from .snapshot import hash_columns_of
 
 SUBTASK_COLUMN: Final = "subtask_"

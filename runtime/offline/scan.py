@@ -1,33 +1,58 @@
-"""A query of state, cut into shares that are read one by one, in any process."""
+"""A query of state, cut into shares that are read one by one, in any process.
+
+Keyed state is read in part. Lists, broadcast maps and state that only its operator can read come as a
+whole. `changes` compares the rows of two snapshots key by key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import UsageError
+from ...errors import StateError, UsageError
 from ...operators.suggestions import suggest
-from ...state.evolution import LAST_USED_COLUMN
-from ...state.keyed.canonical import VALUE_COLUMN
+from ...state.evolution import ENCODING, LAST_USED_COLUMN
+from ...state.forms import plain_of
+from ...state.keyed.canonical import NAMESPACE_COLUMN, VALUE_COLUMN
+from ...state.keyed.keys import decode_key
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN
-from .changes import changed_rows, changes_schema, check_comparable
-from .collect import collect, collected_type, whole_groups
 from .files import OpenStore
-from .items import items_schema, items_table
-from .keys import groups_of_values, is_opaque, values_array
+from .keys import (
+    KEY_TEXT,
+    collect,
+    collected_type,
+    groups_of_values,
+    is_opaque,
+    values_array,
+    whole_groups,
+)
 from .rows import OnRead, read_rows, schema_of
 from .snapshot import Snapshot, StoredState
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SHARE_BYTES: Final = 32 << 20
 """Stored bytes of one share, unless a number of shares is asked for."""
 Share: TypeAlias = tuple[KeyGroupRange, ...]
 """Ranges of key groups; of state that is not keyed there is one share, which is empty."""
+
+
+SUBTASK: Final = pa.field("subtask", pa.int32(), False)
+POSITION: Final = pa.field("position", pa.int64(), False)
+MAP_KEY: Final = pa.field("map_key", pa.string(), False)
+ITEM: Final = pa.field("item", pa.binary(), False)
+CHANGE: Final = pa.field("change", pa.string(), False)
+BEFORE, AFTER = "_before", "_after"
+_ROW = "row_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +263,145 @@ def _ranges(groups: Sequence[int]) -> Share:
         else:
             found.append(KeyGroupRange(group, group))
     return tuple(found)
+
+
+def items_schema(state: StoredState) -> pa.Schema:
+    """The columns of the table.
+
+    `subtask`, `position`, and `value`, typed; of a broadcast map `map_key`, as text, and `value`; of what
+    headgate knows no type of, such as positions of sources, `item`: bytes.
+    """
+    declared = state.schema
+    if declared is None:
+        return pa.schema([SUBTASK, POSITION, ITEM])
+    value = declared.field(VALUE_COLUMN)
+    if state.kind == "broadcast":
+        return pa.schema([MAP_KEY, value])
+    return pa.schema([SUBTASK, POSITION, value])
+
+
+def items_table(state: StoredState, opened: OpenStore) -> pa.Table:
+    """All items: of lists in the order of subtasks, of a broadcast map one copy.
+
+    Raises:
+        StateError: a file is missing or corrupt.
+    """
+    schema = items_schema(state)
+    if state.kind == "broadcast" and state.schema is not None:
+        return _broadcast(state, opened, schema)
+    subtasks: list[int] = []
+    positions: list[int] = []
+    found: list[bytes] = []
+    for subtask, items in _by_subtask(state, opened):
+        subtasks += [subtask] * len(items)
+        positions += range(len(items))
+        found += items
+    last = (
+        _values(found, schema.field(2))
+        if state.schema is not None
+        else pa.array(found, pa.binary())
+    )
+    columns = [pa.array(subtasks, SUBTASK.type), pa.array(positions, POSITION.type), last]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _by_subtask(state: StoredState, opened: OpenStore) -> Iterator[tuple[int, list[bytes]]]:
+    for piece in state.pieces:
+        for handle in piece.handles:
+            yield piece.subtask, msgspec.msgpack.decode(opened.content(handle), type=list[bytes])
+
+
+def _broadcast(state: StoredState, opened: OpenStore, schema: pa.Schema) -> pa.Table:
+    """All subtasks have the same."""
+    _, items = next(_by_subtask(state, opened), (0, []))
+    pairs = [msgspec.msgpack.decode(item, type=tuple[bytes, bytes]) for item in items]
+    keys = [decode_key(key) for key, _ in pairs]
+    texts = [key if isinstance(key, str) else str(key) for key in keys]
+    values = _values([held for _, held in pairs], schema.field(VALUE_COLUMN))
+    return pa.Table.from_arrays([pa.array(texts, pa.string()), values], schema=schema)
+
+
+def _values(held: list[bytes], field: pa.Field) -> pa.Array:
+    if ENCODING in (field.metadata or {}):
+        return pa.array(held, field.type)
+    plain: Any = plain_of(field.type)
+    return pa.array([plain(msgspec.msgpack.decode(data)) for data in held], field.type)
+
+
+def changes_schema(identity: Sequence[str], schema: pa.Schema) -> pa.Schema:
+    """`change` (added, changed, removed), the identity, and each other column before and after."""
+    kept = [schema.field(name) for name in _shown(identity, schema)]
+    fields = []
+    for column in schema:
+        if column.name not in _shown(identity, schema):
+            fields += [column.with_name(column.name + suffix) for suffix in (BEFORE, AFTER)]
+    return pa.schema([CHANGE, *kept, *(column.with_nullable(True) for column in fields)])
+
+
+def check_comparable(
+    before: StoredState, after: StoredState, old: pa.Schema, new: pa.Schema
+) -> None:
+    """Raise StateError unless the rows of two states can be compared key by key."""
+    if before.max_parallelism != after.max_parallelism:
+        raise StateError(
+            f"the snapshots have other key groups {after.text} from=`{before.max_parallelism}` "
+            f"to=`{after.max_parallelism}`",
+            fix="rewrite one of them to the max parallelism of the other first",
+        )
+    if before.identity != after.identity or not old.equals(new):
+        raise StateError(
+            f"the state was of another type in the older snapshot {after.text} "
+            f"from=`{_types(old)}` to=`{_types(new)}`",
+            fix="read both snapshots, and compare what they have in common",
+        )
+
+
+def changed_rows(before: pa.Table, after: pa.Table, identity: Sequence[str]) -> pa.Table:
+    """The rows that are not the same in both; each identity occurs once in each.
+
+    Nulls are equal to nulls, and NaN to NaN.
+    """
+    import polars as pl  # takes a while, and few reads need it
+
+    target = changes_schema(identity, after.schema)
+    pairs = _pairs(before, after, identity)
+    left, right = pairs.get_column("left"), pairs.get_column("right")
+    there = before.take(left.to_arrow()), after.take(right.to_arrow())
+    others = [name for name in after.column_names if name not in _shown(identity, after.schema)]
+    differ = np.zeros(len(pairs), bool)
+    for name in others:
+        old, new = (pl.Series(table.column(name)) for table in there)
+        differ |= old.ne_missing(new).to_numpy()
+    added, removed = left.is_null().to_numpy(), right.is_null().to_numpy()
+    which = pa.array(np.flatnonzero(added | removed | differ))
+    words = np.where(added, "added", np.where(removed, "removed", "changed"))
+    columns: list[pa.ChunkedArray | pa.Array] = [pa.array(words, pa.string()).take(which)]
+    for name in _shown(identity, after.schema):
+        old, new = (table.column(name).take(which) for table in there)
+        gone = pa.array(removed).take(which)
+        columns.append(pa.compute.if_else(gone, old, new))
+    for name in others:
+        columns += [table.column(name).take(which) for table in there]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _pairs(before: pa.Table, after: pa.Table, identity: Sequence[str]) -> pl.DataFrame:
+    """Numbers of rows of equal identity; null where one side has none."""
+    import polars as pl
+
+    frames = []
+    for table, name in ((before, "left"), (after, "right")):
+        frame = pl.from_arrow(table.select(list(identity)))
+        assert isinstance(frame, pl.DataFrame)
+        frames.append(frame.with_row_index(name))
+    return frames[0].join(frames[1], on=list(identity), how="full", nulls_equal=True)
+
+
+def _shown(identity: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The columns that come once: the identity, and what follows from it."""
+    derived = ("key_group", KEY_TEXT, NAMESPACE_COLUMN)
+    return [name for name in schema.names if name in identity or name in derived]
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

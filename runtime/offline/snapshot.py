@@ -1,10 +1,12 @@
-"""A savepoint, or a checkpoint, as states that can be read one by one."""
+"""A savepoint, or a checkpoint, as states that can be read one by one, and a table that describes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -15,16 +17,43 @@ from ...state.evolution import LAST_USED_COLUMN
 from ...state.keyed.canonical import ENTRY_COLUMNS, NAMESPACE_COLUMN
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN, StateHandle, StateInfo
-from ..savepoint.describe import states_of
+from ..savepoint.describe import describe, states_of
 from ..savepoint.locate import Located, locate
 from ..storage.open_store import open_store_at
-from .blocking import blocking
 
 PER_KEY: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "timers"})
 """Kinds whose identity is the key, and the namespace and entry key if there are any."""
 WHOLE_KEY: Final = frozenset({"reduce", "running"})
 """Kinds whose identity is the key."""
 WINDOW_COLUMNS: Final = ("window_start", "window_end")
+
+
+T = TypeVar("T")
+_TEXTS: Final = pa.map_(pa.string(), pa.string())
+METADATA_SCHEMA: Final = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("state", pa.string()),
+        ("kind", pa.string()),
+        ("stored_as", pa.string()),
+        ("key_columns", _TEXTS),
+        ("value_columns", _TEXTS),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("first_key_group", pa.int32()),
+        ("last_key_group", pa.int32()),
+        ("version", pa.int32()),
+        ("ttl_ms", pa.int64()),
+        ("parallelism", pa.int32()),
+        ("max_parallelism", pa.int32()),
+        ("job", pa.string()),
+        ("checkpoint_id", pa.int64()),
+        ("format", pa.string()),
+        ("created", pa.timestamp("us", tz="UTC")),
+        ("path", pa.string()),
+    ]
+)
+"""`rows` of a checkpoint counts each row as often as it was written: base and deltas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +243,48 @@ def _unknown(what: str, name: str, known: list[str], located: Located) -> StateE
         where=located.text,
         fix=suggest(name, known, "there are"),
     )
+
+
+def unreadable(state: StoredState) -> StateError:
+    """The error for state that only its backend can read."""
+    return StateError(
+        f"the state lies in files that only its backend reads {state.text} kind=`{state.kind}`",
+        where=state.root,
+        fix="take a canonical savepoint (without --native), and read that",
+    )
+
+
+def blocking(call: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on a loop of its own, in a thread: a notebook has a loop already."""
+    with ThreadPoolExecutor(1, thread_name_prefix="headgate-offline") as thread:
+        return thread.submit(asyncio.run, call).result()
+
+
+def metadata_table(snapshot: Snapshot) -> pa.Table:
+    """A row per state, in the order of operators and names."""
+    found = describe(snapshot.located)
+    rows = [
+        _row(found, operator, state)
+        for operator in found["operators"]
+        for state in operator["states"]
+    ]
+    return pa.Table.from_pylist(rows, METADATA_SCHEMA)
+
+
+def _row(found: dict[str, Any], operator: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    first, last = state["key_groups"] or (None, None)
+    return {
+        **{name: state[name] for name in ("state", "kind", "stored_as", "rows", "bytes")},
+        **{name: state[name] for name in ("version", "ttl_ms", "max_parallelism")},
+        "operator": operator["operator"],
+        "parallelism": operator["parallelism"],
+        "key_columns": list(state["keys"].items()),
+        "value_columns": list(state["values"].items()),
+        "first_key_group": first,
+        "last_key_group": last,
+        "job": found["job"],
+        "checkpoint_id": found["id"],
+        "format": found["format"],
+        "created": found["created_ms"] * 1000,
+        "path": found["path"],
+    }

@@ -2,6 +2,8 @@
 
 Field names are those of the CLI's `--json`. Times that end in `_ms` are milliseconds, since the epoch where
 the name says `at`, `began` or `ended`. Rates are milliseconds per second: 0 to 1000.
+
+Events of a job travel as server-sent events.
 """
 
 from __future__ import annotations
@@ -12,13 +14,32 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from ...errors import JobError
 from ...operators.resources import DEFAULT_GROUP
+from ..control.job_client import Event
 from .problems import Problem
 
 Watermark = Annotated[
     int | None, Meta(description="In ms since the epoch; null: there is none yet.")
 ]
 Rate = Annotated[int, Meta(description="Milliseconds per second.")]
+
+
+TriggerId = Annotated[
+    str,
+    Meta(
+        # `.` and `..` are no names in a path, and Python's `$` also matches in front of a last line break.
+        pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}$(?!\n)",
+        description="Chosen by the client; the same id is the same operation, however often it is sent.",
+    ),
+]
+Directory = Annotated[
+    str,
+    Meta(
+        pattern=r"^($|/|[a-z][a-z0-9+.-]*://)",
+        description="An absolute path or an address; empty: that of execution.checkpointing.savepoint-dir.",
+    ),
+]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -450,16 +471,6 @@ class OperationsAnswer(Answer, frozen=True):
     operations: list[OperationAnswer]
 
 
-TriggerId = Annotated[
-    str,
-    Meta(
-        # `.` and `..` are no names in a path, and Python's `$` also matches in front of a last line break.
-        pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}$(?!\n)",
-        description="Chosen by the client; the same id is the same operation, however often it is sent.",
-    ),
-]
-
-
 class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of what begins an operation."""
 
@@ -476,15 +487,6 @@ class HandOverWish(Wish, frozen=True):
 
 class CheckpointWish(Wish, frozen=True):
     """Take a checkpoint now."""
-
-
-Directory = Annotated[
-    str,
-    Meta(
-        pattern=r"^($|/|[a-z][a-z0-9+.-]*://)",
-        description="An absolute path or an address; empty: that of execution.checkpointing.savepoint-dir.",
-    ),
-]
 
 
 class StopWish(Wish, frozen=True):
@@ -514,3 +516,28 @@ class DisposeWish(Wish, frozen=True):
     """Delete a savepoint and all its files."""
 
     path: Annotated[str, Meta(pattern=r"^(/|[a-z][a-z0-9+.-]*://)")]
+
+
+class _EventData(msgspec.Struct):
+    text: str
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def encode_event(event: Event) -> bytes:
+    """An event as a server-sent event: its kind, and as data an object of its text and its body."""
+    body: Any = msgspec.json.decode(event.body)  # a line break in it would end the data
+    data = msgspec.json.encode({"text": event.text, "body": body})
+    return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), data)
+
+
+def decode_event(kind: str, data: str) -> Event:
+    """The event of this kind and data.
+
+    Raises:
+        JobError: the data is not one of ours.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_EventData)
+    except msgspec.DecodeError as error:
+        raise JobError(f"this is no event of a REST API of headgate: {error}") from None
+    return Event(kind=kind, text=found.text, body=bytes(found.body))

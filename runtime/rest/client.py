@@ -14,8 +14,7 @@ import msgspec
 from ...errors import HeadgateError, JobError, UsageError
 from ..control.job_client import Event, HungUp, Silent
 from . import answers
-from .answers import OperationAnswer, OperationStatus, Wish
-from .events import decode
+from .answers import OperationAnswer, OperationStatus, Wish, decode_event
 from .problems import Problem, error_of
 from .routes import ROUTES, VERBS, WAIT_S_MAX
 
@@ -232,7 +231,7 @@ class RestClient:
                 if field == "event":
                     kind = value
                 elif field == "data":
-                    yield decode(kind, value)
+                    yield decode_event(kind, value)
 
     # -- the wire -----------------------------------------------------------------------------------
 

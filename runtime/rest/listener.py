@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from ..admission import Admission, ListenerLimits
-from ..listening import LOOPBACK, Listener
+from ..listening import LOOPBACK, Admission, Listener, ListenerLimits
 from ..options.network import PORT_PATIENCE, REST_ADDRESS, REST_BIND_ADDRESS, REST_PORT
 from ..options.registry import Options
 

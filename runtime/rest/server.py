@@ -13,9 +13,8 @@ from aiohttp import web
 
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
-from ..admission import ListenerLimits
 from ..control.job_client import EventQueue, Subscriber
-from ..listening import LOOPBACK
+from ..listening import LOOPBACK, ListenerLimits
 from ..options.network import (
     REST_ADDRESS,
     REST_BODY_MAX,
@@ -25,13 +24,11 @@ from ..options.network import (
     REST_WATCHERS,
 )
 from ..options.registry import Options
-from .answers import Answer, Health, OperationsAnswer, Wish
-from .events import encode
-from .gate import allowed_names, check_names, check_token
+from .answers import Answer, Health, OperationsAnswer, Wish, encode_event
 from .listener import Connection, RestListener
 from .openapi import document
-from .operations import Operations
 from .problems import PROBLEM_TYPE, Problem, RequestProblem, problem, problem_of
+from .requests import Operations, allowed_names, check_names, check_token
 from .routes import ROUTES, WAIT_S_MAX, Route
 
 READY: Final = frozenset({"RUNNING", "FINISHED"})
@@ -319,7 +316,7 @@ class RestServer:
             try:
                 async with asyncio.timeout(KEEP_ALIVE_S):
                     event = await events.next()
-                data = None if event is None else encode(event)
+                data = None if event is None else encode_event(event)
             except TimeoutError:
                 data = b": nothing happened\n\n"
             if data is None:

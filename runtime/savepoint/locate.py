@@ -20,7 +20,7 @@ from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import join_address
 from . import store as savepoints
-from .metadata import Savepoint
+from .store import Savepoint
 
 _WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
 

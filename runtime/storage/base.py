@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias, final
 
-from ..observe.storage_figures import StorageFigures
+from ..observe.figures import StorageFigures
 
 CLEAN_UP_S: Final = 2.5
 """The time, in seconds, that a cancelled or failed call spends at most on removing what it had begun."""

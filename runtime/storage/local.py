@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import MissingFileError, StorageError, check
-from ..observe.storage_figures import Operation, StorageFigures
+from ..observe.figures import Operation, StorageFigures
 from .base import CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ...errors import UsageError
 from ...operators.addresses import STORAGE_SCHEMES, check_address
 from ...operators.extras import check_extra
-from ..observe.storage_figures import StorageFigures
+from ..observe.figures import StorageFigures
 from ..protocol import names
 from .base import CheckpointStore
 from .local import LocalStore

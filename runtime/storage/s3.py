@@ -27,7 +27,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from ...connectors.s3_config import S3Service, compatibility
 from ...errors import MissingFileError, StorageError
-from ..observe.storage_figures import Operation, StorageFigures
+from ..observe.figures import Operation, StorageFigures
 from .base import CLEAN_UP_S, CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 from .retry import Retrier, RetryPolicy, Sleep

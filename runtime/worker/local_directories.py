@@ -22,7 +22,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -260,3 +260,35 @@ def _remove_if_empty(parent: Path) -> None:
 
 def _paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())
+
+
+@contextlib.contextmanager
+def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new directory below `parent` for the time of the block. Blocking.
+
+    It goes however the process dies, because it has a lock that the system takes back with the process: a
+    process that makes a directory of the same kind later deletes those whose lock is free. A directory gets
+    its name only when it is locked, so that no process takes one that begins for one that is left.
+    """
+    _sweep(parent, prefix)
+    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+    lock = take_lock(new / LOCK_FILE, wait=True)
+    assert lock is not None  # nobody else knows the directory
+    directory = new.rename(parent / new.name.removeprefix("."))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    for directory in parent.glob(f"{prefix}*"):
+        # Others may delete it at the same moment, and some are other users'.
+        with contextlib.suppress(OSError):
+            if directory.lstat().st_uid != os.getuid() or not (directory / LOCK_FILE).exists():
+                continue
+            lock = take_lock(directory / LOCK_FILE, wait=False)
+            if lock is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(lock)

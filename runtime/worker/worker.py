@@ -52,8 +52,8 @@ from ..control.messages import (
     Welcome,
 )
 from ..exchange.hub import ExchangeHub
+from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsGroup, MetricsRegistry
-from ..observe.storage_figures import StorageFigures
 from ..options.registry import Options
 from ..options.state import STATE_BACKEND, TRANSFERS_MAX
 from ..protocol.adoption import WorkerReport

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headgate.runtime.cluster.own_directory import own_directory
-from headgate.runtime.worker.local_directories import LOCK_FILE, LocalDirectories
+from headgate.runtime.worker.local_directories import LOCK_FILE, LocalDirectories, own_directory
 
 
 def left_in(temporary: Path) -> list[Path]:

@@ -19,8 +19,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from headgate.errors import JobError, JobNotFound
-from headgate.runtime.cluster import leaders as leaders_module
-from headgate.runtime.cluster import named_jobs, ray_driver
+from headgate.runtime.cluster import leaders, ray_driver
 from headgate.runtime.cluster.leaders import Leaders, settled
 from headgate.runtime.cluster.ray_actors import Lead
 from headgate.runtime.control.job_client import Event
@@ -166,7 +165,7 @@ class Client:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_driver, "SEARCH_EVERY_S", 0.0)
-    monkeypatch.setattr(leaders_module, "SEARCH_EVERY_S", 0.0)
+    monkeypatch.setattr(leaders, "SEARCH_EVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -291,7 +290,7 @@ def test_a_process_that_is_being_made_again_is_asked_until_it_answers() -> None:
 def test_a_process_that_never_answers_is_not_asked_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leaders_module, "FIND_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(leaders, "FIND_TIMEOUT_S", 0.0)
     with pytest.raises(JobError, match="does not come back"):
         asyncio.run(settled(World([(DIED, 1)], says_how=False), "alive"))
 
@@ -299,4 +298,4 @@ def test_a_process_that_never_answers_is_not_asked_for_ever(
 def test_a_job_that_has_just_ended_is_not_found_any_more() -> None:
     for world in worlds(STARTS, ENDED):
         with pytest.raises(JobNotFound, match="ended as FINISHED"):
-            asyncio.run(named_jobs._find([world]))
+            asyncio.run(leaders._find([world]))

@@ -19,7 +19,6 @@ from headgate.operators.elements import (
     ObjectBatch,
     Watermark,
 )
-from headgate.runtime.admission import ListenerLimits
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel, WorkerAddress
@@ -27,6 +26,7 @@ from headgate.runtime.exchange.links import FrameConnection, Hello
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
+from headgate.runtime.listening import ListenerLimits
 
 transports = pytest.mark.parametrize("transport", ["uds", "tcp"])
 

@@ -6,9 +6,9 @@ import pytest
 
 from headgate.errors import OptionError
 from headgate.operators.elements import ObjectBatch
-from headgate.runtime.admission import ListenerLimits
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.wire import ElementEncoder
+from headgate.runtime.listening import ListenerLimits
 from headgate.runtime.options.registry import Options
 
 KEY = "headgate.listener.frame-size-max"

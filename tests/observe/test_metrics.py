@@ -21,10 +21,9 @@ from headgate.connectors import Crash, Pause, blackhole, from_list, json_source
 from headgate.errors import UsageError
 from headgate.runtime.observe import endpoint
 from headgate.runtime.observe.catalogue import CATALOGUE, LABELS
-from headgate.runtime.observe.endpoint import open_endpoint
+from headgate.runtime.observe.endpoint import memory_limit_bytes, open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry, UserMetrics
 from headgate.runtime.observe.metrics_page import markdown
-from headgate.runtime.observe.process_metrics import memory_limit_bytes
 from headgate.runtime.task.accounting import Activity, TimeAccounting
 from headgate.tests.support.held import PacedByCompletion
 from headgate.tests.support.prometheus import promtool

@@ -8,10 +8,9 @@ import pytest
 
 from headgate.errors import InternalError, JobError, JobNotReady, StorageError, UsageError
 from headgate.runtime.control.job_client import Event, EventQueue
-from headgate.runtime.rest.events import decode, encode
-from headgate.runtime.rest.gate import allowed_names, check_names, check_token
-from headgate.runtime.rest.operations import Operations
+from headgate.runtime.rest.answers import decode_event, encode_event
 from headgate.runtime.rest.problems import RequestProblem, error_of, problem, problem_of
+from headgate.runtime.rest.requests import Operations, allowed_names, check_names, check_token
 
 
 def status_of(error: pytest.ExceptionInfo[RequestProblem]) -> int:
@@ -171,10 +170,10 @@ def test_what_waits_when_the_job_ends_is_still_handed_out() -> None:
 
 def test_an_event_travels_and_comes_back() -> None:
     there = Event(kind="ended", text="over\nand out", body=b'{"status":\n"FAILED"}')
-    sent = encode(there)
+    sent = encode_event(there)
     assert sent == b'event: ended\ndata: {"text":"over\\nand out","body":{"status":"FAILED"}}\n\n'
     kind, data = (line.partition(": ")[2] for line in sent.decode().splitlines()[:2])
-    back = decode(kind, data)
+    back = decode_event(kind, data)
     assert (back.kind, back.text, back.body) == ("ended", "over\nand out", b'{"status":"FAILED"}')
     with pytest.raises(JobError, match="no event of a REST API"):
-        decode("ended", "[]")
+        decode_event("ended", "[]")

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headgate.errors import StateError, UsageError
-from headgate.runtime.offline.metadata import metadata_table
 from headgate.runtime.offline.scan import Query, StateScan
-from headgate.runtime.offline.snapshot import Snapshot, StoredState, open_snapshot
+from headgate.runtime.offline.snapshot import Snapshot, StoredState, metadata_table, open_snapshot
 from headgate.testing import harness
 
 from .keeper import KEPT, ask, checkpoints_of, event, keeper_job, read, rows_of

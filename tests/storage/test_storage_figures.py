@@ -11,8 +11,8 @@ import pytest
 
 from headgate.connectors.s3_config import S3Service
 from headgate.errors import MissingFileError, StorageError
+from headgate.runtime.observe.figures import OPERATIONS, OUTCOMES, StorageFigures
 from headgate.runtime.observe.metrics import MetricsRegistry
-from headgate.runtime.observe.storage_figures import OPERATIONS, OUTCOMES, StorageFigures
 from headgate.runtime.storage import local
 from headgate.runtime.storage.base import CheckpointStore
 from headgate.runtime.storage.local import LocalStore

@@ -21,7 +21,6 @@ import msgspec
 import pytest
 
 from headgate.operators.clock import SystemClock
-from headgate.runtime.admission import GREETING_BYTES_MAX, Admission, ListenerLimits
 from headgate.runtime.control.job_client import Subscriber
 from headgate.runtime.control.link import Link, StreamLink, connect
 from headgate.runtime.control.messages import Heartbeat, Hello, encode
@@ -29,6 +28,7 @@ from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
+from headgate.runtime.listening import GREETING_BYTES_MAX, Admission, ListenerLimits
 from headgate.runtime.observe.endpoint import open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.options.registry import Options

@@ -18,7 +18,7 @@ from headgate.runtime.protocol.checkpoints.manifest import (
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import Deployment, JobStatus, Leader
 from headgate.runtime.savepoint import store as savepoints
-from headgate.runtime.savepoint.metadata import savepoint_of
+from headgate.runtime.savepoint.store import savepoint_of
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import JobError
-from headgate.runtime.cluster.embedded_health import while_ray_lives
+from headgate.runtime.cluster.embedded import while_ray_lives
 
 
 def ray_with(dead: list[str]) -> Any:
