@@ -9,7 +9,7 @@ ARG EXTRAS=s3,k8s
 WORKDIR /src
 RUN python3 -m venv /opt/headgate
 # The dependencies are a layer of their own, which a change of the code leaves as it is.
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 RUN python3 -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = [name for name in os.environ['EXTRAS'].split(',') if name]; \
     more = [each for name in extras for each in project['optional-dependencies'][name]]; \
@@ -28,6 +28,7 @@ RUN find /opt/headgate -type f -not -path '*.libs/*' \
         -exec strip --strip-unneeded {} +
 COPY __init__.py errors.py py.typed ./
 COPY state state
+COPY api api
 COPY operators operators
 COPY connectors connectors
 COPY runtime runtime

@@ -17,94 +17,98 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FailedRecord": "operators.dead_letters",
-    "LateRecord": "operators.late",
+    "FailedRecord": "operators.functions.dead_letters",
+    "LateRecord": "operators.windows.late",
     "Job": "runtime.job",
     "JobHandle": "runtime.handle",
     "JobOutcome": "runtime.protocol.job_result",
-    "Stream": "operators.stream",
-    "KeyedStream": "operators.keyed_stream",
-    "AggregateFunction": "operators.windowing.functions",
+    "Stream": "api.stream",
+    "KeyedStream": "api.keyed_stream",
+    "AggregateFunction": "operators.windows.records.functions",
     "AggregatingState": "state.keyed.descriptors",
     "BroadcastState": "state.keyed.descriptors",
     "BroadcastContext": "operators.process.context",
     "BroadcastProcess": "operators.process.functions",
     "CoProcess": "operators.process.functions",
     "Context": "operators.process.context",
-    "Evictor": "operators.windowing.evictors",
+    "Evictor": "operators.windows.records.evictors",
     "Groups": "operators.process.batches",
     "KeyedBatchProcess": "operators.process.batches",
     "KeyedProcess": "operators.process.functions",
     "Process": "operators.process.functions",
     "ListState": "state.keyed.descriptors",
     "MapState": "state.keyed.descriptors",
-    "OnError": "operators.dead_letters",
-    "PerWorker": "operators.per_worker",
+    "OnError": "operators.functions.dead_letters",
+    "PerWorker": "operators.functions.per_worker",
     "OperatorListState": "state.keyed.descriptors",
     "ReducingState": "state.keyed.descriptors",
-    "Resources": "operators.resources",
-    "Retry": "operators.async_io.retry",
+    "Resources": "api.resources",
+    "Retry": "operators.async_calls.retry",
     "SideOutput": "operators.process.sides",
     "StateTtl": "state.keyed.ttl",
-    "TimedRecord": "operators.windowing.evictors",
+    "TimedRecord": "operators.windows.records.evictors",
     "Timer": "operators.process.context",
-    "Trigger": "operators.windowing.triggers",
-    "TriggerContext": "operators.windowing.trigger_context",
-    "TriggerResult": "operators.windowing.triggers",
+    "Trigger": "operators.windows.records.triggers",
+    "TriggerContext": "operators.windows.records.trigger_context",
+    "TriggerResult": "operators.windows.records.triggers",
     "ValueState": "state.keyed.descriptors",
     "WatermarkGenerator": "operators.watermarks.generators",
     "WatermarkStrategy": "operators.watermarks.strategy",
-    "Window": "operators.windowing.window",
-    "WindowAssigner": "operators.windowing.assigners",
-    "WindowContext": "operators.windowing.functions",
-    "WindowProcess": "operators.windowing.functions",
+    "Window": "operators.windows.records.window",
+    "WindowAssigner": "operators.windows.records.assigners",
+    "WindowContext": "operators.windows.records.functions",
+    "WindowProcess": "operators.windows.records.functions",
     "attach": "runtime.handle",
-    "avg": "operators.aggregates",
-    "count": "operators.aggregates",
-    "count_window": "operators.windows",
-    "cumulative": "operators.windows",
-    "exponential_delay": "operators.restarts",
-    "failure_rate": "operators.restarts",
-    "fixed_delay": "operators.restarts",
-    "no_restart": "operators.restarts",
-    "global_window": "operators.windows",
-    "approx_count_distinct": "operators.aggregates",
-    "collect": "operators.aggregates",
-    "count_distinct": "operators.aggregates",
-    "quantile": "operators.aggregates",
-    "first": "operators.aggregates",
-    "last": "operators.aggregates",
-    "max": "operators.aggregates",
-    "max_by": "operators.aggregates",
-    "min": "operators.aggregates",
-    "min_by": "operators.aggregates",
-    "per_window": "operators.windowing.functions",
-    "per_worker": "operators.per_worker",
-    "session": "operators.sessions.window",
+    "avg": "operators.aggregation.aggregates",
+    "count": "operators.aggregation.aggregates",
+    "count_window": "operators.windows.kinds",
+    "cumulative": "operators.windows.kinds",
+    "exponential_delay": "api.restarts",
+    "failure_rate": "api.restarts",
+    "fixed_delay": "api.restarts",
+    "no_restart": "api.restarts",
+    "global_window": "operators.windows.kinds",
+    "approx_count_distinct": "operators.aggregation.aggregates",
+    "collect": "operators.aggregation.aggregates",
+    "count_distinct": "operators.aggregation.aggregates",
+    "quantile": "operators.aggregation.aggregates",
+    "first": "operators.aggregation.aggregates",
+    "last": "operators.aggregation.aggregates",
+    "max": "operators.aggregation.aggregates",
+    "max_by": "operators.aggregation.aggregates",
+    "min": "operators.aggregation.aggregates",
+    "min_by": "operators.aggregation.aggregates",
+    "per_window": "operators.windows.records.functions",
+    "per_worker": "operators.functions.per_worker",
+    "session": "operators.windows.sessions.window",
     "hybrid_source": "connectors.hybrid",
     "spark_source": "connectors.spark.source",
     "static_table": "operators.joins.static_table",
-    "stddev": "operators.aggregates",
+    "stddev": "operators.aggregation.aggregates",
     "submit": "runtime.job",
-    "sum": "operators.aggregates",
-    "variance": "operators.aggregates",
-    "sliding": "operators.windows",
-    "top_n": "operators.aggregates",
-    "tumbling": "operators.windows",
-    "cep": "operators.cep.api",
+    "sum": "operators.aggregation.aggregates",
+    "variance": "operators.aggregation.aggregates",
+    "sliding": "operators.windows.kinds",
+    "top_n": "operators.aggregation.aggregates",
+    "tumbling": "operators.windows.kinds",
+    "cep": "operators.patterns.api",
     "connectors": "connectors",
     "errors": "errors",
-    "evictors": "operators.windowing.evictors",
-    "triggers": "operators.windowing.triggers",
+    "evictors": "operators.windows.records.evictors",
+    "triggers": "operators.windows.records.triggers",
 }
 
 _MODULES = ("cep", "connectors", "errors", "evictors", "triggers")
 
 if TYPE_CHECKING:
     from . import connectors, errors
+    from .api.keyed_stream import KeyedStream
+    from .api.resources import Resources
+    from .api.restarts import exponential_delay, failure_rate, fixed_delay, no_restart
+    from .api.stream import Stream
     from .connectors.hybrid import hybrid_source
     from .connectors.spark.source import spark_source
-    from .operators.aggregates import (
+    from .operators.aggregation.aggregates import (
         approx_count_distinct,
         avg,
         collect,
@@ -122,13 +126,11 @@ if TYPE_CHECKING:
         top_n,
         variance,
     )
-    from .operators.async_io.retry import Retry
-    from .operators.cep import api as cep
-    from .operators.dead_letters import FailedRecord, OnError
+    from .operators.async_calls.retry import Retry
+    from .operators.functions.dead_letters import FailedRecord, OnError
+    from .operators.functions.per_worker import PerWorker, per_worker
     from .operators.joins.static_table import static_table
-    from .operators.keyed_stream import KeyedStream
-    from .operators.late import LateRecord
-    from .operators.per_worker import PerWorker, per_worker
+    from .operators.patterns import api as cep
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
     from .operators.process.functions import (
@@ -138,25 +140,23 @@ if TYPE_CHECKING:
         Process,
     )
     from .operators.process.sides import SideOutput
-    from .operators.resources import Resources
-    from .operators.restarts import exponential_delay, failure_rate, fixed_delay, no_restart
-    from .operators.sessions.window import session
-    from .operators.stream import Stream
     from .operators.watermarks.generators import WatermarkGenerator
     from .operators.watermarks.strategy import WatermarkStrategy
-    from .operators.windowing import evictors, triggers
-    from .operators.windowing.assigners import WindowAssigner
-    from .operators.windowing.evictors import Evictor, TimedRecord
-    from .operators.windowing.functions import (
+    from .operators.windows.kinds import count_window, cumulative, global_window, sliding, tumbling
+    from .operators.windows.late import LateRecord
+    from .operators.windows.records import evictors, triggers
+    from .operators.windows.records.assigners import WindowAssigner
+    from .operators.windows.records.evictors import Evictor, TimedRecord
+    from .operators.windows.records.functions import (
         AggregateFunction,
         WindowContext,
         WindowProcess,
         per_window,
     )
-    from .operators.windowing.trigger_context import TriggerContext
-    from .operators.windowing.triggers import Trigger, TriggerResult
-    from .operators.windowing.window import Window
-    from .operators.windows import count_window, cumulative, global_window, sliding, tumbling
+    from .operators.windows.records.trigger_context import TriggerContext
+    from .operators.windows.records.triggers import Trigger, TriggerResult
+    from .operators.windows.records.window import Window
+    from .operators.windows.sessions.window import session
     from .runtime.handle import JobHandle, attach
     from .runtime.job import Job, submit
     from .runtime.protocol.job_result import JobOutcome

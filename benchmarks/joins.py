@@ -29,7 +29,7 @@ from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep
 from headgate.operators.joins.windowed import WindowJoin
-from headgate.operators.windows import tumbling
+from headgate.operators.windows.kinds import tumbling
 
 BATCH_ROWS = 8_192
 ROWS_PER_MS = 10

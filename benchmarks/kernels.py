@@ -15,13 +15,13 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from headgate.operators.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.aggregation.reduce import ReduceOperator
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.reduce import ReduceOperator
-from headgate.operators.running_aggregate import RunningAggregate
-from headgate.operators.window_aggregate import WindowAggregate
-from headgate.operators.windows import WINDOW_FIELDS, tumbling
+from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
+from headgate.operators.windows.window_aggregate import WindowAggregate
 from headgate.state.hashing import hash_columns, hash_keys
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.slots.table import SlotTable

@@ -38,9 +38,9 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         __name__,
-        "headgate.operators.keyed_stream",
-        "headgate.operators.reduce",
-        "headgate.operators.running_aggregate",
+        "headgate.api.keyed_stream",
+        "headgate.operators.aggregation.reduce",
+        "headgate.operators.aggregation.running_aggregate",
         "pandas",
     ]
 )

@@ -18,12 +18,12 @@ import headgate as hg
 from headgate.connectors.conformance import make_context
 from headgate.connectors.generator import event_time, generator, random_int
 from headgate.connectors.rows import RowSource
-from headgate.operators.aggregates import AggregatePlan
+from headgate.operators.aggregation.aggregates import AggregatePlan
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import Operator
 from headgate.operators.elements import Batch, ColumnBatch
-from headgate.operators.running_aggregate import RunningAggregate
-from headgate.operators.window_aggregate import WindowAggregate
-from headgate.operators.windows import WINDOW_FIELDS, tumbling
+from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
+from headgate.operators.windows.window_aggregate import WindowAggregate
 from headgate.state.snapshot import StateSnapshot, TableCut
 
 BATCH_ROWS = 65_536

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from kernels import opened
 
-from headgate.operators.aggregates import AggregatePlan, parse_aggregate
+from headgate.api.steps.window_aggregates import window_aggregate
+from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
 from headgate.operators.base import Operator
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.panes.plan import window_aggregate
-from headgate.operators.windows import WINDOW_FIELDS, TimeWindow, sliding, tumbling
+from headgate.operators.windows.kinds import WINDOW_FIELDS, TimeWindow, sliding, tumbling
 
 ROWS = 32_768
 POOL = 32

@@ -15,12 +15,12 @@ from ..errors import BadRecordError, UsageError
 from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch, Positions
 from ..operators.event_time import latest_of
+from ..operators.functions.user_code import describe_record
 from ..operators.origin import capture_origin
-from ..operators.per_record import describe_columns
+from ..operators.per_record.base import describe_columns
 from ..operators.rows import RowMismatch, to_columns
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import Record, Record_co, Source, SourceReader
-from ..operators.user_code import describe_record
 from .rows import check_count
 
 

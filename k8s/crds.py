@@ -20,8 +20,8 @@ from typing import Any, Final, Literal
 import msgspec
 import yaml
 
-from ..operators.manifest import fields, kubernetes_model
-from ..operators.manifest.fields import Field, Section
+from ..api.manifest import fields, kubernetes_model
+from ..api.manifest.fields import Field, Section
 from ..runtime.manifest import spec_fields
 from .snapshot_spec import SNAPSHOT_RULES, SNAPSHOT_SPEC
 from .spec import JOB_NAME_LENGTH_MAX

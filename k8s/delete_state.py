@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..api.manifest import document
+from ..api.manifest.loader import load
 from ..errors import CorruptError, JobError, UsageError
-from ..operators.manifest import document
-from ..operators.manifest.loader import load
 from ..runtime.options.registry import current_key
 from ..runtime.protocol import joblog, names
 from ..runtime.storage.base import CheckpointStore

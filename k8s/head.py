@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from ..api.resources import DEFAULT_GROUP
 from ..errors import HeadgateError, MissingFileError, StateError, UsageError
-from ..operators.resources import DEFAULT_GROUP
 from ..runtime.options.state import SAVEPOINT_DIR
 from . import ports
 from .objects import TOKEN_KEY, head_name

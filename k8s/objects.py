@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import yaml
 
-from ..operators.manifest.model import API_VERSION, KIND
-from ..operators.resources import DEFAULT_GROUP
+from ..api.manifest.model import API_VERSION, KIND
+from ..api.resources import DEFAULT_GROUP
 from . import ports
 from .spec import Job
 from .status import Run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..operators.cron import last_due_ms
-from ..operators.manifest.model import API_VERSION
+from ..api.cron import last_due_ms
+from ..api.manifest.model import API_VERSION
 from .actions import Create, Delete, Object
 from .context import Context
 from .objects import JOB

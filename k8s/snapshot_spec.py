@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ..operators.manifest.fields import Boolean, Choice, Field, Integer, Section, Text, duration
-from ..operators.manifest.kubernetes_model import OBJECT_NAME
+from ..api.manifest.fields import Boolean, Choice, Field, Integer, Section, Text, duration
+from ..api.manifest.kubernetes_model import OBJECT_NAME
 from .spec import Problem, Ref, Spec, read_section
 
 _JOB_REF = Section(

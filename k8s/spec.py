@@ -1,6 +1,6 @@
 """What an operator reads of a StreamJob: the `kubernetes` section as types, with its defaults.
 
-The tables in `operators/manifest/` say which fields there are and check their form. Here they become
+The tables in `api/manifest/` say which fields there are and check their form. Here they become
 objects; a test compares the two, so a field cannot be in one of them only.
 """
 
@@ -15,15 +15,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ..api.manifest.document import Entry, Problems, Scalar, Sequence, Value
+from ..api.manifest.document import Mapping as MappingValue
+from ..api.manifest.fields import INVALID, Listed, Section, Table
+from ..api.manifest.groups import GroupWidth, check_worker_groups, group_widths
+from ..api.manifest.kubernetes_model import KUBERNETES, check_rules
+from ..api.resources import DEFAULT_GROUP
+from ..api.resources import Resources as SlotResources
 from ..errors import PlanError
 from ..operators.durations import parse_duration
-from ..operators.manifest.document import Entry, Problems, Scalar, Sequence, Value
-from ..operators.manifest.document import Mapping as MappingValue
-from ..operators.manifest.fields import INVALID, Listed, Section, Table
-from ..operators.manifest.groups import GroupWidth, check_worker_groups, group_widths
-from ..operators.manifest.kubernetes_model import KUBERNETES, check_rules
-from ..operators.resources import DEFAULT_GROUP
-from ..operators.resources import Resources as SlotResources
 from ..runtime.manifest import spec_fields
 
 JOB_NAME_LENGTH_MAX: Final = 45
@@ -144,7 +144,7 @@ class SecretKey(Spec, frozen=True):
 
 
 class Kubernetes(Spec, frozen=True):
-    """The section `kubernetes`. What its fields mean is in `operators/manifest/kubernetes_model.py`."""
+    """The section `kubernetes`. What its fields mean is in `api/manifest/kubernetes_model.py`."""
 
     image: str | None = None
     image_pull_policy: str | None = None

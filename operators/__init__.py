@@ -1,1 +1,1 @@
-"""The definition of a job: the public graph API, one file per operator, expressions, windows."""
+"""The operators that run in subtasks: one folder per family, and the contract between them at the top."""

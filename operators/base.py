@@ -26,7 +26,7 @@ from .elements import Batch
 from .splits import SourceSplits
 
 if TYPE_CHECKING:
-    from .function_life import FunctionLife
+    from .functions.life import FunctionLife
 
 ATTEMPTS_PER_GENERATION: Final = 65_536
 """The number of an attempt is its coordinator's generation times this, plus its number under it."""

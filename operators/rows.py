@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import DataError, InternalError
-from .bytecode import used_columns
 from .elements import Batch, ColumnBatch
+from .functions.bytecode import used_columns
 from .schema import unknown_column
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

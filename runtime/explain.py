@@ -5,6 +5,8 @@ The text has the logical graph, chains, parallelism, key groups and guarantees.
 
 from __future__ import annotations
 
+from ..api.resources import DEFAULT_GROUP
+from ..api.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.durations import format_duration
 from ..operators.graph import Node
 from ..operators.partitioning import (
@@ -19,8 +21,6 @@ from ..operators.partitioning import (
     Rescale,
     Shuffle,
 )
-from ..operators.resources import DEFAULT_GROUP
-from ..operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ..operators.sink import Guarantee
 from .job_checks import pickled_states
 from .job_spec import JobSpec

@@ -69,6 +69,7 @@ class JobHandle:
         self.run_id = run_id
         self.log_file = log_file
         self._job = job
+        self._ended: JobOutcome | None = None
 
     def __repr__(self) -> str:
         return f"JobHandle(name={self.name!r}, run_id={self.run_id!r})"
@@ -169,7 +170,7 @@ class JobHandle:
         try:
             self.stop()
         except JobError:
-            if kind is None and run_blocking(self._job.outcome()) is None:
+            if kind is None and not (self._ended or run_blocking(self._job.outcome())):
                 raise  # it did not stop
 
     def _ask_running(self, verb: str, **arguments: Any) -> dict[str, Any]:
@@ -199,6 +200,9 @@ class JobHandle:
         return run_blocking(self._request(verb, arguments))
 
     async def _request(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self._ended is not None:
+            # The coordinator may still answer for a moment, and would refuse in other words.
+            raise JobNotFound(ENDED)
         return await _while_there(self._job, self._exchange(verb, arguments))
 
     async def _exchange(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -209,14 +213,15 @@ class JobHandle:
             await client.close()
 
     async def _status(self) -> dict[str, Any]:
-        outcome = await self._job.outcome()
+        outcome = self._ended or await self._job.outcome()
         if outcome is None:
             return await self._request("status", {})
         return {"name": self.name, **outcome.as_json()}
 
     async def _wait(self, timeout: float | None) -> JobOutcome:
         async with asyncio.timeout(timeout):
-            return await self._follow()
+            self._ended = self._ended or await self._follow()
+        return self._ended
 
     async def _follow(self) -> JobOutcome:
         loop = asyncio.get_running_loop()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
+from ..api.written_job import WrittenJob, definition_of
 from ..errors import HeadgateError, InternalError, JobError, UsageError
-from ..operators.written_job import WrittenJob, definition_of
 from .control.interrupts import Interrupts
 from .control.job_client import WARNINGS, Event
 from .explain import describe_node, explain_plan

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ..api.resources import sharing_groups
 from ..errors import PlanError, StateError
 from ..operators.extras import missing_extra
 from ..operators.graph import ByClock, Graph, Node
-from ..operators.resources import sharing_groups
 from ..operators.sink import Guarantee
 from .options.execution import RUNTIME_MODE
 from .options.monitoring import TRACES_ENDPOINT

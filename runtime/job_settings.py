@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..api.settings import NO_RESTART, CheckpointSettings, ExponentialDelay, RestartSettings
 from ..errors import OptionError
 from ..operators.durations import format_duration
-from ..operators.settings import NO_RESTART, CheckpointSettings, ExponentialDelay, RestartSettings
 from .options.recovery import (
     EXPONENTIAL_INITIAL,
     EXPONENTIAL_MAX,

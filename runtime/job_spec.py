@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..api.resources import Resources
+from ..api.settings import CheckpointSettings, RestartSettings
 from ..operators.graph import Graph
-from ..operators.resources import Resources
-from ..operators.settings import CheckpointSettings, RestartSettings
 from ..operators.sink import IfExists
 from .options.registry import Options
 from .options.state import (

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..api.manifest.build import build_job
+from ..api.manifest.fields import Section
+from ..api.manifest.model import json_schema, spec_section
+from ..api.manifest.registry import Toolbox
 from ..connectors.registry import SINKS, SOURCES
 from ..errors import UsageError
-from ..operators.manifest.build import build_job
-from ..operators.manifest.fields import Section
-from ..operators.manifest.model import json_schema, spec_section
-from ..operators.manifest.registry import Toolbox
 from .job import Job, runnable
 from .options.registry import Options, current_key
 

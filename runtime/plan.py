@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from ..api.resources import DEFAULT_GROUP, sharing_groups
 from ..errors import PlanError
 from ..operators.graph import Chaining, Graph, Node
 from ..operators.partitioning import (
@@ -24,7 +25,6 @@ from ..operators.partitioning import (
     Rebalance,
     Rescale,
 )
-from ..operators.resources import DEFAULT_GROUP, sharing_groups
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from ..state.snapshot import ChannelAddress
 

@@ -13,12 +13,12 @@ from typing import Final, final
 
 import pyarrow as pa
 
+from ..api.settings import NO_RESTART
 from ..errors import JobError, UsageError
 from ..operators.clock import SystemClock
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.graph import Graph, Input, Node, Origin
 from ..operators.partitioning import Global
-from ..operators.settings import NO_RESTART
 from ..operators.sink import Guarantee, Sink, SinkOperator, SinkWriter
 from .cluster.inprocess import InProcessCluster
 from .coordinator.job import JobCoordinator

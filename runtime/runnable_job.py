@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from ..api.job_definition import JobDefinition
+from ..api.stream_base import StreamBase
 from ..errors import (
     HeadgateError,
     InternalError,
@@ -19,10 +21,8 @@ from ..errors import (
 )
 from ..operators.durations import format_duration
 from ..operators.graph import Graph, Origin
-from ..operators.job_definition import JobDefinition
 from ..operators.keyed_backend import check_state_backend
 from ..operators.sink import IfExistsLike, parse_if_exists
-from ..operators.stream_base import StreamBase
 from .job_checks import (
     batch_problems,
     check_pickles,

@@ -35,7 +35,7 @@ import msgspec
 from msgspec.structs import fields as struct_fields
 
 from ..errors import HeadgateError, PlanError
-from ..operators.functions import function_name
+from ..operators.functions.checks import function_name
 from ..operators.graph import Graph, Node
 from ..operators.origin import is_own_module, shown_path
 

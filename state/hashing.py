@@ -192,7 +192,7 @@ def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
 def identity_columns(arrays: Sequence[pa.Array], seed: int) -> Hashes:
     """A second hash of each row, independent of `hash_columns`.
 
-    Runs store it, under the version that `operators/spilling_group.py` names: change that with it.
+    Runs store it, under the version in `operators/aggregation/spilling_group.py`: change that with it.
     """
     return _hash_rows(arrays, (2 * seed + INT) & _MASK | 1)
 

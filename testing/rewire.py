@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from ..api.settings import NO_RESTART, CheckpointSettings
 from ..errors import UsageError
 from ..operators.graph import Graph, Input, Node
 from ..operators.partitioning import Forward
-from ..operators.settings import NO_RESTART, CheckpointSettings
 from ..operators.sink import Guarantee, SinkOperator
 from ..runtime.job import Job, runnable
 from ..runtime.job_settings import absolute
@@ -23,7 +23,8 @@ from ..runtime.options.network import BUFFER_TIMEOUT
 from ..runtime.options.recovery import TAKEOVERS_MAX
 from ..runtime.options.registry import current_key
 from ..runtime.options.state import RECOVERY_PATH
-from .stand_ins import CollectingSink, PushSource, SideListener
+from .sink import CollectingSink, SideListener
+from .source import PushSource
 from .steering import SteeredFactory
 from .world import SinkBox, SourceBox, World
 

@@ -13,6 +13,7 @@ from headgate.tests.tiers import FAST_ONE_IN, Tiers, rule_for
 
 ROOT = Path(headgate.__file__).resolve().parent
 TOP_LEVEL = {
+    "api", "setup.py",
     "__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "ARCHITECTURE.md",
     "CHANGELOG.md", "LICENSE", "Makefile", "Dockerfile", ".gitignore",
     ".pre-commit-config.yaml", ".ci", "runtime", "operators", "state", "connectors", "testing", "helm",

@@ -16,15 +16,15 @@ ROOMS = {
     "errors": set(),
     "state": {"errors"},
     "operators": {"errors", "state"},
-    "connectors": {"errors", "state", "operators"},
-    "runtime": {"errors", "state", "operators", "connectors"},
-    "testing": {"errors", "state", "operators", "connectors", "runtime"},
-    "spark": {"errors", "state", "operators", "connectors", "runtime"},
-    "k8s": {"errors", "operators", "runtime"},
-    "__init__": {"errors", "state", "operators", "connectors", "runtime"},
-    "__main__": {"runtime"},
+    "api": {"errors", "state", "operators"},
+    "connectors": {"errors", "state", "operators", "api"},
+    "runtime": {"errors", "state", "operators", "api", "connectors"},
+    "testing": {"errors", "state", "operators", "api", "connectors", "runtime"},
+    "spark": {"errors", "state", "operators", "api", "connectors", "runtime"},
+    "k8s": {"errors", "operators", "api", "runtime"},
+    "__init__": {"errors", "state", "operators", "api", "connectors", "runtime"},
 }
-"""Which rooms of ours each room may import (ARCHITECTURE, section 1)."""
+"""Which rooms of ours each room may import (ARCHITECTURE.md, "The rooms")."""
 LINES_MAX = 800
 """A hard cap of 500 made modules be cut where there was no seam. Above 400, ask whether it is one thing."""
 LONGER_BY_DECISION: dict[str, int] = {}

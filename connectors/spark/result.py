@@ -32,8 +32,9 @@ from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
 from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
 from ..files.verified import measure_parquet
+from .messages import Task
 from .process import SparkProcess
-from .task import SparkQuery, Task
+from .query import SparkQuery
 
 _RECORD: Final = "result.json"
 _LOCAL_DIRS: Final = "io.tmp.dirs"

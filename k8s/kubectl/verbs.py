@@ -13,9 +13,9 @@ import msgspec
 import typer
 import yaml
 
+from ...api.manifest.model import API_VERSION, KIND
 from ...errors import JobError, UsageError
 from ...operators.durations import parse_duration
-from ...operators.manifest.model import API_VERSION, KIND
 from ...runtime.cli.checkpoints import print_history, print_one
 from ...runtime.cli.console import CANCELLED, print_table, say
 from ...runtime.cli.listing import print_failures

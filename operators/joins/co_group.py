@@ -12,17 +12,17 @@ import pyarrow as pa
 from ...errors import HeadgateError
 from ...state.values import Index
 from ..base import OperatorContext
-from ..per_record import UserFunction
+from ..functions.user_code import FAILURES, user_error
+from ..per_record.base import UserFunction
 from ..process.emitter import Emitter
 from ..rows import PER_RECORD_ROWS, to_list, to_rows
-from ..user_code import FAILURES, user_error
 from .columns import LEFT, RIGHT
 from .ranges import Runs, expanded, portions
 from .step import JoinStep
 from .windowed import WindowedPair
 
 if TYPE_CHECKING:
-    from ..windows import PaneWindow
+    from ..windows.kinds import PaneWindow
 
 CoGroupFunction = Callable[[Any, list[Any], list[Any]], Iterable[Any] | None]
 """A function of a key and its rows on the left and on the right."""

@@ -21,11 +21,11 @@ import pyarrow as pa
 from ...state.aggregates.accumulators import Mask
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
+from ..aggregation.keyed_aggregate import columns_of
 from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from ..keyed_aggregate import columns_of
-from ..window_aggregate import EMIT_ROWS_MAX
+from ..windows.window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
 from .ranges import Pairs, packed, unpacked

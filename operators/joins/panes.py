@@ -1,6 +1,6 @@
 """The rows of one side that wait for their windows, by pane.
 
-Windows are runs of panes (`operators/panes/grid.py`), so a row is stored once, however many windows
+Windows are runs of panes (`operators/windows/panes/grid.py`), so a row is stored once, however many windows
 it is in. Rows are only added to a pane until the pane is dropped; so a cut is a list of pieces, and
 a delta is the pieces added since.
 """

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from ...errors import HeadgateError, PlanError, UsageError
+from ...errors import HeadgateError, UsageError
 from ...state.slots.key_index import KeyHasher, stored_keys
 from ...state.slots.table import Rows, SlotTable
+from ..aggregation.keyed_aggregate import identity_seed
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..graph import Origin
-from ..keyed_aggregate import identity_seed
 from ..rows import column_batch
-from ..schema import unknown_column
-from ..stream_base import StreamBase
-from .columns import free_name, plain_rows, plain_schema
+from .columns import plain_rows
 from .static_table import Duplicates, StaticTable
 
 if TYPE_CHECKING:
-    from ..stream import Stream
+    pass
 
 LookupHow: TypeAlias = Literal["inner", "left"]
 
@@ -122,60 +119,3 @@ class TableLookup(Operator):
         found = [column.take(which) for column in self._columns]
         data = pa.RecordBatch.from_arrays([*own, *found], schema=step.result)
         self.output.emit(ColumnBatch(data, came.timestamps))
-
-
-def add_table_lookup(
-    stream: StreamBase[Any],
-    key: str | tuple[str, ...],
-    table: StaticTable,
-    how: LookupHow,
-    suffix: str | None,
-    name: str,
-    origin: Origin,
-) -> Stream[Any]:
-    """Add the step of `lookup` with a table.
-
-    Raises:
-        PlanError: a column does not exist, key types differ, or names clash.
-    """
-    own = plain_schema(stream._columns("lookup", origin))
-    keys = (key,) if isinstance(key, str) else tuple(key)
-    _check_keys(own, keys, table, stream.name, origin)
-    if how not in get_args(LookupHow):
-        raise PlanError(
-            f"a lookup cannot be how=`{how}`", where=str(origin), fix='it can be: "inner" or "left"'
-        )
-    fields = list(own)
-    for column in table.columns:
-        field = table.schema.field(column)
-        taken, names = [each.name for each in fields], (stream.name, table.describe())
-        called = free_name(column, taken, table.columns, suffix, names, origin)
-        fields.append(pa.field(called, field.type, field.nullable or how == "left"))
-    step = TableLookupStep(table, keys, how, own, pa.schema(fields), origin)
-    return stream._add(
-        "lookup",
-        name,
-        origin,
-        partial(TableLookup, step),
-        schema=step.result,
-        detail=f"{how}, {', '.join(keys)} in {table.describe()}",
-    )
-
-
-def _check_keys(
-    own: pa.Schema, keys: tuple[str, ...], table: StaticTable, stream: str, origin: Origin
-) -> None:
-    """Raise PlanError unless the keys have equal types and so can match."""
-    for column in keys:
-        if column not in own.names:
-            raise unknown_column(column, own, "lookup", str(origin))
-    fields = [own.field(key) for key in keys], [table.schema.field(key) for key in table.keys]
-    if [field.type for field in fields[0]] != [field.type for field in fields[1]]:
-        ours, theirs = (", ".join(f"{field.name}: {field.type}" for field in of) for of in fields)
-        raise PlanError(
-            f"`{stream}` is looked up by ({ours}), and the key of the table is ({theirs}): equal keys "
-            "would not match",
-            where=str(origin),
-            fix="name columns equal in number and types; schema= of the table's source sets the types of "
-            "its columns, CAST in select makes the stream's alike",
-        )

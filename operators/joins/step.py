@@ -13,12 +13,12 @@ import pyarrow as pa
 from ...errors import PlanError
 from ...state.slots.key_index import KeyHasher
 from ...state.values import Index
+from ..aggregation.keyed_aggregate import columns_of, identity_seed
 from ..ahead import key_groups
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch
-from ..keyed_aggregate import columns_of, identity_seed
-from ..late import LATE, LateOutput, last_windows
-from ..panes.grid import Grid
+from ..windows.late import LATE, LateOutput, last_windows
+from ..windows.panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]

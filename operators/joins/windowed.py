@@ -16,12 +16,12 @@ import pyarrow as pa
 from ...state.slots.key_index import BatchKeys, KeyIndex
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
+from ..aggregation.keyed_aggregate import columns_of
 from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
-from ..keyed_aggregate import columns_of
-from ..panes.grid import Grid
-from ..window_aggregate import EMIT_ROWS_MAX
+from ..windows.panes.grid import Grid
+from ..windows.window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .panes import PaneCut, PaneRows, by_pane
 from .ranges import Runs
@@ -39,7 +39,7 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from ..windows import PaneWindow
+    from ..windows.kinds import PaneWindow
 
 _UNMARKED = (False, False)
 

@@ -9,8 +9,8 @@ from ...errors import HeadgateError, StateError
 from ...state.keyed.base import KeyedBackend
 from ...state.snapshot import CommitPermit
 from ..base import Operator
-from ..per_record import UserFunction
-from ..user_code import FAILURES, user_error
+from ..functions.user_code import FAILURES, user_error
+from ..per_record.base import UserFunction
 from .context import BroadcastContext, Context
 from .emitter import Emitter
 from .states import FunctionStates

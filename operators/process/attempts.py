@@ -10,10 +10,10 @@ import numpy as np
 from ...errors import HeadgateError
 from ...state.keyed.undo import UndoLog
 from ..base import OperatorContext, Output
-from ..dead_letters import DeadLetters
 from ..elements import ObjectBatch
-from ..per_record import UserFunction
-from ..user_code import FAILURES, user_error
+from ..functions.dead_letters import DeadLetters
+from ..functions.user_code import FAILURES, user_error
+from ..per_record.base import UserFunction
 from .emitter import Emitter
 
 R = TypeVar("R")

@@ -12,9 +12,9 @@ import pyarrow as pa
 from ...errors import HeadgateError
 from ...state.values import Index
 from ..elements import Batch, ColumnBatch, Timestamps
+from ..functions.user_code import FAILURES, Several, bad_result, user_error
 from ..rows import column_batch, to_list
 from ..schema import difference
-from ..user_code import FAILURES, Several, bad_result, user_error
 from .attempts import Attempts
 from .context import Context, Timer
 from .functions import ProcessFunction

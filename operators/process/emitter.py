@@ -12,10 +12,10 @@ import numpy as np
 from ...errors import HeadgateError, StateError
 from ..base import Output
 from ..elements import Batch, Timestamps
-from ..per_record import UserFunction
+from ..functions.user_code import FAILURES, bad_result, user_error
+from ..per_record.base import UserFunction
 from ..rows import PER_RECORD_ROWS
 from ..suggestions import suggest
-from ..user_code import FAILURES, bad_result, user_error
 from .sides import SideOutput
 
 _ONE_RESULT = (str, bytes, dict)

@@ -19,11 +19,11 @@ from ...state.snapshot import (
     state_info,
 )
 from ..base import OperatorContext
-from ..dead_letters import FAIL
 from ..elements import Batch, ColumnBatch
-from ..per_record import UserFunction, pieces
+from ..functions.dead_letters import FAIL
+from ..functions.user_code import FAILURES, user_error
+from ..per_record.base import UserFunction, pieces
 from ..rows import RowReader, to_list, to_rows
-from ..user_code import FAILURES, user_error
 from .at_the_end import AtTheEnd
 from .attempts import Attempts
 from .context import (

@@ -14,7 +14,7 @@ from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ..base import OperatorContext
 from ..clock import Clock
 from ..keyed_backend import open_keyed_backend
-from ..per_record import UserFunction
+from ..per_record.base import UserFunction
 from .context import Context
 from .declared import Declared
 

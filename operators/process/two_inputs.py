@@ -8,8 +8,8 @@ from typing import Any
 from ...errors import HeadgateError
 from ...state.snapshot import RestoredState
 from ..elements import Batch
-from ..per_record import pieces
-from ..user_code import FAILURES, user_error
+from ..functions.user_code import FAILURES, user_error
+from ..per_record.base import pieces
 from .attempts import Attempts
 from .operator import ProcessOperator, whole_record
 

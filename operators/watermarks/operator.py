@@ -11,10 +11,10 @@ import numpy as np
 from ...errors import PlanError
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
-from ..dead_letters import FAIL, DeadLetters, OnError
 from ..durations import parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
 from ..event_time import EventTimes
+from ..functions.dead_letters import FAIL, DeadLetters, OnError
 from ..graph import Origin
 from ..splits import WHOLE, History
 from . import reached

@@ -9,7 +9,7 @@ from typing import final
 
 from ...errors import PlanError
 from ..durations import Duration, format_duration, parse_duration
-from ..functions import check_plain, function_name
+from ..functions.checks import check_plain, function_name
 from ..origin import capture_origin
 from .generators import BoundedGenerator, WatermarkGenerator
 

@@ -18,10 +18,10 @@ from ...errors import HeadgateError, InternalError, check
 from ...operators.base import AsyncOperator
 from ...operators.clock import SystemClock
 from ...operators.elements import WATERMARK_MAX, Batch
-from ...operators.per_worker import worker_begins, worker_ends
+from ...operators.functions.per_worker import worker_begins, worker_ends
 from ...operators.sink import SinkOperator
 from ...operators.source import REJECTED, SourceReader
-from ...operators.windowing.operator import WindowOperator
+from ...operators.windows.records.operator import WindowOperator
 from ...state.snapshot import OperatorSnapshot
 from ..exchange.partitioners import connections, make_partitioner
 from ..observe.metrics import MetricsGroup, MetricsRegistry

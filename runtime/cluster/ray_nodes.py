@@ -9,9 +9,9 @@ from typing import Any
 
 import ray
 
+from ...api.resources import Resources
 from ...errors import JobError
 from ...operators.durations import format_duration
-from ...operators.resources import Resources
 from ..job_spec import JobSpec
 from ..options.execution import SLOT_RESOURCE, WORKERS_ON_HEAD
 from ..options.recovery import REGISTRATION_TIMEOUT

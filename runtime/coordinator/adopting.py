@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ...api.resources import DEFAULT_GROUP
 from ...errors import FencedError, HeadgateError, JobNotReady, StorageError
-from ...operators.resources import DEFAULT_GROUP
 from ..control.messages import (
     Adopt,
     CheckpointAborted,

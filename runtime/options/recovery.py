@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...operators.restarts import MULTIPLIER_MAX
-from ...operators.settings import (
+from ...api.restarts import MULTIPLIER_MAX
+from ...api.settings import (
     NO_RESTART,
     ExponentialDelay,
     FailureRate,

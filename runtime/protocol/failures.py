@@ -38,8 +38,8 @@ from ...errors import (
     UsageError,
     UserCodeError,
 )
+from ...operators.functions.user_code import TEXT_MAX, text_of, traceback_text
 from ...operators.origin import is_own_module
-from ...operators.user_code import TEXT_MAX, text_of, traceback_text
 
 _COLUMNS: Final = frozenset({"numpy", "polars", "pyarrow"})
 """The packages whose own exceptions mean that a step could not process its columns."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf, log
 from typing import Final, Protocol, TypeAlias, final
 
+from ...api.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ...errors import check
-from ...operators.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 
 
 @final

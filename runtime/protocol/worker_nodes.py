@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...operators.resources import DEFAULT_GROUP, Resources
+from ...api.resources import DEFAULT_GROUP, Resources
 from ...operators.sizes import format_size
 
 NEVER: Final = "never"

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from ...api.resources import DEFAULT_GROUP
 from ...errors import JobError
-from ...operators.resources import DEFAULT_GROUP
 from ..control.job_client import Event
 from .problems import Problem
 

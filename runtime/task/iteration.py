@@ -2,7 +2,7 @@
 
 Checkpoints: the barrier goes into the loop as soon as it has arrived on all external channels. The
 cut is made when it comes back; it holds the records that were in flight in between
-(`operators/iteration/log.py`).
+(`operators/loops/log.py`).
 
 The end: when all inputs have ended, probes circulate until nothing comes back any more at any head
 (`protocol/loop_rounds.py`). Then the watermark rises above all real times, which may fire windows
@@ -24,7 +24,7 @@ from ...operators.elements import (
     Control,
     LoopProbe,
 )
-from ...operators.iteration.head import IterationHead
+from ...operators.loops.head import IterationHead
 from ..exchange.gate import InputGate
 from ..exchange.partition import PartitionStats
 from ..protocol.barriers.snapshot_guard import SnapshotVerdict

@@ -10,9 +10,9 @@ import msgspec
 
 from ...errors import UserCodeError, check
 from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions, LatencyMarker
+from ...operators.functions.user_code import describe_record
 from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
-from ...operators.user_code import describe_record
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from .accounting import Activity
 from .chain import make_context, with_context

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...operators.async_io.in_flight import InFlight
+from ...operators.async_calls.in_flight import InFlight
 from ...operators.drops import DROPPED_COUNTER
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from ...operators.splits import History

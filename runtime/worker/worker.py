@@ -21,7 +21,7 @@ import msgspec
 
 from ...errors import ExchangeError
 from ...operators.clock import Clock
-from ...operators.per_worker import worker_begins, worker_ends
+from ...operators.functions.per_worker import worker_begins, worker_ends
 from ...state.snapshot import CommitPermit
 from ..control.link import Link
 from ..control.messages import (

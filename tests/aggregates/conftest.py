@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headgate.operators.aggregates import Aggregate, AggregatePlan
+from headgate.operators.aggregation.aggregates import Aggregate, AggregatePlan
 from headgate.state.aggregates.state import AggregateState
 from headgate.state.slots.epochs import TableEpoch
 from headgate.state.values import EVENT_TIME, Values, values_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError
-from headgate.operators.aggregates import AggregatePlan, first, last, max_by, min_by
+from headgate.operators.aggregation.aggregates import AggregatePlan, first, last, max_by, min_by
 
 from .conftest import SLOTS, Aggregated, whole_and_in_parts
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import JobError, PlanError
-from headgate.operators.aggregates import collect, min_by, parse_aggregate
+from headgate.operators.aggregation.aggregates import collect, min_by, parse_aggregate
 
 from .conftest import SLOTS, Aggregated, whole_and_in_parts
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError
-from headgate.operators.aggregate_tables import aggregate_info, restored_rows
-from headgate.operators.aggregates import collect, count_distinct, first, last, quantile
+from headgate.operators.aggregation.aggregate_tables import aggregate_info, restored_rows
+from headgate.operators.aggregation.aggregates import collect, count_distinct, first, last, quantile
 
 from .conftest import Aggregated
 

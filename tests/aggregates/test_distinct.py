@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError, StateError
-from headgate.operators.aggregates import AggregatePlan, approx_count_distinct, count_distinct
+from headgate.operators.aggregation.aggregates import (
+    AggregatePlan,
+    approx_count_distinct,
+    count_distinct,
+)
 from headgate.state.aggregates.sketches import REGISTERS
 from headgate.state.slots.arrays import SlotLists
 from headgate.state.values import values_of

@@ -10,7 +10,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.errors import DataError, ManifestErrors, PlanError
-from headgate.operators.aggregates import parse_aggregate
+from headgate.operators.aggregation.aggregates import parse_aggregate
 from headgate.runtime.manifest import load_job
 from headgate.testing import harness
 

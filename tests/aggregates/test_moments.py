@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.operators.aggregates import stddev, variance
+from headgate.operators.aggregation.aggregates import stddev, variance
 
 from .conftest import SLOTS, Aggregated, whole_and_in_parts
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError
-from headgate.operators.aggregates import parse_aggregate, quantile
+from headgate.operators.aggregation.aggregates import parse_aggregate, quantile
 from headgate.state.aggregates.sketches import ACCURACY
 
 from .conftest import SLOTS, Aggregated, whole_and_in_parts

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.operators.aggregates import AggregatePlan
+from headgate.operators.aggregation.aggregates import AggregatePlan
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.running_aggregate import RunningAggregate
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
 from headgate.tests.support.operators import in_place, operator_context

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError
-from headgate.operators.aggregates import (
+from headgate.operators.aggregation.aggregates import (
     AggregatePlan,
     max_by,
     min_by,

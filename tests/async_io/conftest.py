@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import WATERMARK_MAX, Batch, ColumnBatch, ObjectBatch
-from headgate.operators.written_job import WrittenJob
 from headgate.runtime.protocol.redistribution import spread_splits
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import key_group_range

@@ -14,7 +14,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, from_list
-from headgate.operators.async_io.map_async import MapAsync
+from headgate.operators.async_calls.map_async import MapAsync
 from headgate.testing import harness
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from headgate.operators.cep.buffer import SharedBuffer
-from headgate.operators.cep.compiler import compiled
-from headgate.operators.cep.matcher import Matcher, Rules, Runs
-from headgate.operators.late import LATE, LATE_COUNTER
+from headgate.operators.patterns.buffer import SharedBuffer
+from headgate.operators.patterns.compiler import compiled
+from headgate.operators.patterns.matcher import Matcher, Rules, Runs
+from headgate.operators.windows.late import LATE, LATE_COUNTER
 from headgate.state.keyed.base import ABSENT
 
 from .model import Model, pattern_of, setups

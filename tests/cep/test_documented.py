@@ -8,8 +8,8 @@ import pytest
 
 import headgate as hg
 from headgate.errors import PlanError
-from headgate.operators.cep.after_match import PATTERN, parse_after_match
-from headgate.operators.cep.api import (
+from headgate.operators.patterns.after_match import PATTERN, parse_after_match
+from headgate.operators.patterns.api import (
     begin,
     no_skip,
     skip_past_last_event,

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.errors import PlanError, StateError, UserCodeError
-from headgate.operators.cep.operator import (
+from headgate.operators.patterns.operator import (
     PARTIAL_MAX,
     PARTIAL_OPTION,
     RECORDS_PER_TIMER,
     TIMED_OUT_COUNTER,
 )
-from headgate.operators.late import LATE, LATE_COUNTER
-from headgate.operators.written_job import WrittenJob
+from headgate.operators.windows.late import LATE, LATE_COUNTER
 from headgate.runtime.options.execution import MATCH_PARTIAL_MAX
 
 SCHEMA = {"user": "string", "amount": "int64", "at": "int64"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headgate.operators.resources import DEFAULT_GROUP
+from headgate.api.resources import DEFAULT_GROUP
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello
 from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool

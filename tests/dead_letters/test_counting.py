@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from headgate.errors import StateError
 from headgate.operators.base import OperatorContext
-from headgate.operators.dead_letters import DeadLetters, OnError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
+from headgate.operators.functions.dead_letters import DeadLetters, OnError
+from headgate.operators.functions.user_code import user_error
 from headgate.operators.graph import Origin
-from headgate.operators.map import MapOperator
-from headgate.operators.per_record import UserFunction
+from headgate.operators.per_record.base import UserFunction
+from headgate.operators.per_record.map import MapOperator
 from headgate.operators.rows import RowReader
-from headgate.operators.user_code import user_error
 from headgate.tests.support.operators import operator_context
 
 ORIGIN = Origin("job.py:5", "the line")

@@ -12,7 +12,7 @@ from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.event_time import FunctionTimes
 from headgate.operators.graph import Origin
-from headgate.operators.per_record import UserFunction
+from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.splits import SourceSplits
 from headgate.operators.watermarks.operator import EventTimeOperator

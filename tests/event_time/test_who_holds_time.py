@@ -7,7 +7,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list, numbers
 from headgate.operators.elements import WATERMARK_MAX, WATERMARK_MIN
-from headgate.runtime.cli import listing as listing
+from headgate.runtime.cli import listing
 from headgate.runtime.control.messages import (
     Statistics,
     StepTime,

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from headgate.errors import DataError, PlanError
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.expression_steps import ExpressionSteps, FilterStep, SelectStep
-from headgate.operators.expressions import check_filter, check_select
+from headgate.operators.expressions.expression_steps import ExpressionSteps, FilterStep, SelectStep
+from headgate.operators.expressions.expressions import check_filter, check_select
 
 SCHEMA = pa.schema(
     {

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headgate.errors import InternalError, StateError, StorageError
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
-from headgate.operators.iteration.queue import FeedbackQueue, memory_bytes_of
-from headgate.operators.iteration.spill import FILE_BYTES, Spill
-from headgate.operators.iteration.stored import decode, encode, fitting
+from headgate.operators.loops.queue import FeedbackQueue, memory_bytes_of
+from headgate.operators.loops.spill import FILE_BYTES, Spill
+from headgate.operators.loops.stored import decode, encode, fitting
 
 
 def objects(*records: Any) -> ObjectBatch:

@@ -25,8 +25,8 @@ from headgate.operators.elements import (
     ObjectBatch,
     Watermark,
 )
-from headgate.operators.iteration.head import LOG
-from headgate.operators.iteration.stored import decode
+from headgate.operators.loops.head import LOG
+from headgate.operators.loops.stored import decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
 from headgate.runtime.job import runnable

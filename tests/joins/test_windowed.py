@@ -18,9 +18,9 @@ from headgate.operators.joins.co_group import CoGroup, CoGroupStep
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.windowed import WindowJoin
-from headgate.operators.per_record import UserFunction
+from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
-from headgate.operators.windows import cumulative, sliding, tumbling
+from headgate.operators.windows.kinds import cumulative, sliding, tumbling
 
 KEYS = (("k",), ("k",))
 SCHEMAS = tuple(pa.schema([pa.field("k", pa.string()), pa.field(n, pa.int64())]) for n in "ab")

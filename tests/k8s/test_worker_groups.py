@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate.api.manifest.groups import GroupWidth
 from headgate.errors import ManifestErrors
 from headgate.k8s.head import HeadRun, node_resource_of
 from headgate.k8s.modes import pod_makers
@@ -15,7 +16,6 @@ from headgate.k8s.objects import GROUP, Deployment, Settings
 from headgate.k8s.ray_node import start_worker
 from headgate.k8s.spec import Job, parse_job, revision_of
 from headgate.k8s.status import Run, Start
-from headgate.operators.manifest.groups import GroupWidth
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 

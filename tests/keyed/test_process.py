@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.written_job import WrittenJob
 from headgate.errors import PlanError, StateError, UserCodeError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.written_job import WrittenJob
 from headgate.state.snapshot import RestoredState
 from headgate.tests.support.operators import in_place, operator_context
 

@@ -10,7 +10,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import HeadgateError, InternalError, JobError
-from headgate.operators.user_code import Several, record_id
+from headgate.operators.functions.user_code import Several, record_id
 from headgate.runtime.protocol.poison import FORGET_MS, KEPT_MAX, PoisonCounter, RepeatCounter
 
 

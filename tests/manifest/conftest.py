@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from headgate.api.written_job import WrittenJob, definition_of
 from headgate.errors import ManifestErrors
-from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.runtime.manifest import load_job
 
 USER_CODE = """

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 import headgate as hg
+from headgate.api.written_job import WrittenJob, definition_of
 from headgate.connectors.files.sink import json_sink
 from headgate.connectors.files.source import csv_source, json_source
-from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.runtime.manifest import load_job
 
 Shape = Callable[[WrittenJob], list[Any]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from headgate.api.manifest.document import Mapping, Problems, Scalar, Sequence, Value
+from headgate.api.manifest.loader import MANIFEST_BYTES_MAX, load
 from headgate.errors import ManifestErrors
-from headgate.operators.manifest.document import Mapping, Problems, Scalar, Sequence, Value
-from headgate.operators.manifest.loader import MANIFEST_BYTES_MAX, load
 
 
 def plain(value: Value | None) -> Any:

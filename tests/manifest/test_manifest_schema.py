@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import headgate
-from headgate.operators.manifest.settings import OPTION_OF
+from headgate.api.manifest.settings import OPTION_OF
 from headgate.runtime import manifest
 from headgate.runtime.options.registry import OPTIONS, find_option
 

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headgate.api.written_job import WrittenJob, definition_of
 from headgate.operators.base import AsyncOperator, Operator
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.rows import to_rows
 from headgate.operators.sink import Guarantee, Sink
 from headgate.operators.source import Source
-from headgate.operators.written_job import WrittenJob, definition_of
 from headgate.tests.support.operators import Counters, ManualClock, in_place, operator_context
 
 

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.errors import PlanError
-from headgate.operators.expressions import check_select
+from headgate.operators.expressions.expressions import check_select
 
 BIG, INF, NAN = 2**63 - 1, float("inf"), float("nan")
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {

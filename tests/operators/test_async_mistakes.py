@@ -10,16 +10,16 @@ import pytest
 from headgate.errors import PlanError, UserCodeError
 from headgate.operators.base import Operator
 from headgate.operators.elements import ObjectBatch
-from headgate.operators.filter import FilterOperator
-from headgate.operators.flat_map import AsyncFlatMapOperator, FlatMapOperator
 from headgate.operators.graph import Origin
-from headgate.operators.map import AsyncMapOperator, MapOperator
-from headgate.operators.map_batches import (
+from headgate.operators.per_record.base import UserFunction
+from headgate.operators.per_record.filter import FilterOperator
+from headgate.operators.per_record.flat_map import AsyncFlatMapOperator, FlatMapOperator
+from headgate.operators.per_record.map import AsyncMapOperator, MapOperator
+from headgate.operators.per_record.map_batches import (
     AsyncMapBatchesOperator,
     BatchFunction,
     MapBatchesOperator,
 )
-from headgate.operators.per_record import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, with_context
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from headgate.api.cron import check_cron, last_due_ms
 from headgate.errors import PlanError
-from headgate.operators.cron import check_cron, last_due_ms
 
 BERLIN = "Europe/Berlin"
 HOUR_MS = 3_600_000

@@ -19,7 +19,7 @@ from headgate.operators.event_time import (
     milliseconds,
 )
 from headgate.operators.graph import Origin
-from headgate.operators.per_record import UserFunction
+from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.watermarks.operator import ROWS_PER_WATERMARK, EventTimeOperator
 from headgate.operators.watermarks.settings import WatermarkSettings

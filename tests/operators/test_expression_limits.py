@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import from_list
 from headgate.errors import PlanError
-from headgate.operators.sql.tree import DEPTH_MAX, OPERATIONS_MAX
+from headgate.operators.expressions.sql.tree import DEPTH_MAX, OPERATIONS_MAX
 
 BUILD = """
 import polars as pl

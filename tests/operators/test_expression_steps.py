@@ -12,14 +12,14 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.expression_steps import (
+from headgate.operators.expressions.expression_steps import (
     ExpressionOperator,
     ExpressionSteps,
     FilterStep,
     SelectStep,
     columns_read,
 )
-from headgate.operators.expressions import check_filter, check_select, show
+from headgate.operators.expressions.expressions import check_filter, check_select, show
 
 SCHEMA = pa.schema(
     {

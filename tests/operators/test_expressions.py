@@ -9,8 +9,13 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.errors import DataError, PlanError
-from headgate.operators.expressions import check_filter, check_select, columns_used, result_type
-from headgate.operators.row_probe import across_rows
+from headgate.operators.expressions.expressions import (
+    check_filter,
+    check_select,
+    columns_used,
+    result_type,
+)
+from headgate.operators.expressions.row_probe import across_rows
 
 SCHEMA = pa.schema(
     {

@@ -8,9 +8,9 @@ import pytest
 
 from headgate.errors import UserCodeError
 from headgate.operators.elements import ObjectBatch
-from headgate.operators.flat_map import AsyncFlatMapOperator, FlatMapOperator
 from headgate.operators.graph import Origin
-from headgate.operators.per_record import UserFunction
+from headgate.operators.per_record.base import UserFunction
+from headgate.operators.per_record.flat_map import AsyncFlatMapOperator, FlatMapOperator
 from headgate.operators.rows import PER_RECORD_ROWS, RowReader
 
 

@@ -12,8 +12,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from headgate.api.stream import Stream
 from headgate.errors import HeadgateError, PlanError, UsageError
-from headgate.operators.aggregates import avg, count, sum
+from headgate.operators.aggregation.aggregates import avg, count, sum
 from headgate.operators.graph import Chaining
 from headgate.operators.partitioning import (
     Broadcast,
@@ -27,8 +28,7 @@ from headgate.operators.partitioning import (
     Shuffle,
 )
 from headgate.operators.sink import Guarantee
-from headgate.operators.stream import Stream
-from headgate.operators.windows import tumbling
+from headgate.operators.windows.kinds import tumbling
 
 
 class Click(msgspec.Struct):

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from headgate.api.settings import CheckpointSettings, FixedDelay
+from headgate.api.written_job import WrittenJob, definition_of
 from headgate.errors import PlanError, UsageError
-from headgate.operators.settings import CheckpointSettings, FixedDelay
 from headgate.operators.sink import Guarantee
-from headgate.operators.written_job import WrittenJob, definition_of
 
 
 def complete(world, guarantee=Guarantee.NONE):

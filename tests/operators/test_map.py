@@ -13,8 +13,8 @@ import pytest
 from headgate.errors import UserCodeError
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.graph import Origin
-from headgate.operators.map import AsyncMapOperator, MapOperator
-from headgate.operators.per_record import UserFunction
+from headgate.operators.per_record.base import UserFunction
+from headgate.operators.per_record.map import AsyncMapOperator, MapOperator
 from headgate.operators.rows import PER_RECORD_ROWS, RowReader
 
 ORIGIN = Origin("job.py:5", "stream.map(price)")

@@ -9,7 +9,7 @@ import pytest
 from headgate.errors import UserCodeError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.graph import Origin
-from headgate.operators.map_batches import (
+from headgate.operators.per_record.map_batches import (
     AsyncMapBatchesOperator,
     BatchFunction,
     MapBatchesOperator,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.operators.aggregates import count, max, sum
+from headgate.api.optimize import optimize
+from headgate.operators.aggregation.aggregates import count, max, sum
 from headgate.operators.elements import WATERMARK_MAX, ObjectBatch
-from headgate.operators.expression_steps import ExpressionFactory
+from headgate.operators.expressions.expression_steps import ExpressionFactory
 from headgate.operators.graph import Graph, Input
-from headgate.operators.optimize import optimize
 from headgate.operators.partitioning import HashColumns
 from headgate.operators.sink import Guarantee
-from headgate.operators.windows import tumbling
+from headgate.operators.windows.kinds import tumbling
 
 
 class Runner:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.api.resources import Resources, sharing_groups
 from headgate.connectors import blackhole, numbers
 from headgate.errors import PlanError, UsageError
-from headgate.operators.resources import Resources, sharing_groups
 from headgate.runtime.job import runnable
 from headgate.runtime.plan import PhysicalPlan
 

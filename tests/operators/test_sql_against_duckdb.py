@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import headgate
-from headgate.operators.expressions import check_filter, check_select
-from headgate.operators.sql.functions import FUNCTIONS
+from headgate.operators.expressions.expressions import check_filter, check_select
+from headgate.operators.expressions.sql.functions import FUNCTIONS
 from headgate.tests.operators import sql_grid
 
 DOCUMENT = (Path(headgate.__file__).parent / "docs" / "expressions.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.errors import HeadgateError, PlanError
-from headgate.operators.expressions import check_filter, check_select
+from headgate.operators.expressions.expressions import check_filter, check_select
 from headgate.runtime.manifest import load_job
 
 SCHEMA = pa.schema(
@@ -155,8 +155,8 @@ def test_only_the_writer_speaks_to_polars_sql():
                     if isinstance(value, ast.Name) and value.id in ("pl", "polars"):
                         found.setdefault(str(path.relative_to(ROOMS)), set()).add(node.attr)
     assert found == {
-        "operators/expressions.py": {"sql_expr"},
-        "operators/sql/types.py": {"sql_expr"},
+        "operators/expressions/expressions.py": {"sql_expr"},
+        "operators/expressions/sql/types.py": {"sql_expr"},
     }
 
 

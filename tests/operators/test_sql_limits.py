@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import PlanError
-from headgate.operators.expressions import SHOWN_MAX, check_filter, check_select
-from headgate.operators.sql.parser import read_sql
-from headgate.operators.sql.tokens import TEXT_MAX, SqlError
-from headgate.operators.sql.tree import OPERATIONS_MAX
-from headgate.operators.sql.types import Types
-from headgate.operators.sql.writer import write_sql
+from headgate.operators.expressions.expressions import SHOWN_MAX, check_filter, check_select
+from headgate.operators.expressions.sql.parser import read_sql
+from headgate.operators.expressions.sql.tokens import TEXT_MAX, SqlError
+from headgate.operators.expressions.sql.tree import OPERATIONS_MAX
+from headgate.operators.expressions.sql.types import Types
+from headgate.operators.expressions.sql.writer import write_sql
 
 SCHEMA = pa.schema({"n": pa.int64(), "m": pa.int64(), "s": pa.string(), "b": pa.bool_()})
 FRAME = pl.DataFrame(

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from headgate.operators.bytecode import used_columns
+from headgate.operators.functions.bytecode import used_columns
 
 OTHER = object()
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.errors import HeadgateError, OptionError, PlanError
-from headgate.operators.settings import (
+from headgate.api.settings import (
     NO_RESTART,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
     RestartSettings,
 )
+from headgate.errors import HeadgateError, OptionError, PlanError
 from headgate.runtime.job import runnable
 from headgate.runtime.job_settings import restart_settings
 from headgate.runtime.options.registry import Options

@@ -104,7 +104,7 @@ def make_batch() -> Callable[..., ColumnBatch]:
 @pytest.fixture(autouse=True, scope="module", params=[False, True], ids=["kept", "compacted"])
 def compacting(request):
     """Run every test with cells that stay, and with cells that move whenever a pane is gone."""
-    from headgate.operators.panes import table
+    from headgate.operators.windows.panes import table
 
     before = table.DEAD_MIN
     if request.param:

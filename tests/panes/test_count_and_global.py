@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import StateError
-from headgate.operators.aggregates import AggregatePlan, avg, count, max, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, sum
 from headgate.operators.elements import WATERMARK_MAX
-from headgate.operators.panes import count_table
-from headgate.operators.panes.counts import CountAggregate
-from headgate.operators.panes.whole import WholeAggregate
-from headgate.operators.windows import CountWindow, Early, GlobalWindow
+from headgate.operators.windows.kinds import CountWindow, Early, GlobalWindow
+from headgate.operators.windows.panes import count_table
+from headgate.operators.windows.panes.counts import CountAggregate
+from headgate.operators.windows.panes.whole import WholeAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 

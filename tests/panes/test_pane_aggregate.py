@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
 from headgate.operators.elements import WATERMARK_MAX
-from headgate.operators.late import LATE, LATE_COUNTER
-from headgate.operators.panes.operator import PaneAggregate
-from headgate.operators.windows import (
+from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
     CumulativeWindow,
     SlidingWindow,
     TumblingWindow,
 )
+from headgate.operators.windows.late import LATE, LATE_COUNTER
+from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import JobError, PlanError, StateError, UsageError
-from headgate.operators.aggregates import AggregatePlan, count, max, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, count, max, sum
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
-from headgate.operators.panes.operator import PaneAggregate
-from headgate.operators.windows import (
+from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
     CountWindow,
     CumulativeWindow,
@@ -28,6 +27,7 @@ from headgate.operators.windows import (
     sliding,
     tumbling,
 )
+from headgate.operators.windows.panes.operator import PaneAggregate
 
 SCHEMA = pa.schema([("user", pa.string()), ("x", pa.int64()), ("f", pa.float64())])
 EXACT = {"n": count(), "total": sum("x")}
@@ -185,7 +185,7 @@ def test_keys_that_are_gone_are_forgotten(start, make_batch):
 
 
 def test_maps_of_panes_are_bounded(start, make_batch, monkeypatch):
-    monkeypatch.setattr("headgate.operators.panes.table.MAP_BYTES_MAX", 16)
+    monkeypatch.setattr("headgate.operators.windows.panes.table.MAP_BYTES_MAX", 16)
     harness = start(operator(SlidingWindow(60, 1)))
     rows = [(user, 1, 0.5, time) for time in range(50) for user in "ab"]
     for _ in range(2):

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.written_job import WrittenJob
 from headgate.connectors import generator, sequence
 from headgate.errors import PlanError, StateError, UserCodeError
-from headgate.operators.written_job import WrittenJob
 
 Pair = tuple[str, int]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import InternalError
-from headgate.operators.settings import (
+from headgate.api.settings import (
     ExponentialDelay,
     FailureRate,
     FixedDelay,
     RestartSettings,
 )
+from headgate.errors import InternalError
 from headgate.runtime.protocol.restart import (
     ExponentialDelayRestart,
     FailureRateRestart,

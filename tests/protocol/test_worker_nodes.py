@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.operators.resources import Resources
+from headgate.api.resources import Resources
 from headgate.runtime.protocol.worker_nodes import (
     ALLOWED,
     IF_ALONE,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from headgate.api.resources import DEFAULT_GROUP
 from headgate.errors import ClusterError, ExchangeError, JobError
-from headgate.operators.resources import DEFAULT_GROUP
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello, Warm
 from headgate.runtime.coordinator.context import Failure

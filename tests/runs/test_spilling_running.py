@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError
-from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.running_aggregate import RunningAggregate
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState

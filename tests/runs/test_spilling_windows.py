@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError
-from headgate.operators import small_windows, window_aggregate
-from headgate.operators.aggregates import AggregatePlan, avg, count, max, min, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.late import LATE
-from headgate.operators.window_aggregate import WindowAggregate
-from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
+from headgate.operators.windows import small_windows, window_aggregate
+from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
+from headgate.operators.windows.late import LATE
+from headgate.operators.windows.window_aggregate import WindowAggregate
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState

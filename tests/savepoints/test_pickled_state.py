@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import headgate as hg
 from headgate.connectors import collect, from_list, numbers
 from headgate.errors import PlanError, StateError
+from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.iteration.stored import encode, restored
-from headgate.operators.reduce import ReduceOperator
+from headgate.operators.loops.stored import encode, restored
 from headgate.runtime.cli.app import app
 from headgate.runtime.exchange.channel_state import InFlightRecords
 from headgate.runtime.job import runnable

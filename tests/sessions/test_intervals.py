@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError, UsageError
-from headgate.operators.sessions.cut import superseded
-from headgate.operators.sessions.deadlines import Deadlines
-from headgate.operators.sessions.intervals import merge_intervals
-from headgate.operators.sessions.window import session
+from headgate.operators.windows.sessions.cut import superseded
+from headgate.operators.windows.sessions.deadlines import Deadlines
+from headgate.operators.windows.sessions.intervals import merge_intervals
+from headgate.operators.windows.sessions.window import session
 
 FAR = 2**61
 interval = st.tuples(

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.api.steps.sessions import session_aggregate
 from headgate.errors import JobError
-from headgate.operators.aggregates import AggregatePlan, count, max, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, count, max, sum
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.late import LATE, LATE_COUNTER
-from headgate.operators.sessions import table as table_module
-from headgate.operators.sessions.plan import session_aggregate
-from headgate.operators.sessions.window import session
-from headgate.operators.windows import WINDOW_FIELDS
+from headgate.operators.windows.kinds import WINDOW_FIELDS
+from headgate.operators.windows.late import LATE, LATE_COUNTER
+from headgate.operators.windows.sessions import table as table_module
+from headgate.operators.windows.sessions.window import session
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 

@@ -16,7 +16,7 @@ import headgate as hg
 from headgate.connectors import collect, from_list, function_sink
 from headgate.errors import HeadgateError, PlanError, UserCodeError
 from headgate.operators.base import OperatorContext
-from headgate.operators.per_worker import worker_begins, worker_ends
+from headgate.operators.functions.per_worker import worker_begins, worker_ends
 
 # Jobs run in this process, so this list is that of their functions.
 SAID: list[str] = []

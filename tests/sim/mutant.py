@@ -14,7 +14,7 @@ import headgate
 
 PACKAGE = Path(headgate.__file__).resolve().parent
 FOLDER = Path(__file__).resolve().parent / "mutants"
-COPIED = ("connectors", "operators", "runtime", "state", "testing", "tests/sim")
+COPIED = ("api", "connectors", "operators", "runtime", "state", "testing", "tests/sim")
 """All that a simulation imports."""
 PROGRAM = "headgate.tests.sim"
 SEEDS_MAX = 1500

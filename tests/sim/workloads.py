@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import headgate as hg
-from headgate.operators.resources import sharing_groups
+from headgate.api.resources import sharing_groups
 from headgate.runtime.job import runnable
 from headgate.runtime.plan import beside_source
 

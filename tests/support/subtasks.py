@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
-from headgate.operators.written_job import WrittenJob
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import KeyGroupRange, key_group_range
 from headgate.state.snapshot import (

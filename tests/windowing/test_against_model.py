@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headgate as hg
-from headgate.operators.late import LATE, LATE_COUNTER
+from headgate.operators.windows.late import LATE, LATE_COUNTER
 
 FOREVER = 2**62
 

@@ -58,7 +58,7 @@ def start() -> Callable[..., Harness]:
 @pytest.fixture(autouse=True, scope="module", params=[None, 0, 3], ids=["few", "own", "mixed"])
 def small_rows(request):
     """Run every test with windows in the shared table, in tables of their own, and in both."""
-    from headgate.operators import window_aggregate
+    from headgate.operators.windows import window_aggregate
 
     before = window_aggregate.SMALL_ROWS
     if request.param is not None:

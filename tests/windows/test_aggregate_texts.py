@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError, UsageError
-from headgate.operators.aggregates import (
+from headgate.operators.aggregation.aggregates import (
     Aggregate,
     AggregatePlan,
     avg,
@@ -19,7 +19,7 @@ from headgate.operators.aggregates import (
     parse_aggregate,
     sum,
 )
-from headgate.operators.windows import (
+from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
     TumblingWindow,
     cumulative,

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headgate as hg
+from headgate.api.steps.window_aggregates import window_aggregate
 from headgate.connectors import json_source
 from headgate.errors import PlanError
-from headgate.operators.aggregates import AggregatePlan, count, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.panes.plan import window_aggregate
-from headgate.operators.windows import WINDOW_FIELDS, sliding, tumbling
+from headgate.operators.windows.kinds import WINDOW_FIELDS, sliding, tumbling
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 from headgate.state.snapshot import RestoredState

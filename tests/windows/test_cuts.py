@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import StateError
-from headgate.operators import small_windows
-from headgate.operators.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.running_aggregate import RunningAggregate
-from headgate.operators.window_aggregate import WindowAggregate
-from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
+from headgate.operators.windows import small_windows
+from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
+from headgate.operators.windows.window_aggregate import WindowAggregate
 from headgate.state.aggregates.accumulators import CountAccumulator
 from headgate.state.evolution import compare
 from headgate.state.slots import arrays, epochs, key_index

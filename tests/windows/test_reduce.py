@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import UserCodeError
+from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.reduce import ReduceOperator
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError
-from headgate.operators.aggregates import AggregatePlan, count, sum
-from headgate.operators.aggregates import max as largest
+from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
+from headgate.operators.aggregation.aggregates import max as largest
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.running_aggregate import RunningAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 

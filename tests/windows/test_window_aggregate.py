@@ -15,12 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError, StateError
-from headgate.operators import small_windows, window_aggregate
-from headgate.operators.aggregates import AggregatePlan, count, max, parse_aggregate, sum
+from headgate.operators.aggregation.aggregates import (
+    AggregatePlan,
+    count,
+    max,
+    parse_aggregate,
+    sum,
+)
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
-from headgate.operators.late import LATE, LATE_COUNTER
-from headgate.operators.window_aggregate import WindowAggregate
-from headgate.operators.windows import WINDOW_FIELDS, TumblingWindow
+from headgate.operators.windows import small_windows, window_aggregate
+from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
+from headgate.operators.windows.late import LATE, LATE_COUNTER
+from headgate.operators.windows.window_aggregate import WindowAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 

@@ -12,7 +12,7 @@ from headgate.tests.sim.mutant import Hunt, Mutant, all_mutants, hunt
 from .run import simulate
 
 PROGRAM = "headgate.tests.k8s.model"
-COPIED = ("connectors", "operators", "runtime", "state", "k8s", "tests/k8s", "tests/sim")
+COPIED = ("api", "connectors", "operators", "runtime", "state", "k8s", "tests/k8s", "tests/sim")
 FOLDER = Path(__file__).resolve().parent / "mutants"
 SEEDS_MAX = 400
 """Within this many seeds each mutant must be found."""

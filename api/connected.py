@@ -1,0 +1,120 @@
+"""Two streams with one process function: both keyed, or one keyed and one broadcast."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from ..operators.functions.dead_letters import OnErrorLike
+from ..operators.graph import Origin
+from ..operators.origin import capture_origin
+from ..operators.partitioning import Broadcast
+from ..operators.process.functions import BroadcastProcess, CoProcess
+from ..operators.schema import SchemaLike
+from .required_name import named
+from .steps.process import KeyedBy, add_broadcast, add_connected, check_connected
+from .stream import Stream
+
+T = TypeVar("T")
+U = TypeVar("U")
+Out = TypeVar("Out")
+
+_STATE = "its state is stored under this name"
+
+
+class BroadcastStream(Stream[T]):
+    """A stream whose records all go to every subtask of the next step.
+
+    Args:
+        stream: the source of the records.
+        label: its name in errors and `explain`; empty: the stream's own name.
+    """
+
+    def __init__(self, stream: Stream[T], label: str) -> None:
+        super().__init__(
+            stream._job,
+            stream._node,
+            side=stream._side,
+            partitioning=Broadcast(),
+            has_event_time=stream.has_event_time,
+        )
+        self._label = label
+
+    @property
+    def name(self) -> str:
+        """The name given to `broadcast`, or that of the step that makes this stream."""
+        return self._label or super().name
+
+
+class ConnectedStreams(Generic[T, U]):
+    """Two streams, both keyed by the same keys or both without keys; `process` calls a function."""
+
+    def __init__(
+        self,
+        first: tuple[Stream[T], KeyedBy | None],
+        second: tuple[Stream[U], KeyedBy | None],
+        origin: Origin,
+    ) -> None:
+        check_connected(first[0], second[0], origin)
+        self._first = first
+        self._second = second
+
+    def __repr__(self) -> str:
+        return f"ConnectedStreams({self._first[0].name}, {self._second[0].name})"
+
+    @named("stateful step", _STATE)
+    def process(
+        self,
+        function: CoProcess[Any, T, U, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
+    ) -> Stream[Out]:
+        """Call a function with shared state for each record of both streams.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+            on_error: the handling of records and timers for which it raises, as for
+                `KeyedStream.process`.
+        """
+        return add_connected(
+            self._first, self._second, function, name, into, on_error, capture_origin()
+        )
+
+
+class BroadcastConnected(Generic[T, U]):
+    """A stream, keyed or not, and a broadcast one; `process` calls a function."""
+
+    def __init__(
+        self, keyed: tuple[Stream[T], KeyedBy | None], broadcast: BroadcastStream[U], origin: Origin
+    ) -> None:
+        check_connected(keyed[0], broadcast, origin)
+        self._keyed = keyed
+        self._broadcast = broadcast
+
+    def __repr__(self) -> str:
+        return f"BroadcastConnected({self._keyed[0].name}, {self._broadcast.name})"
+
+    @named("stateful step", _STATE)
+    def process(
+        self,
+        function: BroadcastProcess[Any, T, U, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
+    ) -> Stream[Out]:
+        """Call a function for each record, and in every subtask for each broadcast record.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+            on_error: the handling of records and timers for which it raises, as for
+                `KeyedStream.process`.
+        """
+        return add_broadcast(
+            self._keyed, self._broadcast, function, name, into, on_error, capture_origin()
+        )

@@ -1,0 +1,234 @@
+"""JobDefinition: headgate's internal view of a job: its nodes, names, settings and checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from ..errors import PlanError
+from ..operators.graph import Graph, Node, Origin
+from ..operators.origin import capture_origin
+from ..operators.partitioning import Global
+from ..operators.sink import Guarantee
+from ..state.keygroups import check_max_parallelism, default_max_parallelism
+from .optimize import optimize
+from .resources import DEFAULT_GROUP, Resources, checked_groups, sharing_groups
+from .settings import CheckpointSettings, RestartSettings
+from .stream_base import StreamBase, check_parallelism
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]*")
+NAME_LENGTH_MAX: Final = 100
+"""Names become parts of file names in the checkpoint store."""
+
+
+class JobDefinition:
+    """The nodes of a job in the order they were written, its settings, and the checks of the whole job.
+
+    The arguments are those of `WrittenJob`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parallelism: int = 1,
+        max_parallelism: int | None = None,
+        options: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        resources: Mapping[str, Resources] | None = None,
+    ) -> None:
+        _check_name(name, _NAME, "job", capture_origin())
+        self.name = name
+        self.parallelism = check_parallelism(parallelism, capture_origin())
+        if max_parallelism is not None:
+            check_parallelism(max_parallelism, capture_origin(), "max_parallelism")
+        if not isinstance(options, Mapping | None):
+            raise PlanError(
+                f"options of a job are a mapping, got `{type(options).__name__}`",
+                where=str(capture_origin()),
+                fix='such as options={"parallelism.default": "2"}; `headgate options` lists the keys',
+            )
+        self.max_parallelism = max_parallelism
+        self.options: dict[str, str] = {str(key): str(v) for key, v in (options or {}).items()}
+        self.labels: dict[str, str] = {str(key): str(v) for key, v in (labels or {}).items()}
+        self.resources: dict[str, Resources] = {}
+        """The slot sharing groups that are declared, with the resources of a slot."""
+        self._declared: dict[str, Origin] = {}
+        """Where they are."""
+        self.declare_groups(resources or {})
+        self.graph = Graph()
+        self.checkpoint_settings: CheckpointSettings | None = None
+        self.restart_settings: RestartSettings | None = None
+        self.as_batch = False
+        """True if the job runs as a batch, which needs no checkpoints."""
+        self._by_name: dict[str, Node] = {}
+        self._derived: set[int] = set()
+
+    def declare_groups(self, resources: Mapping[str, Resources]) -> None:
+        """Make slot sharing groups known, with the resources of a slot of each.
+
+        Raises:
+            PlanError: something is no name of a group, or no resources.
+        """
+        self.resources |= checked_groups(resources)
+        self._declared |= dict.fromkeys(resources, capture_origin())
+
+    def check_group(self, name: object, origin: Origin) -> str:
+        """The name of a slot sharing group, as a step gives it.
+
+        Raises:
+            PlanError: no such group is declared.
+        """
+        known = sorted({DEFAULT_GROUP, *self.resources})
+        if isinstance(name, str) and name in known:
+            return name
+        raise PlanError(
+            f"no such slot sharing group name=`{name}`",
+            where=str(origin),
+            fix=f"declare it in the resources of the job, or name one of {', '.join(known)}",
+        )
+
+    def validate(self) -> None:
+        """Check the whole job.
+
+        Raises:
+            PlanError: the first reason why it cannot run.
+        """
+        for problem in self.problems():
+            raise problem
+
+    def problems(self) -> Iterator[PlanError]:
+        """Yield every reason why the job as a whole cannot run."""
+        if not any(self.graph.sources()):
+            yield PlanError(
+                f"job `{self.name}` reads nothing", fix="add job.read(source, name=...)"
+            )
+        if not any(self.graph.sinks()):
+            yield PlanError(
+                f"job `{self.name}` writes nothing", fix="add stream.write(sink, name=...)"
+            )
+        yield from self._unused_groups()
+        checks = [(self._check_parallelism, node) for node in self.graph.nodes]
+        if not self.as_batch:
+            checks += [(self._check_guarantee, node) for node in self.graph.sinks()]
+            checks += [(self._check_storage, node) for node in self.graph.sources()]
+        for check, node in checks:
+            try:
+                check(node)
+            except PlanError as error:
+                yield error
+
+    def plan(self) -> Graph:
+        """Return the checked and optimised graph to run; the job itself stays as written.
+
+        Raises:
+            PlanError: see `validate`.
+        """
+        self.validate()
+        return optimize(self.graph, self.parallelism)
+
+    def effective_max_parallelism(self) -> int:
+        """Return the number of key groups: as given, or from the highest parallelism of the job."""
+        if self.max_parallelism is not None:
+            return self.max_parallelism
+        highest = max((node.parallelism or 1 for node in self.graph.nodes), default=1)
+        return default_max_parallelism(max(self.parallelism, highest))
+
+    def add_node(self, node: Node) -> Node:
+        """Add a node to the graph; an empty name is replaced by one made from its kind.
+
+        Raises:
+            PlanError: the name is taken or malformed.
+        """
+        if node.parallelism is not None:
+            check_parallelism(node.parallelism, node.origin)
+        node.id = len(self.graph.nodes)
+        if node.name:
+            _check_name(node.name, _STEP_NAME, node.kind, node.origin)
+            self._free_name(node)
+        else:
+            node.name = self.derived_name(node.kind)
+            self._derived.add(node.id)
+        if any(isinstance(input_.partitioning, Global) for input_ in node.inputs):
+            node.parallelism = 1
+        self._by_name[node.name] = node
+        self.graph.nodes.append(node)
+        return node
+
+    def derived_name(self, kind: str) -> str:
+        """Return `filter`, `filter-2`, ...: the same for the same program."""
+        name, count = kind, 1
+        while name in self._by_name:
+            count += 1
+            name = f"{kind}-{count}"
+        return name
+
+    def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
+        """See `StreamBase.show`; the subclass in `runtime/runnable_job.py` can run a job."""
+        raise PlanError("this job cannot be run", where=str(origin), fix="make it with hg.Job")
+
+    def _free_name(self, node: Node) -> None:
+        """Free the user's name: a derived name yields to it; another user-given one is an error."""
+        holder = self._by_name.get(node.name)
+        if holder is None:
+            return
+        if holder.id in self._derived:
+            holder.name = self.derived_name(holder.kind)
+            self._by_name[holder.name] = holder
+            return
+        raise PlanError(
+            f"two steps are named `{node.name}`",
+            where=f"{holder.origin}\n  at {node.origin}",
+            fix="a name is the address of a step's state: give one of them another name",
+        )
+
+    def _check_parallelism(self, node: Node) -> None:
+        try:
+            check_max_parallelism(
+                node.max_parallelism or self.effective_max_parallelism(),
+                node.parallelism or self.parallelism,
+            )
+        except PlanError as error:
+            raise PlanError(error.message, where=str(node.origin), fix=error.fix) from None
+
+    def _unused_groups(self) -> Iterator[PlanError]:
+        used = set(sharing_groups(self.graph).values())
+        for name in self.resources.keys() - used:
+            yield PlanError(
+                f"no step is in the slot sharing group `{name}`",
+                where=str(self._declared[name]),
+                fix="name the group at a step, or remove its resources",
+            )
+
+    def _check_guarantee(self, node: Node) -> None:
+        sink = node.sink
+        if sink is None or sink.guarantee is Guarantee.NONE or self.checkpoint_settings is not None:
+            return
+        raise PlanError(
+            f"sink `{node.name}` promises {sink.guarantee.value}, but the job takes no checkpoints",
+            where=str(node.origin),
+            fix='add job.checkpoint(every="10s", storage="..."), or give the sink guarantee="none"',
+        )
+
+    def _check_storage(self, node: Node) -> None:
+        source = node.source
+        if source is None or not source.needs_storage or self.checkpoint_settings is not None:
+            return
+        raise PlanError(
+            f"source `{node.name}` keeps data in the job's storage, and the job has none",
+            where=str(node.origin),
+            fix='add job.checkpoint(every="10s", storage="...")',
+        )
+
+
+def _check_name(name: object, pattern: re.Pattern[str], what: str, origin: Origin) -> None:
+    if isinstance(name, str) and pattern.fullmatch(name) and len(name) <= NAME_LENGTH_MAX:
+        return
+    raise PlanError(
+        f"not a name for a {what} value=`{name}`",
+        where=str(origin),
+        fix="names start with a letter or digit and go on with letters, digits, `-`, `_` and `.`, "
+        f"up to {NAME_LENGTH_MAX} characters",
+    )

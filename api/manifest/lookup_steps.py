@@ -1,0 +1,92 @@
+"""`lookup`: each record with the entry for its key in a service or a static table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ...operators.joins.static_table import StaticTable, static_table
+from ..stream import Stream
+from .call_steps import call_options
+from .fields import Table
+from .step import Builder, Step, function_of, given
+
+_CALLS: Final = ("into", "maxInFlight", "timeout", "ordered", "retry", "onTimeout", "onError")
+"""Fields of the operator that are about calls."""
+_CACHE: Final = ("cacheRows", "cacheFor")
+
+
+def plan_lookup(name: str, table: Table, builder: Builder) -> Step | None:
+    """Plan `lookup`, with `python` or `table`."""
+    section = table.get("lookup")
+    if section is None:
+        return None
+    tried = section.present(["python", "table"])
+    if len(tried) != 1:
+        builder.problems.add(
+            section.line_of("table"),
+            f"lookup needs either python or table operator=`{name}`",
+            'python: "module:function", a coroutine function of the key; or table: {parquet: ...}',
+        )
+        return None
+    if tried == ["table"]:
+        return _in_table(name, table, section, builder)
+    return _in_service(name, table, section, builder)
+
+
+def _in_service(name: str, table: Table, section: Table, builder: Builder) -> Step | None:
+    line, function = section.line_of("python"), function_of(section, "python", builder)
+    into, options = builder.schema_of(table, "into"), call_options(table, builder)
+    if not table.tried("into"):
+        builder.problems.add(
+            table.line_of("lookup"),
+            f"lookup has no into operator=`{name}`",
+            "into: {column: type}, the columns that the function finds",
+        )
+    _refuse(["how"], section, "a lookup with python", name, builder)
+    if function is None or into is None or options is None or section.bad:
+        return None
+    options |= given(section, suffix="suffix", cache_rows="cacheRows", cache_for="cacheFor")
+    return _step(name, section, line, function, {**options, "into": into}, builder)
+
+
+def _in_table(name: str, table: Table, section: Table, builder: Builder) -> Step | None:
+    _refuse(_CALLS, table, "a lookup in a table", name, builder)
+    _refuse(_CACHE, section, "a lookup in a table", name, builder)
+    described = section.get("table")
+    made = None if described is None else _table(name, described, builder)
+    if made is None or section.bad:
+        return None
+    options = given(section, how="how", suffix="suffix")
+    return _step(name, section, section.line_of("key"), made, options, builder)
+
+
+def _table(name: str, described: Table, builder: Builder) -> StaticTable | None:
+    source: Any = builder.files_of(described, name)
+    if source is None or described.bad:
+        return None
+    options = given(
+        described, key="key", columns="columns", max_bytes="maxBytes", duplicates="duplicates"
+    )
+    return builder.attempt(described.line_of("key"), lambda: static_table(source, **options))
+
+
+def _step(
+    name: str, section: Table, line: int, within: Any, options: dict[str, Any], builder: Builder
+) -> Step:
+    """Plan the lookup in `within`, a function or a table."""
+    keys = section.get("key")
+    key = keys[0] if len(keys) == 1 else tuple(keys)
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        lookup: Any = flows[0].lookup
+        return builder.attempt(line, lambda: lookup(key, within, name=name, **options))
+
+    return step
+
+
+def _refuse(fields: Sequence[str], table: Table, what: str, name: str, builder: Builder) -> None:
+    for field in table.present(fields):
+        builder.problems.add(
+            table.line_of(field), f"{field} has no effect for {what} operator=`{name}`", "remove it"
+        )

@@ -1,0 +1,207 @@
+"""Planning of joins: checks the arguments, naming the user's line, and adds the node."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...operators.base import OperatorFactory
+from ...operators.durations import Duration, format_duration, parse_duration
+from ...operators.functions.checks import check_plain, function_name
+from ...operators.graph import Node, Origin
+from ...operators.joins.as_of import AsOfJoin
+from ...operators.joins.bounds import parse_interval, show_interval
+from ...operators.joins.co_group import CoGroup, CoGroupFunction, CoGroupStep
+from ...operators.joins.columns import JoinColumns, join_columns
+from ...operators.joins.interval import IntervalJoin
+from ...operators.joins.step import AS_OF_HOWS, HOWS, LATE_OTHER, How, JoinStep, outer_sides
+from ...operators.joins.windowed import WindowJoin
+from ...operators.partitioning import HashColumns, HashFunction
+from ...operators.per_record.base import UserFunction
+from ...operators.rows import RowReader
+from ...operators.schema import SchemaLike, record_class
+from ...operators.suggestions import suggest
+from ...operators.windows.late import late_sides
+from ..stream_base import into_schema
+
+if TYPE_CHECKING:
+    from ..stream import Stream
+
+_ANY_SUFFIX = " of the other"
+Keyed: TypeAlias = "tuple[Stream[Any], HashColumns | HashFunction]"
+
+
+def add_interval_join(
+    left: Keyed,
+    right: Keyed,
+    within: object,
+    how: How,
+    name: str,
+    suffix: str | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """Add the step of `keyed.join(other, within=...)`."""
+    interval = parse_interval(within, origin)
+    columns = checked_columns(left, right, how, HOWS, suffix, origin)
+    step = JoinStep(name, columns, outer_sides(how))
+    detail = f"{show_interval(interval)}, {how}"
+    factory = partial(IntervalJoin, step, interval)
+    return add_join(left, right, "interval_join", name, factory, columns.result, detail, origin)
+
+
+def add_as_of_join(
+    left: Keyed,
+    versions: Keyed,
+    how: How,
+    valid_for: Duration | None,
+    name: str,
+    suffix: str | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """Add the step of `keyed.join_as_of(versions)`."""
+    columns = checked_columns(left, versions, how, AS_OF_HOWS, suffix, origin)
+    valid_for_ms, detail = None, str(how)
+    if valid_for is not None:
+        valid_for_ms = parse_duration(valid_for, "valid_for", str(origin))
+        if valid_for_ms < 1:
+            raise PlanError(f"valid_for must be positive value=`{valid_for}`", where=str(origin))
+        detail = f"{how}, versions valid for {format_duration(valid_for_ms)}"
+    factory = partial(AsOfJoin, JoinStep(name, columns, outer_sides(how)), valid_for_ms)
+    return add_join(left, versions, "as_of_join", name, factory, columns.result, detail, origin)
+
+
+def add_window_join(
+    left: Keyed,
+    right: Keyed,
+    window: Any,
+    how: How,
+    name: str,
+    suffix: str | None,
+    origin: Origin,
+) -> Stream[Any]:
+    """Add the step of `keyed.window(...).join(other)`."""
+    check_window(window, "a window join", origin)
+    columns = checked_columns(left, right, how, HOWS, suffix, origin)
+    factory = partial(WindowJoin, JoinStep(name, columns, outer_sides(how)), window)
+    detail = f"{window.describe()}, {how}"
+    return add_join(left, right, "window_join", name, factory, columns.result, detail, origin)
+
+
+def add_co_group(
+    left: Keyed,
+    right: Keyed,
+    window: Any,
+    function: CoGroupFunction,
+    into: SchemaLike | None,
+    name: str,
+    origin: Origin,
+) -> Stream[Any]:
+    """Add the step of `keyed.window(...).co_group(other, function)`."""
+    check_window(window, "co_group", origin)
+    check_plain(function, "co_group", origin)
+    # Both sides stay apart, so names may clash; the suffix only makes the unused result possible.
+    columns = checked_columns(left, right, "inner", HOWS, _ANY_SUFFIX, origin)
+    schema = None if into is None else into_schema(into, origin)
+    whole = RowReader(None, None, function)
+    step = CoGroupStep(
+        JoinStep(name, columns, outer_sides("inner")),
+        function,
+        UserFunction(cast(Any, function), name, origin, whole, schema),
+        (left[0]._row_type, right[0]._row_type),
+    )
+    detail = f"{window.describe()}, {function_name(function)}"
+    factory = partial(CoGroup, step, window)
+    result = add_join(left, right, "co_group", name, factory, schema, detail, origin)
+    result._node.row_type = record_class(into)
+    return result
+
+
+def check_window(window: Any, what: str, origin: Origin) -> None:
+    """Raise PlanError unless the window is one of event time that joins support."""
+    early = getattr(window, "early", None)
+    if not hasattr(window, "grid") or early or window.processing:
+        raise PlanError(
+            f"{what} takes windows of event time without early results window=`{window.describe()}`",
+            where=str(origin),
+            fix="such as hg.tumbling or hg.sliding, without emit_every= and emit_rows=",
+        )
+
+
+def checked_columns(
+    left: Keyed,
+    right: Keyed,
+    how: How,
+    hows: tuple[str, ...],
+    suffix: str | None,
+    origin: Origin,
+) -> JoinColumns:
+    """Return the columns of a join of two keyed streams.
+
+    Raises:
+        PlanError: they cannot be joined.
+    """
+    if how not in hows:
+        raise PlanError(f"unknown how `{how}`", where=str(origin), fix=suggest(how, hows, "how"))
+    if left[0]._job is not right[0]._job:
+        raise PlanError(
+            f"`{left[0].name}` and `{right[0].name}` are streams of different jobs",
+            where=str(origin),
+            fix="read both with the same hg.Job",
+        )
+    schemas = tuple(stream._columns("join", origin) for stream, _ in (left, right))
+    keys = tuple(_key_columns(keyed_by, origin) for _, keyed_by in (left, right))
+    for stream, _ in (left, right):
+        if not stream.has_event_time:
+            raise PlanError(
+                f"a join needs event time, and `{stream.name}` has none",
+                where=str(origin),
+                fix='call .event_time("column", max_out_of_order="10s") on both streams before',
+            )
+    outer = outer_sides(how)
+    nullable = (outer[1], outer[0])
+    names = (left[0].name, right[0].name)
+    return join_columns(
+        (schemas[0], schemas[1]), (keys[0], keys[1]), nullable, suffix, names, origin
+    )
+
+
+def add_join(
+    left: Keyed,
+    right: Keyed,
+    kind: str,
+    name: str,
+    factory: OperatorFactory,
+    schema: pa.Schema | None,
+    detail: str,
+    origin: Origin,
+) -> Stream[Any]:
+    """Add the node of a join, and the side outputs of late rows."""
+    node = Node(
+        id=-1,
+        name=name,
+        kind=kind,
+        origin=origin,
+        inputs=tuple(stream._input(keyed_by) for stream, keyed_by in (left, right)),
+        factory=factory,
+        schema=schema,
+        stateful=True,
+        sides={
+            **late_sides(left[0].schema),
+            **late_sides(right[0].schema, LATE_OTHER),
+        },
+        detail=detail,
+    )
+    return left[0]._like(left[0]._job.add_node(node))
+
+
+def _key_columns(keyed_by: HashColumns | HashFunction, origin: Origin) -> tuple[str, ...]:
+    if isinstance(keyed_by, HashColumns):
+        return keyed_by.columns
+    raise PlanError(
+        "a join needs keys made of columns, and key_with gives a function",
+        where=str(origin),
+        fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
+    )

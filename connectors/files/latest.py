@@ -1,0 +1,96 @@
+"""The highest event time in splits of files: from the footers of Parquet, else by reading the column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from ...operators.event_time import latest_of
+from . import locations
+from .blocks import FileSplit, storage_error
+from .verified import verified_metadata
+
+if TYPE_CHECKING:
+    from .source import FileSource
+
+
+def latest_in_files(
+    source: FileSource, splits: Sequence[bytes], column: str, options: Mapping[str, str]
+) -> int | None:
+    """See `Source.latest`. `options` say how to reach the storage."""
+    narrow = source.with_columns([column])
+    by_file: dict[str, list[FileSplit]] = {}
+    for encoded in splits:
+        split = msgspec.msgpack.decode(encoded, type=FileSplit)
+        by_file.setdefault(split.path, []).append(split)
+
+    def of_file(parts: list[FileSplit]) -> int | None:
+        told = None
+        if parts[0].row_group is not None:
+            told = _told(parts, narrow.schema.field(column), options)
+        return _highest(_read(narrow, parts, options)) if told is None else latest_of(told)
+
+    with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-latest") as threads:
+        return _highest(threads.map(of_file, by_file.values()))
+
+
+def _told(
+    parts: Sequence[FileSplit], field: pa.Field, options: Mapping[str, str]
+) -> pa.Array | None:
+    """The highest values of row groups of one file by its footer, None if it does not have them all."""
+    path = parts[0].path
+    # Local paths are absolute, and those of S3 begin with the bucket.
+    store = locations.filesystem("file" if path.startswith("/") else "s3", options)
+    try:
+        metadata = _metadata(store, parts[0])
+    except (OSError, pa.ArrowException) as error:
+        raise storage_error(path, error) from error
+    schema = metadata.schema.to_arrow_schema()
+    index = schema.get_field_index(field.name)
+    # Nested columns would shift the columns of the footer; another type means something else.
+    flat = metadata.num_columns == len(schema)
+    if not flat or index < 0 or schema.field(index).type != field.type:
+        return None
+    if pa.types.is_timestamp(field.type) and field.type.unit not in ("ms", "us"):
+        return None  # others come as Python values that are less exact, or in another unit
+    found: list[Any] = []
+    for part in parts:
+        statistics = metadata.row_group(part.row_group).column(index).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        found.append(statistics.max)
+    return pa.array(found, field.type)
+
+
+def _metadata(store: pafs.FileSystem, split: FileSplit) -> pq.FileMetaData:
+    """What the footer of a file says; verified, if the split has checksums."""
+    with store.open_input_file(split.path) as file:
+        if split.checksums:
+            return verified_metadata(file, split.path, split.size_bytes, split.checksums)[0]
+        return pq.read_metadata(file)
+
+
+def _read(
+    narrow: FileSource, parts: Sequence[FileSplit], options: Mapping[str, str]
+) -> Iterator[int | None]:
+    """The highest value of each piece; what cannot be read is left to the job itself."""
+    for part in parts:
+        blocks, last = narrow.open_split(part, options), False
+        try:
+            while not last:
+                for piece in blocks.next_block():
+                    if piece.batch is not None:
+                        yield latest_of(piece.batch.column(0))
+                    last = piece.last
+        finally:
+            blocks.close()
+
+
+def _highest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,207 @@
+"""Shared parts of windowed and running aggregates: reading a batch, and the keyed state of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from ...errors import PlanError
+from ...state.aggregates.state import AggregateState, StateCut
+from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
+from ...state.slots.key_index import (
+    BatchKeys,
+    KeyCut,
+    KeyHasher,
+    KeyIndex,
+    plain_column,
+    taken_keys,
+)
+from ...state.values import EVENT_TIME, Array, Index, Values, validity_of, values_of
+from ..elements import Batch, ColumnBatch, Timestamps
+from .aggregates import AggregatePlan
+
+Rows = slice | Index
+
+_INDEX_BYTES = 8 + 8 + 4 * 6
+"""The bytes of a key in memory: both lanes of its identity, and 4 to 8 cells of the index."""
+
+Loader = Callable[[list[pa.Array]], tuple[Index, pa.Table] | None]
+"""Finds state that is stored elsewhere.
+
+It takes the key columns of keys that are new to a group, and returns which of them it knows,
+ascending, with the table of their state columns; None if it knows none.
+"""
+
+
+class KeyedRows:
+    """The rows of one batch as the aggregates need them: keys, values, and times (ms) if there are any."""
+
+    __slots__ = ("key_columns", "keys", "size", "values")
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        hasher: KeyHasher,
+        data: pa.RecordBatch,
+        times: Timestamps | None = None,
+    ) -> None:
+        self.size: int = data.num_rows
+        self.key_columns = [data.column(key) for key in plan.keys]
+        self.keys = BatchKeys(hasher, self.key_columns) if plan.keys else None
+        columns = {column for one in plan.aggregates.values() for column in one.columns}
+        read = {
+            column
+            for one in plan.aggregates.values()
+            if one.kind != "count"
+            for column in one.columns
+        }
+        made = plan.compute(data)
+        self.values = {
+            name: (values_of if name in read else validity_of)(
+                (made if name in made.schema.names else data).column(name)
+            )
+            for name in columns
+        }
+        if times is not None and any(one.by is not None for one in plan.specs):
+            self.values[EVENT_TIME] = Values(times, None)
+
+    def keys_at(self, rows: Index) -> list[pa.Array]:
+        """Return the keys of some rows, as they are emitted."""
+        return [taken_keys(column, rows) for column in self.key_columns]
+
+
+class KeyedGroup:
+    """The keys and aggregates of one window, or of a running aggregate.
+
+    Args:
+        plan: the aggregates.
+        hasher: of the keys.
+        epoch: of the table whose rows these are; all groups of a table share it.
+        loader: asked for the state of keys that are new here, before their rows are added.
+    """
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        hasher: KeyHasher,
+        epoch: TableEpoch,
+        loader: Loader | None = None,
+    ) -> None:
+        self.keys = KeyIndex(hasher)
+        self.state: AggregateState = plan.new_state(epoch)
+        self._loader = loader
+
+    def add(self, rows: KeyedRows, which: Rows | None) -> Index | None:
+        """Add some rows (None: all); return the slot of each, None if all go to the one group."""
+        values = rows.values
+        if which is not None:
+            values = {name: column.pick(which) for name, column in values.items()}
+        if rows.keys is None:
+            self.state.add_all(values, rows.size if which is None else row_count(which))
+            return None
+        slots = self.slots_of(rows.keys, which)
+        self.state.add(slots, values, self.keys.size)
+        return slots
+
+    def slots_of(self, keys: BatchKeys, which: Rows | None = None) -> Index:
+        """Return the slot of each key; the state of new keys is loaded, if it is stored elsewhere."""
+        before = self.keys.size
+        slots, new = self.keys.lookup_new(keys, which)
+        if new and self._loader is not None:
+            found = self._loader(new)
+            if found is not None:
+                self.state.load(before + found[0], found[1], self.keys.size)
+        return slots.astype(np.intp)
+
+    @property
+    def busy(self) -> bool:
+        """True while a cut is open: then the memory must not be reused for other keys."""
+        return self.state.busy
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the index and the state, bytes."""
+        return self.keys.nbytes + self.state.nbytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that the keys and their state take, without room to grow; 0 if there are none."""
+        return self.keys.size * _INDEX_BYTES + self.keys.key_bytes + self.state.used_bytes
+
+    def memory(self) -> list[Array]:
+        """Return the arrays of the group, so that a caller can free them piece by piece."""
+        return self.keys.memory() + self.state.memory()
+
+    def clear(self) -> None:
+        """Forget everything; keeps the memory. Not while `busy`."""
+        self.keys.clear()
+        self.state.reset()
+
+    def cut(self, epoch: int) -> GroupCut:
+        """Open cut number `epoch`, which the table has just counted."""
+        return GroupCut(self.keys.cut(), self.state.cut(epoch))
+
+    def load(
+        self,
+        plan: AggregatePlan,
+        hasher: KeyHasher,
+        table: pa.Table,
+        epochs: Any = RESTORED_EPOCH,
+    ) -> None:
+        """Restore the rows of a snapshot; only into an empty group. `epochs`: of all or of each."""
+        if not plan.keys:
+            self.state.load(np.zeros(1, np.intp), table.slice(0, 1), 1, epochs)
+            return
+        columns = [plain_column(table.column(key)) for key in plan.keys]
+        slots = self.keys.lookup(BatchKeys(hasher, columns)).astype(np.intp)
+        self.state.load(slots, table, self.keys.size, epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCut:
+    """A cut of one group; call `slots`, then `columns`, in any one thread."""
+
+    _keys: KeyCut
+    _state: StateCut
+
+    def slots(self, since: int | None) -> Rows:
+        """Return the slots that had changed after cut number `since`, ascending; None: all."""
+        return self._state.slots(since)
+
+    def columns(self, which: Rows) -> tuple[list[pa.ChunkedArray], list[pa.Array]]:
+        """Return key columns and state columns of these slots, and close the cut."""
+        state = self._state.columns(which)
+        return self._keys.take(which), state
+
+    def close(self) -> None:
+        """Close the cut."""
+        self._state.close()
+
+
+def columns_of(batch: Batch, step: str) -> pa.RecordBatch:
+    """Return the columns of a batch.
+
+    Raises:
+        PlanError: a stream of Python objects.
+    """
+    if isinstance(batch, ColumnBatch):
+        return batch.data
+    raise PlanError(
+        f"`{step}` aggregates columns, but its input are Python objects",
+        fix="make columns of them first: .map(fn, into=SomeStruct)",
+    )
+
+
+def identity_seed(job_name: str) -> int:
+    """Return the seed of the second lane of key identities, which differs between jobs."""
+    return xxhash.xxh3_64_intdigest(job_name.encode())
+
+
+def row_count(rows: Rows) -> int:
+    """Return how many rows are selected."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)

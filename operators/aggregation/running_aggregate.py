@@ -1,0 +1,138 @@
+"""Running aggregates per key: the updated row of each key a batch touched, once per batch.
+
+The row has the place of the key's last record, and the greatest event time of the key's records in
+that batch. Batch boundaries are undefined, and so is the number of intermediate results; the last
+result of each key is always emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ...state.slots.arrays import SlotArray
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.values import Index
+from ..base import Operator, OperatorContext
+from ..elements import Batch, ColumnBatch, Timestamps
+from .aggregate_tables import (
+    CutPart,
+    aggregate_info,
+    files_of_another_backend,
+    restored_rows,
+    table_cut,
+)
+from .aggregates import AggregatePlan
+from .keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
+from .spilling_group import SpillingGroup, SpillingSpace, lies_on_disk
+
+_RUNNING = "running"
+
+
+class RunningAggregate(Operator):
+    """Aggregates since the start of the job, per key or, without keys, over all records."""
+
+    def __init__(self, plan: AggregatePlan, step: str = "agg") -> None:
+        assert not plan.added
+        self._plan, self._step = plan, step
+        self._last_row = SlotArray(np.intp)  # scratch by slot, written before it is read
+        self._last_time = SlotArray(np.int64)
+        self._space: SpillingSpace | None = None
+        self._spilling: SpillingGroup | None = None
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._epoch = TableEpoch()
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
+        if lies_on_disk(self._plan, context):
+            self._space = SpillingSpace(self._plan, context, _RUNNING)
+            self._spilling = SpillingGroup(self._space)
+            self._hasher = self._space.hasher
+
+    @property
+    def _group(self) -> KeyedGroup:
+        """The group to which rows are added now; it changes with each `settle`."""
+        return self._in_memory if self._spilling is None else self._spilling.group
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        data = columns_of(batch, self._step)
+        if not data.num_rows:
+            return
+        rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
+        slots = self._group.add(rows, None)
+        if slots is None:
+            slots = np.zeros(rows.size, np.intp)
+        last = self._last_rows(slots)
+        touched = slots[last]
+        columns = [*rows.keys_at(last), *self._group.state.results(touched)]
+        times = None
+        if batch.timestamps is not None:
+            times = self._latest(slots, touched, batch.timestamps)
+        result = pa.RecordBatch.from_arrays(columns, schema=self._plan.result_schema)
+        self.output.emit(ColumnBatch(result, times))
+        if self._spilling is not None:
+            self._spilling.settle()
+
+    def _last_rows(self, slots: Index) -> Index:
+        """Return the last row of each key in the batch, ascending."""
+        self._last_row.reserve(self._group.state.size)
+        order, last = np.arange(len(slots)), self._last_row.data
+        last[slots] = order
+        return np.flatnonzero(last.take(slots) == order)
+
+    def _latest(self, slots: Index, touched: Index, times: Timestamps) -> Timestamps:
+        """Return the greatest event time of each touched key."""
+        self._last_time.reserve(self._group.state.size)
+        latest = self._last_time.data
+        latest[touched] = np.iinfo(np.int64).min
+        np.maximum.at(latest, slots, times)
+        return latest.take(touched)
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Snapshot table `running`, with one row per key, or its runs."""
+        if self._spilling is not None:
+            return StateSnapshot(files={_RUNNING: self._spilling.snapshot()})
+        epoch = self._epoch.cut()
+        parts = [CutPart(self._group.cut(epoch))]
+        cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        return StateSnapshot(tables={_RUNNING: cut})
+
+    def states(self) -> Sequence[StateInfo]:
+        """Return the declaration of table `running`."""
+        return [aggregate_info(self._plan, _RUNNING, "running")]
+
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        """Restore the aggregates; new ones start empty."""
+        if self._spilling is None:
+            self._restore(state)
+            return None
+        # Files are read from end to end, which takes time for state larger than memory.
+        return self.context.run_in_thread(lambda: self._restore(state))
+
+    def _restore(self, state: RestoredState) -> None:
+        self._epoch.restored()
+        files = state.files.get(_RUNNING)
+        if files:
+            if self._spilling is None:
+                raise files_of_another_backend(_RUNNING, self._step)
+            self._spilling.restore_files(files)
+        table = state.tables.get(_RUNNING)
+        if table is None or not table.num_rows:
+            return
+        rows = restored_rows(self._plan, table, state.states.get(_RUNNING), self._step)
+        if self._spilling is not None:
+            self._spilling.restore_table(rows)
+        else:
+            self._in_memory.load(self._plan, self._hasher, rows)
+
+    def close(self) -> None:
+        if self._spilling is not None:
+            self._spilling.close()
+        if self._space is not None:
+            self._space.close()

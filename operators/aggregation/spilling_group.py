@@ -1,0 +1,192 @@
+"""Aggregates per key that need not fit into memory: a `KeyedGroup` over sorted runs on local disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...state.hashing import Hashes
+from ...state.runs.run_file import FilePool
+from ...state.runs.spilling_table import SpillingTable, TableShape
+from ...state.settings import MemoryShare, RunSettings
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher, plain_column
+from ...state.slots.table import Slots
+from ...state.snapshot import FilesCut, RestoredFiles
+from ...state.values import Index
+from ..base import OperatorContext
+from ..sizes import parse_size
+from .aggregates import AggregatePlan
+from .keyed_aggregate import KeyedGroup, Loader, identity_seed
+
+_BACKEND: Final = "state.backend.type"
+_MANAGED_MEMORY: Final = "taskmanager.memory.managed.size"
+_IDENTITY_VERSION: Final = 1
+_RESTORE_ROWS: Final = 1 << 16
+
+
+def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
+    """Return True if the options put this state on disk.
+
+    Without keys there is one row, kept in memory.
+    """
+    return bool(plan.keys) and context.options.get(_BACKEND) == "rocksdb"
+
+
+class GroupDelta:
+    """The rows of a group that are not in runs."""
+
+    def __init__(self, plan: AggregatePlan, hasher: KeyHasher, loader: Loader) -> None:
+        self._schema = stored_schema(plan)
+        self.group = KeyedGroup(plan, hasher, TableEpoch(), loader)
+
+    @property
+    def size(self) -> int:
+        """The number of keys."""
+        return self.group.keys.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the keys and their state."""
+        return self.group.used_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the arrays, which remain when they are cleared."""
+        return self.group.nbytes - self.group.state.object_bytes
+
+    def lanes(self) -> tuple[Hashes, Hashes | None]:
+        """Return the identity of each slot's key."""
+        return self.group.keys.lanes()
+
+    def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
+        """Return the slot of each identity, -1 where there is none."""
+        return self.group.keys.find(hashes, checks)
+
+    def table(self, slots: Index) -> pa.Table:
+        """Return keys and state of these slots."""
+        columns = [*self.group.keys.take(slots), *self.group.state.columns(slots)]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self.group.clear()
+
+
+class SpillingSpace:
+    """The shared parts of the tables of one operator subtask: memory, threads, a directory, and layout."""
+
+    def __init__(self, plan: AggregatePlan, context: OperatorContext, name: str) -> None:
+        fields = [plan.schema.field(key) for key in plan.keys]
+        seed = identity_seed(context.job_name)
+        self.plan = plan
+        # Keys are looked up on disk by their hashes, so an index without hashes would not work.
+        self.hasher = KeyHasher([field.type for field in fields], seed, dense=False)
+        self.share = MemoryShare(_managed_memory(context))
+        """The current bytes of all tables together."""
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix=f"runs-{context.operator_name}")
+        self.directory = context.local_directory() / name
+        self.directory.mkdir()
+        numbers = itertools.count(1)
+        self.new_id = lambda: f"{name}-{context.file_token}-{next(numbers)}"
+        self.settings = replace(RunSettings(), mapped_bytes=self.share())
+        self.pool = FilePool(
+            self.directory, self.settings.pool_bytes, self.settings.pool_file_bytes_min
+        )
+        self.shape = TableShape(
+            schema=stored_schema(plan),
+            keys=plan.keys,
+            wide=not self.hasher.exact or fields[0].nullable,
+            identity="" if self.hasher.exact else f"{_IDENTITY_VERSION}-{seed:016x}",
+            identify=self._identify,
+            key_groups=context.key_groups,
+            max_parallelism=context.max_parallelism,
+        )
+
+    def _identify(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
+        return self.hasher.identify([plain_column(table.column(key)) for key in self.plan.keys])
+
+    def close(self) -> None:
+        """Release memory, threads and unused files; called after the tables."""
+        self.pool.close()
+        self.threads.shutdown(wait=False)
+        self.share.close()
+
+
+class SpillingGroup:
+    """One table: opens, feeds and snapshots it. All methods run in the mailbox, or while it waits.
+
+    `memory_bytes` is its budget; by default that of the whole space.
+    """
+
+    def __init__(self, space: SpillingSpace, memory_bytes: Callable[[], int] | None = None) -> None:
+        self._space = space
+        self.table = SpillingTable(
+            space.shape,
+            lambda: GroupDelta(space.plan, space.hasher, self._load),
+            space.directory,
+            space.new_id,
+            space.settings,
+            space.threads.submit,
+            memory_bytes or space.share,
+            space.pool,
+        )
+
+    @property
+    def group(self) -> KeyedGroup:
+        """Return the group to which rows are added now."""
+        return self.table.delta.group
+
+    def settle(self) -> None:
+        """Enforce the memory budget; called after each batch."""
+        self.table.settle()
+
+    def snapshot(self) -> FilesCut:
+        """Return a cut of the current state."""
+        return self.table.snapshot()
+
+    def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
+        """Restore runs; only into an empty group."""
+        self.table.restore_files(restored)
+
+    def restore_table(self, table: pa.Table) -> None:
+        """Restore a canonical table, part by part; only into an empty group."""
+        for start in range(0, table.num_rows, _RESTORE_ROWS):
+            rows = table.slice(start, _RESTORE_ROWS)
+            self.group.load(self._space.plan, self._space.hasher, rows)
+            self.settle()
+
+    def close(self) -> None:
+        """Release files and memory."""
+        self.table.close()
+
+    def _load(self, columns: list[pa.Array]) -> tuple[Index, pa.Table] | None:
+        """Return the state of keys that are new in memory; see `keyed_aggregate.Loader`."""
+        if not self.table.spilled:
+            return None
+        found = self.table.lookup(*self._space.hasher.identify(columns))
+        if found is None:
+            return None
+        order = np.argsort(found.positions)
+        return found.positions[order], found.table.take(pa.array(order))
+
+
+def stored_schema(plan: AggregatePlan) -> pa.Schema:
+    """Return the columns of a run: keys and state.
+
+    Added columns are the same in all rows of a table.
+    """
+    added = {field.name for field in plan.added}
+    fields = [field for field in list(plan.state_schema)[1:] if field.name not in added]
+    return pa.schema([field.remove_metadata() for field in fields])
+
+
+def _managed_memory(context: OperatorContext) -> int:
+    text = context.options.get(_MANAGED_MEMORY)
+    return RunSettings().memory_bytes if text is None else parse_size(text, _MANAGED_MEMORY)

@@ -1,0 +1,1 @@
+"""Expressions on columns: parsed and checked at plan time, evaluated for whole batches."""

@@ -1,0 +1,1 @@
+"""Functions of users: checks, their life cycle, and the handling of their errors."""

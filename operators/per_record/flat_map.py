@@ -1,0 +1,188 @@
+"""The operator of `flat_map`: one record in, any number out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ...errors import HeadgateError
+from ..base import AsyncOperator, Operator, OperatorContext, Output
+from ..elements import Batch
+from ..functions.checks import is_async_generator
+from ..functions.dead_letters import FAIL
+from ..functions.user_code import FAILURES, bad_result, user_error
+from ..rows import PER_RECORD_ROWS
+from .base import UserFunction, pieces
+from .guard import Answered, Guard
+
+_FIX = "return a list, or make the function a generator with yield; an empty list drops the record"
+
+
+class FlatMapOperator(Operator):
+    """Calls a function that returns an iterable; each result has the event time of its record.
+
+    Results are emitted in batches while the input batch is processed, so that a record with
+    millions of results does not need memory for all of them. Under an error policy other than to
+    fail, either all results of a record are emitted, or none.
+    """
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        self._whole = _WholeRecords(replace(user, function=_Listed(user)))
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._whole.guard.open(context, self.output)
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        for piece in pieces(batch):
+            if self._user.on_error == FAIL:
+                self._process_at_once(piece)
+            else:
+                self._whole.emit(self._whole.guard.results(piece), self.output)
+
+    def _process_at_once(self, batch: Batch) -> None:
+        function = self._user.function
+        results = Results(self._user, batch, self.output)
+        for index, record in enumerate(self._user.reader(batch)):
+            try:
+                made = function(record)
+            except HeadgateError:
+                raise
+            except FAILURES as error:
+                raise user_error(self._user.step, self._user.origin, record, error) from error
+            results.add(index, record, made)
+        results.flush()
+
+
+class AsyncFlatMapOperator(AsyncOperator):
+    """The same for `async def` functions that return an iterable or yield."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        if is_async_generator(user.function):
+            self._user = replace(user, function=_Collected(user.function))
+        self._whole = _WholeRecords(replace(user, function=_ListedAsync(self._user)))
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._whole.guard.open(context, self.output)
+
+    async def process_async(self, batch: Batch, input_index: int) -> None:
+        for piece in pieces(batch):
+            if self._user.on_error != FAIL:
+                self._whole.emit(await self._whole.guard.results_async(piece), self.output)
+                continue
+            records = self._user.reader(piece)
+            results = Results(self._user, piece, self.output)
+            made = await self._user.apply_async(records)
+            for index, record in enumerate(records):
+                results.add(index, record, made[index])
+            results.flush()
+
+
+class _Collected:
+    """An async generator function as a coroutine function that returns a list."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    async def __call__(self, record: Any) -> list[Any]:
+        return [item async for item in self._function(record)]
+
+
+class _Listed:
+    """A function whose results are collected in a list: it fails before any of them is emitted."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+
+    def __call__(self, record: Any) -> list[Any]:
+        return list(iterated(self._user, record, self._user.function(record)))
+
+
+class _ListedAsync:
+    """The same for a coroutine function."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        self._function: Callable[[Any], Awaitable[Any]] = user.function
+
+    async def __call__(self, record: Any) -> list[Any]:
+        return list(iterated(self._user, record, await self._function(record)))
+
+
+class _WholeRecords:
+    """Emits all results of a record, or makes a dead letter of it."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+        self.guard = Guard(user)
+
+    def emit(self, answered: Answered, output: Output) -> None:
+        batch, records, results = answered
+        unfit = self.guard.unfit(results)
+        batch, records, results = self.guard.without(batch, records, results, unfit)
+        collected = Results(self._user, batch, output)
+        for index, record in enumerate(records):
+            collected.add(index, record, results[index])
+        collected.flush()
+
+
+class Results:
+    """Collects results and their event times, and emits them when there are enough."""
+
+    def __init__(self, user: UserFunction, records: Batch, output: Output) -> None:
+        self._user = user
+        self._times, self._positions = records.timestamps, records.positions
+        self._output = output
+        self._items: list[Any] = []
+        self._sources: list[int] = []
+
+    def add(self, index: int, record: Any, made: Iterable[Any]) -> None:
+        """Add the results of record number `index`."""
+        items = iterated(self._user, record, made)
+        while True:
+            try:
+                taken = list(islice(items, PER_RECORD_ROWS - len(self._items)))
+            except HeadgateError:
+                raise
+            except FAILURES as error:
+                raise user_error(self._user.step, self._user.origin, record, error) from error
+            self._items += taken
+            self._sources += [index] * len(taken)
+            if len(self._items) < PER_RECORD_ROWS:
+                return
+            self.flush()
+
+    def flush(self) -> None:
+        """Emit what was collected."""
+        if not self._items:
+            return
+        rows = np.array(self._sources)
+        times = None if self._times is None else self._times[rows]
+        positions = None if self._positions is None else self._positions.of(rows)
+        batch = self._user.batch(self._items, times, [], positions)
+        self._items, self._sources = [], []
+        self._output.emit(batch)
+
+
+def iterated(user: UserFunction, record: Any, made: Iterable[Any]) -> Iterator[Any]:
+    """Yield the results of the function for a record.
+
+    Raises:
+        UserCodeError: not something that can be iterated, or a single value by mistake.
+    """
+    try:
+        items = iter(made)
+    except TypeError as error:
+        problem = f"returned {type(made).__name__}, which is not iterable"
+        raise bad_result(user.step, user.origin, record, problem, fix=_FIX) from error
+    if isinstance(made, str | bytes | dict):
+        problem = f"returned one {type(made).__name__}, whose parts would become records"
+        raise bad_result(user.step, user.origin, record, problem, fix="return [value]")
+    return items

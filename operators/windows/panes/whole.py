@@ -1,0 +1,124 @@
+"""Aggregates over all records of each key, emitted now and then: global windows.
+
+Results of changed keys are emitted as `Early` says, and at the end of the stream. They have the
+greatest event time that the subtask has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ....state.slots.epochs import TableEpoch
+from ....state.slots.key_index import KeyHasher
+from ....state.snapshot import (
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+)
+from ....state.values import Index
+from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
+from ...aggregation.aggregates import AggregatePlan
+from ...aggregation.keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
+from ...base import Operator, OperatorContext
+from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
+from ...key_group_times import times_cut, times_info, times_schema
+from ..kinds import GlobalWindow
+from ..window_aggregate import EMIT_ROWS_MAX
+from .early import EarlyResults
+
+_WHOLE: Final = "whole"
+_TIME: Final = "time"
+_TIME_SCHEMA: Final = times_schema("seen")
+
+
+class WholeAggregate(Operator):
+    """Aggregates since the start of the job, per key or, without keys, over all records."""
+
+    def __init__(self, window: GlobalWindow, plan: AggregatePlan, step: str = "window") -> None:
+        assert not plan.added
+        self._window, self._plan, self._step = window, plan, step
+        self._seen = WATERMARK_MIN
+        self._ended = False
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._epoch = TableEpoch()
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._group = KeyedGroup(self._plan, self._hasher, self._epoch)
+        self._early = EarlyResults(self._window.early, context, self._show)
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        data = columns_of(batch, self._step)
+        if not data.num_rows:
+            return
+        if batch.timestamps is not None:
+            self._seen = max(self._seen, int(batch.timestamps.max()))
+        rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
+        slots = self._group.add(rows, None)
+        self._early.note(np.zeros(1, np.intp) if slots is None else slots, data.num_rows)
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Emit all results at the end of time."""
+        if timestamp == WATERMARK_MAX:
+            self._finish()
+        self.output.emit_watermark(timestamp)
+
+    def finish(self) -> Awaitable[None] | None:
+        """Emit the results of a stream without event time."""
+        self._finish()
+        return None
+
+    def _finish(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._early.stop()
+            self._show(np.arange(self._group.state.size))
+
+    def _show(self, slots: Index) -> None:
+        for low in range(0, len(slots), EMIT_ROWS_MAX):
+            part = slots[low : low + EMIT_ROWS_MAX]
+            keys = self._group.keys.take(part) if self._plan.keys else []
+            data = pa.RecordBatch.from_arrays(
+                [*keys, *self._group.state.results(part)], schema=self._plan.result_schema
+            )
+            known = self._seen > WATERMARK_MIN
+            self.output.emit(ColumnBatch(data, np.full(len(part), self._seen) if known else None))
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Snapshot table `whole` (one row per key) and `time` (per key group)."""
+        epoch = self._epoch.cut()
+        parts = [CutPart(self._group.cut(epoch))]
+        whole = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        time = times_cut(self.context.key_groups, _TIME_SCHEMA, self._seen)
+        return StateSnapshot(tables={_WHOLE: whole, _TIME: time})
+
+    def states(self) -> Sequence[StateInfo]:
+        """Return the declarations of tables `whole` and `time`."""
+        return [
+            aggregate_info(self._plan, _WHOLE, "window"),
+            times_info(_TIME, "window", _TIME_SCHEMA),
+        ]
+
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        """Restore the aggregates; new ones start empty."""
+        self._epoch.restored()
+        times = state.tables.get(_TIME)
+        if times is not None and times.num_rows:
+            self._seen = int(times.column("seen").to_numpy().max())
+        table = state.tables.get(_WHOLE)
+        if table is not None and table.num_rows:
+            rows = restored_rows(self._plan, table, state.states.get(_WHOLE), self._step)
+            self._group.load(self._plan, self._hasher, rows)
+        return None
+
+    def close(self) -> None:
+        early: EarlyResults | None = getattr(self, "_early", None)
+        if early is not None:
+            early.stop()

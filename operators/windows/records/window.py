@@ -1,0 +1,50 @@
+"""The window that functions of records see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from ...elements import WATERMARK_MAX, WATERMARK_MIN
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Window:
+    """The window [start, end), ms since 1970 UTC; or `GLOBAL`, which has no end."""
+
+    start: int
+    end: int
+
+    @property
+    def last(self) -> int:
+        """The last ms of the window, which is the event time of its results."""
+        return self.end - 1
+
+    @property
+    def is_global(self) -> bool:
+        """True for the one window that holds all records of a key."""
+        return self == GLOBAL
+
+    @property
+    def start_at(self) -> datetime:
+        """The start as an aware datetime; `GLOBAL` has none."""
+        return _EPOCH + timedelta(milliseconds=self.start)
+
+    @property
+    def end_at(self) -> datetime:
+        """The end as an aware datetime; `GLOBAL` has none."""
+        return _EPOCH + timedelta(milliseconds=self.end)
+
+    def meets(self, other: Window) -> bool:
+        """Return True if the two overlap or touch."""
+        return self.start <= other.end and other.start <= self.end
+
+    def cover(self, other: Window) -> Window:
+        """Return the smallest window that holds both."""
+        return Window(min(self.start, other.start), max(self.end, other.end))
+
+
+GLOBAL: Final = Window(WATERMARK_MIN, WATERMARK_MAX)

@@ -1,0 +1,216 @@
+"""Windows that get few rows of a batch at a time share one table, whose keys begin with the window.
+
+A replay can put hundreds of windows into one batch. A table for each would cost more to make than
+its rows to add; here such a batch is one lookup and one update, whatever the number of windows.
+Slots of expired windows are dropped together, once they are the majority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...state.slots.arrays import SlotArray
+from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
+from ...state.slots.key_index import BatchKeys, KeyHasher, plain_column, taken_keys
+from ...state.values import Array, Index
+from ..aggregation.aggregate_tables import CutPart
+from ..aggregation.aggregates import AggregatePlan
+from ..aggregation.keyed_aggregate import KeyedGroup, KeyedRows, Rows
+from .kinds import TumblingWindow
+
+SMALL_ROWS = 512
+"""A window whose first batch brings fewer rows than this shares the table."""
+KEPT_ROWS_MAX = 65_536
+"""A table that had more rows than this frees its memory when its last window expires."""
+_DEAD_MIN = 1_024
+_NO_WINDOW = np.iinfo(np.int64).min
+_Starts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Results of windows: the start of each row's window, key columns, value columns."""
+
+    starts: _Starts
+    keys: list[pa.Array]
+    values: list[pa.Array]
+
+    def slice(self, low: int, high: int) -> Fired:
+        """Return the rows from `low` to `high`."""
+        keys, values = (
+            [column.slice(low, high - low) for column in columns]
+            for columns in (self.keys, self.values)
+        )
+        return Fired(self.starts[low:high], keys, values)
+
+
+class SmallWindows:
+    """The shared table of one operator. A slot counts while its window starts after `_gone`."""
+
+    def __init__(
+        self, plan: AggregatePlan, window: TumblingWindow, seed: int, epoch: TableEpoch
+    ) -> None:
+        types = [plan.schema.field(key).type for key in plan.keys]
+        self._plan, self._window, self._epoch = plan, window, epoch
+        self._hasher = KeyHasher([pa.int64(), *types], seed)
+        self.open: set[int] = set()
+        """The starts of the windows in this table."""
+        self._gone = _NO_WINDOW
+        self._renew()
+
+    def _renew(self) -> None:
+        self._group = KeyedGroup(self._plan, self._hasher, self._epoch)
+        self._starts = SlotArray(np.int64)
+
+    def add(self, rows: KeyedRows, parts: Sequence[tuple[int, Rows]]) -> tuple[Index, Index]:
+        """Add rows of some windows; return which rows, and their slots."""
+        starts = np.full(rows.size, _NO_WINDOW)
+        for start, which in parts:
+            starts[which] = start
+        self.open.update(start for start, _ in parts)
+        index = np.flatnonzero(starts != _NO_WINDOW)
+        columns, values = rows.key_columns, rows.values
+        if len(index) < rows.size:
+            starts = starts[index]
+            columns = [taken_keys(column, index) for column in columns]
+            values = {name: column.pick(index) for name, column in values.items()}
+        state = self._group.state
+        slots = self._add(starts, columns, lambda at, size: state.add(at, values, size))
+        return index, slots
+
+    def _add(
+        self, starts: _Starts, columns: list[pa.Array], update: Callable[[Index, int], None]
+    ) -> Index:
+        slots = self._group.slots_of(BatchKeys(self._hasher, [pa.array(starts), *columns]))
+        size = self._group.keys.size
+        update(slots, size)
+        self._starts.reserve(size)
+        self._starts.data[slots] = starts
+        return slots
+
+    def fire(self, after: int, last: int) -> Fired | None:
+        """Return results of the windows that start after `after`, up to `last`, in order of the windows."""
+        if not any(after < start <= last for start in self.open):
+            return None
+        starts = self._starts.data[: self._group.keys.size]
+        slots = np.flatnonzero((starts > max(after, self._gone)) & (starts <= last))
+        slots = slots[np.argsort(starts[slots], kind="stable")]
+        keys = self._group.keys.take(slots)[1:]
+        return Fired(starts[slots], keys, self._group.state.results(slots))
+
+    def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
+        """Return results of some slots, whose keys are given."""
+        return Fired(self._starts.data[slots], keys, self._group.state.results(slots))
+
+    def starts_of(self, slots: Index) -> _Starts:
+        """Return the window of each slot."""
+        return self._starts.data[slots]
+
+    def drop(self, last: int) -> None:
+        """Forget the windows that start at `last` or before."""
+        gone = {start for start in self.open if start <= last}
+        if not gone:
+            return
+        self.open -= gone
+        self._gone = last
+        size = self._group.keys.size
+        if not self.open:
+            if self._group.busy or size > KEPT_ROWS_MAX:
+                self._renew()
+            else:
+                self._group.clear()
+            return
+        alive = np.flatnonzero(self._starts.data[:size] > last)
+        if size - len(alive) > max(_DEAD_MIN, size // 2):
+            self._compact(alive)
+
+    def _compact(self, alive: Index) -> None:
+        """Move these slots to a new group; each row keeps the epoch of its last change."""
+        starts, epochs = self._starts.data[alive], self._group.state.epochs_of(alive)
+        keys, state = self._rows(alive)
+        self._renew()
+        if len(alive):
+            self._load(starts, keys, state, epochs)
+
+    # --- windows that move out -----------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the rows take."""
+        return self._group.used_bytes
+
+    def take_largest(self, nbytes: int) -> list[tuple[int, pa.Table]]:
+        """Remove windows, those with the most rows first, until this many bytes are free.
+
+        Return the start and the rows (keys and state) of each. Windows of fewer than `SMALL_ROWS`
+        rows stay: a table of its own would take more than it saves.
+        """
+        starts = self._starts.data[: self._group.keys.size]
+        alive = np.flatnonzero(starts > self._gone)
+        windows, counts = np.unique(starts[alive], return_counts=True)
+        largest = np.argsort(-counts, kind="stable")
+        largest = largest[counts[largest] >= SMALL_ROWS]
+        wanted = len(starts) * nbytes // max(1, self.nbytes)
+        upto = int(np.searchsorted(np.cumsum(counts[largest]), wanted)) + 1
+        chosen = windows[largest[:upto]]
+        if not len(chosen):
+            return []
+        taken = []
+        for start in chosen.tolist():
+            slots = np.flatnonzero(starts == start)
+            keys, state = self._rows(slots)
+            columns = dict(zip(self._plan.keys, keys, strict=True))
+            taken.append(
+                (
+                    start,
+                    pa.table(
+                        {**columns, **dict(zip(state.column_names, state.columns, strict=True))}
+                    ),
+                )
+            )
+        self.open -= set(chosen.tolist())
+        self._compact(alive[~np.isin(starts[alive], chosen)])
+        return taken
+
+    def _rows(self, slots: Index) -> tuple[list[pa.Array], pa.Table]:
+        """Return keys and state of these slots."""
+        keys, names = self._group.keys.take(slots)[1:], self._plan.state_schema.names
+        names = names[1 + len(keys) + len(self._plan.added) :]
+        return keys, pa.Table.from_arrays(self._group.state.columns(slots), names=names)
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def cut(self, epoch: int) -> CutPart:
+        """Return the part of the table's cut number `epoch` that is stored here."""
+        # Only slots that the cut knows are read, and a slot's window never changes.
+        starts, gone, size_ms = self._starts.data, self._gone, self._window.size_ms
+
+        def alive(which: Rows) -> Rows:
+            held = starts[which]
+            if not held.size or int(held.min()) > gone:
+                return which
+            offset = np.flatnonzero(held > gone)
+            return offset if isinstance(which, slice) else which[offset]
+
+        def edges(which: Rows) -> list[Array]:
+            return [starts[which].copy(), starts[which] + size_ms]
+
+        return CutPart(self._group.cut(epoch), edges, 1, alive)
+
+    def load(self, table: pa.Table) -> None:
+        """Restore rows of a snapshot's table."""
+        starts = plain_column(table.column("window_start")).cast(pa.int64()).to_numpy()
+        columns = [plain_column(table.column(key)) for key in self._plan.keys]
+        self._load(starts, columns, table, RESTORED_EPOCH)
+        self.open.update(np.unique(starts).tolist())
+
+    def _load(
+        self, starts: _Starts, keys: list[pa.Array], table: pa.Table, epochs: Array | int
+    ) -> None:
+        state = self._group.state
+        self._add(starts, keys, lambda at, size: state.load(at, table, size, epochs))
