@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .checkpoints import checkpoint, checkpoints, savepoint_app
+from .checkpoints import checkpoint_app, checkpoints, savepoint_app
 from .listing import history, list_jobs
 from .run import run
 from .verbs import cancel, explain, options, rescale, stop, validate
@@ -45,7 +45,7 @@ app.command("explain")(explain)
 app.command("list")(list_jobs)
 app.command("stop")(stop)
 app.command("cancel")(cancel)
-app.command("checkpoint")(checkpoint)
+app.add_typer(checkpoint_app, name="checkpoint")
 app.command("checkpoints")(checkpoints)
 app.command("history")(history)
 app.command("rescale")(rescale)

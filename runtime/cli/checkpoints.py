@@ -6,12 +6,13 @@ import asyncio
 import json
 import time
 from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from ...operators.durations import format_duration
-from .console import FAILED, print_table
+from .console import FAILED, print_table, say
 from .jobs import request
 from .load import (
     File,
@@ -27,7 +28,11 @@ from .load import (
 )
 from .verbs import Native, target
 
+if TYPE_CHECKING:
+    from ..savepoint.verify import Verification
+
 T = TypeVar("T")
+PROGRESS_EVERY_S = 5.0
 savepoint_app = typer.Typer(
     help="Take, look at, compare, check and delete savepoints.", no_args_is_help=True
 )
@@ -140,7 +145,24 @@ def _bytes(value: int) -> str:
     return f"{value:,} B"
 
 
-def checkpoint(
+class _CheckpointGroup(TyperGroup):
+    """`headgate checkpoint JOB` is short for `headgate checkpoint take JOB`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["take", *args]
+        return super().parse_args(ctx, args)
+
+
+checkpoint_app = typer.Typer(
+    cls=_CheckpointGroup,
+    help="Take a checkpoint, or verify the files of those that are kept.",
+    no_args_is_help=True,
+)
+
+
+@checkpoint_app.command("take")
+def take_checkpoint(
     job: JobName,
     storage: Storage = None,
     cluster: OnCluster = None,
@@ -151,6 +173,102 @@ def checkpoint(
     place = where(storage, cluster, token_file, settings)
     done = request(job, "checkpoint", place)
     typer.echo(f"job {job}: checkpoint {done['checkpoint']} completed in {done['duration_ms']} ms")
+
+
+@checkpoint_app.command("verify")
+def verify(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A savepoint, or the directory of a job's checkpoints (all, or 7 with @7).",
+        ),
+    ],
+    sizes_only: Annotated[
+        bool, typer.Option("--sizes-only", help="Read no file: compare names and sizes only.")
+    ] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify the files of a savepoint, or of the checkpoints that a job keeps.
+
+    The exit code is 1 if a file is missing, truncated or corrupt. Files that no checkpoint needs are shown,
+    and count as no mistake. Nothing is started, stopped or changed.
+    """
+    import msgspec
+
+    from ...operators.clock import SystemClock
+    from ..savepoint.verify import verify_at
+    from ..storage.open_store import open_store_at
+
+    found = _run(
+        verify_at(
+            open_store_at,
+            path,
+            parse_settings(settings or ()),
+            SystemClock(),
+            read=not sizes_only,
+            progress=_BytesRead().show,
+        )
+    )
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+    else:
+        _print_verification(found)
+    if found.damaged:
+        raise typer.Exit(FAILED)
+
+
+class _BytesRead:
+    """Writes lines about the progress of a long verification to stderr."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PROGRESS_EVERY_S
+
+    def show(self, done: int, total: int) -> None:
+        """Say how much was read, if it is time."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_EVERY_S
+            say(f"read {done:,} of {total:,} bytes ({done * 100 // total} %)")
+
+
+def _print_verification(found: Verification) -> None:
+    for id_ in found.checkpoints:
+        damaged = sum(id_ in file.checkpoints for file in found.damaged)
+        state = f"{_count(damaged)} damaged" if damaged else "ok"
+        typer.echo(f"{found.kind} {id_}: {state}")
+    for id_ in found.dropped:
+        typer.echo(f"{found.kind} {id_}: dropped by the job meanwhile")
+    if found.damaged:
+        print_table(
+            ("damage", "checkpoints", "state", "expected", "found", "file"),
+            [
+                (
+                    file.damage,
+                    ", ".join(map(str, file.checkpoints)),
+                    ", ".join(file.states),
+                    _bytes(file.expected_bytes),
+                    "-" if file.found_bytes is None else _bytes(file.found_bytes),
+                    file.file,
+                )
+                for file in found.damaged
+            ],
+            right=("expected", "found"),
+            fold=True,
+        )
+    how = "read" if found.read else "compared by name and size"
+    typer.echo(
+        f"{found.files} files with {found.bytes:,} bytes, {how}; {len(found.damaged)} damaged"
+    )
+    if found.orphans:
+        size = sum(found.orphans.values())
+        typer.echo(f"no {found.kind} needs {_count(len(found.orphans))} with {size:,} bytes:")
+        for name in found.orphans:
+            typer.echo(f"  {name}")
+
+
+def _count(files: int) -> str:
+    return f"{files} {'file' if files == 1 else 'files'}"
 
 
 @savepoint_app.command("take")

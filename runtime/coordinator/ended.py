@@ -10,8 +10,7 @@ from ..options.state import CHECKPOINT_RETENTION
 from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import JobEnded, JobStatus
-from ..storage.stored_jobs import withdraw_token
-from ..storage.sweep import sweep_orphans
+from ..storage.stored_jobs import sweep_orphans, withdraw_token
 from .checkpointing import PublishResult
 from .context import ClientWish, Failure, JobContext
 from .source_runs import discard_source_data

@@ -59,8 +59,7 @@ from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import counted, open_store_at
 from ..storage.probe import probe_races
-from ..storage.stored_jobs import publish_token, withdraw_token
-from ..storage.sweep import sweep_orphans
+from ..storage.stored_jobs import publish_token, sweep_orphans, withdraw_token
 from .checkpoint_report import report
 from .checkpointing import CheckpointDriver
 from .clients import Clients

@@ -22,6 +22,7 @@ from ..storage.open_store import join_address
 from . import store as savepoints
 from .store import Savepoint
 
+_FIX = "give the directory of a savepoint (it has `_metadata`), or of a job's checkpoints (it has `log`)"
 _WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
 
 
@@ -57,30 +58,42 @@ async def locate(
         StateError: there is no restorable state.
         UsageError: the address is malformed.
     """
+    root, wanted = split_address(address)
+    async with savepoints.opened(open_at, root, options, writable=False) as store:
+        return await find(store, root, wanted, clock)
+
+
+def split_address(address: str) -> tuple[str, int | None]:
+    """Return the root of an address and the id of the checkpoint in it, if it names one.
+
+    Raises:
+        StateError: the root is a local directory that does not exist.
+    """
     match = _WITH_ID.fullmatch(address)
     root, wanted = (match["path"], int(match["id"])) if match else (address, None)
     if "://" not in root and not Path(root).is_dir():
         raise StateError(f"no such directory path=`{root}`", fix=_FIX)
-    async with savepoints.opened(open_at, root, options, writable=False) as store:
-        savepoint = await savepoints.read(store)
-        if savepoint is None:
-            if await savepoints.unfinished_files(store, root) is not None:
-                raise StateError(
-                    savepoints.UNFINISHED,
-                    where=store.describe(),
-                    fix="wait for it, or restore another one; headgate savepoint dispose --unfinished "
-                    "deletes its remains",
-                )
-            manifest = await _checkpoint(store, wanted, clock)
-            return Located(manifest, root, _job_name(root), None)
-        if wanted is not None:
-            raise UsageError(
-                f"a savepoint has no numbered checkpoints path=`{root}`", fix=f"leave out @{wanted}"
+    return root, wanted
+
+
+async def find(store: CheckpointStore, root: str, wanted: int | None, clock: Clock) -> Located:
+    """Find the state in an open store, as `locate`."""
+    savepoint = await savepoints.read(store)
+    if savepoint is None:
+        if await savepoints.unfinished_files(store, root) is not None:
+            raise StateError(
+                savepoints.UNFINISHED,
+                where=store.describe(),
+                fix="wait for it, or restore another one; headgate savepoint dispose --unfinished "
+                "deletes its remains",
             )
-        return Located(savepoint.manifest, root, savepoint.job, savepoint)
-
-
-_FIX = "give the directory of a savepoint (it has `_metadata`), or of a job's checkpoints (it has `log`)"
+        manifest = await _checkpoint(store, wanted, clock)
+        return Located(manifest, root, _job_name(root), None)
+    if wanted is not None:
+        raise UsageError(
+            f"a savepoint has no numbered checkpoints path=`{root}`", fix=f"leave out @{wanted}"
+        )
+    return Located(savepoint.manifest, root, savepoint.job, savepoint)
 
 
 async def _checkpoint(store: CheckpointStore, wanted: int | None, clock: Clock) -> Manifest:

@@ -19,6 +19,7 @@ import msgspec
 from ...errors import CorruptError, JobNotFound, StorageError
 from ...operators.clock import Clock
 from ..protocol import joblog, names
+from ..protocol.checkpoints.manifest import orphans
 from ..protocol.joblog import JobEnded, Leader, LogView
 from .base import AddressOpener, CheckpointStore
 from .joblog_store import JobLog
@@ -189,3 +190,21 @@ async def read_token(store: CheckpointStore, generation: int) -> str:
         return "" if data is None else msgspec.json.decode(data, type=_ControlToken).token
     except (StorageError, msgspec.DecodeError):
         return ""
+
+
+async def sweep_orphans(store: CheckpointStore, keep: set[str], generation: int) -> list[str]:
+    """Delete state files of earlier generations that are not in `keep`; return their names, sorted.
+
+    For the coordinator of `generation`, after its start entry is in the log and before its first
+    checkpoint: from then on no earlier generation can complete one. Also for a coordinator whose
+    own generation is over, by its end in the log, and which names the next. Unfinished files of
+    dead writers are deleted as well.
+
+    Raises:
+        StorageError: the store cannot be listed, or refuses to delete.
+    """
+    present = [name async for name, _ in store.list_files(f"{names.CHECKPOINTS}/")]
+    doomed = orphans(present, keep, generation)
+    await store.delete_files(doomed)
+    await store.delete_incomplete(names.CHECKPOINTS)
+    return doomed

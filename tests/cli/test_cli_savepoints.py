@@ -106,3 +106,28 @@ def test_the_record_of_a_job_that_lives_is_not_removed(cli, ticker: str) -> None
     record.write_text(text)
     assert cli("cancel", "ticker").returncode == 0
     run.end()
+
+
+def test_files_of_checkpoints_and_savepoints_are_verified(cli, ticker: str) -> None:
+    run = cli.start(
+        "run", ticker, *IN_PROCESS, "-D", "execution.checkpointing.data-inline-threshold=0b"
+    )
+    run.wait_for("RUNNING")
+    assert cli("checkpoint", "ticker").stdout.startswith("job ticker: checkpoint 1 completed in ")
+    assert cli("checkpoint", "take", "ticker").stdout.startswith("job ticker: checkpoint 2 ")
+    savepoint = path_in(cli("stop", "ticker", "--savepoint", "kept").stdout)
+    assert run.end()[0] == 0
+
+    for path in ("checkpoints/ticker", savepoint):
+        sound = cli("checkpoint", "verify", path)
+        assert (sound.returncode, "0 damaged" in sound.stdout) == (0, True)
+    damaged = next((cli.directory / "checkpoints").rglob("*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert cli("checkpoint", "verify", "checkpoints/ticker", "--sizes-only").returncode == 0
+    found = cli("checkpoint", "verify", "checkpoints/ticker")
+    assert found.returncode == 1
+    assert "corrupt" in found.stdout
+    assert damaged.name in found.stdout
+    facts = json.loads(cli("checkpoint", "verify", "checkpoints/ticker", "--json").stdout)
+    assert [file["damage"] for file in facts["damaged"]] == ["corrupt"]
+    assert facts["orphans"] == {}

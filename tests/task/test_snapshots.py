@@ -12,7 +12,7 @@ import pytest
 from headgate.errors import StorageError
 from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.storage.sweep import sweep_orphans
+from headgate.runtime.storage.stored_jobs import sweep_orphans
 from headgate.runtime.task import state_files
 from headgate.state.snapshot import state_info
 
