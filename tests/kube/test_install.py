@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from headgate.tests.kube.charts import CHART, CRDS, headgate_command
+from headgate.tests.kube.stream_jobs import explain
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
 IMAGE = ("--set", "image.repository=headgate", "--set-string", "image.tag=1")
@@ -102,7 +103,13 @@ def test_definitions_of_the_chart_itself_are_upgraded_and_stay(
 
 
 def test_helm_test_runs_a_job_and_leaves_nothing(cluster: Cluster, release: str) -> None:
-    said = cluster.helm("test", "streams", "-n", release, "--timeout", "170s", "--logs")
+    try:
+        said = cluster.helm("test", "streams", "-n", release, "--timeout", "170s")
+    except CommandError as error:
+        # The pod of a test that failed stays; Helm's own `--logs` fails where it does not.
+        error.add_note(cluster.kubectl("logs", "streams-headgate-test", "-n", release))
+        error.add_note(explain(cluster, release))
+        raise
     assert re.search(r"TEST SUITE:\s+streams-headgate-test\n.*Phase:\s+Succeeded", said, re.DOTALL)
     hooks = cluster.get(
         "pods,sa,role,rolebinding,cm", "-n", release, "-l", "app.kubernetes.io/component=test"

@@ -65,6 +65,8 @@ def job(name: str, rows: int) -> dict[str, Any]:
     spec = {
         "sources": {"numbers": {"generator": {"fields": {"n": "sequence"}, "rows": rows}}},
         "sinks": {"out": {"from": "numbers", "blackhole": {}}},
+        # It keeps no checkpoints, and would fail for good if a pod were lost while it starts.
+        "restart": {"strategy": "fixed-delay", "attempts": 5, "delay": "2s"},
         "kubernetes": {"deletion": {"policy": "Abort"}},
     }
     resource = {"apiVersion": "headgate.io/v1alpha1", "kind": "StreamJob"}
