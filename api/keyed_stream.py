@@ -41,13 +41,21 @@ from ..operators.windows.sessions.window import SessionWindow
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .required_name import named
 from .steps.async_calls import TIMEOUT, add_map_async
-from .steps.join_methods import KeyedJoins, WindowedJoins
+from .steps.joins import KeyedJoins, WindowedJoins
 from .steps.patterns import add_match
 from .steps.process import add_keyed
-from .steps.record_window_methods import RecordWindowedStream, RecordWindows, why_records
-from .steps.record_windows import AnyWindow, Windows, one_key
-from .steps.sessions import session_aggregate
-from .steps.window_aggregates import needs_event_time, window_aggregate, window_fields
+from .steps.windows import (
+    AnyWindow,
+    RecordWindowedStream,
+    RecordWindows,
+    Windows,
+    needs_event_time,
+    one_key,
+    session_aggregate,
+    why_records,
+    window_aggregate,
+    window_fields,
+)
 from .stream import Stream
 from .stream_base import into_schema
 

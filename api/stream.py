@@ -61,11 +61,11 @@ from ..operators.windows.late import LATE, WITH_CONTEXT
 from ..operators.windows.sessions.window import SessionWindow
 from ..state.hashing import check_key_type
 from .required_name import named
-from .steps.async_methods import Calls
+from .steps.async_calls import Calls
 from .steps.event_time import add_event_time
 from .steps.lookups import Lookups
-from .steps.loop_methods import Loops
-from .steps.process_methods import Processes
+from .steps.loops import Loops
+from .steps.process import Processes
 
 if TYPE_CHECKING:
     from .connected import BroadcastStream

@@ -1,4 +1,4 @@
-"""Planning of batch functions: checks the arguments, naming the user's line, and adds the node."""
+"""The step of `map_batches`: checks its arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..stream_base import StreamBase, into_schema
 
 if TYPE_CHECKING:
     from ..stream import Stream
+
 
 WITHIN: Final = "50ms"
 """The default for how long a row waits for a batch of `rows=` to fill."""

@@ -1,4 +1,4 @@
-"""Planning of `Stream.event_time`: checks the arguments, naming the user's line."""
+"""The step of `Stream.event_time`: checks its arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ...operators.watermarks.strategy import WatermarkStrategy, bounded_by
 
 if TYPE_CHECKING:
     from ..stream import Stream
+
 
 _PASSING: Final = frozenset({"filter", "select", "map", "flat_map", "event_time"})
 """The kinds of steps that emit the results of a batch at once."""

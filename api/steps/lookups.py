@@ -1,4 +1,4 @@
-"""Lookup join: each record with the entry for its key in a table, or from a coroutine function."""
+"""Lookups: joins of each record with the entry for its key in a table, or from a coroutine function."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from .async_calls import TIMEOUT, add_map_async, check_coroutine
 
 if TYPE_CHECKING:
     from ..stream import Stream
+
 
 T = TypeVar("T")
 

@@ -1,25 +1,36 @@
-"""Planning of loops: calls the user's body on the inner stream, checks the result, adds both ends."""
+"""Loops: the stream methods call the user's body on the inner stream, check its result, and add both ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+import polars as pl
 import pyarrow as pa
 
 from ...errors import PlanError
 from ...operators.durations import Duration, format_duration, parse_duration
-from ...operators.functions.checks import check_plain
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.expressions.expression_steps import ExpressionSteps, FilterStep
+from ...operators.expressions.expressions import ExpressionLike, check_filter, show
+from ...operators.functions.checks import check_plain, check_returns
 from ...operators.graph import Chaining, Node, Origin
 from ...operators.loops.head import IterationHead, IterationTail
-from ...operators.loops.settings import LoopSettings, Rounds
+from ...operators.loops.settings import LoopSettings, Matching, Rounds
+from ...operators.origin import capture_origin
+from ...operators.per_record.base import UserFunction
+from ...operators.per_record.filter import kept_rows
 from ...operators.schema import difference, optional, same_columns
+from ..required_name import named
 from ..stream_base import StreamBase, check_parallelism
-from .loop_conditions import matching
 
 if TYPE_CHECKING:
     from ..stream import Stream
+
+T = TypeVar("T")
+U = TypeVar("U")
+_STATE = "records under way in the loop are stored under this name"
 
 Body: TypeAlias = Callable[[Any], tuple[Any, Any]]
 HEAD, TAIL = "iterate", "feedback"
@@ -218,3 +229,106 @@ def _sources(nodes: Iterable[Node]) -> list[Node]:
 
 def _ends(node: Node) -> bool:
     return node.source is not None and node.source.bounded
+
+
+class MatchingRows:
+    """Counts by an expression on columns."""
+
+    def __init__(self, steps: ExpressionSteps) -> None:
+        self._steps = steps
+
+    def __call__(self, batch: Batch) -> int:
+        assert isinstance(batch, ColumnBatch)  # the plan has checked that the stream has columns
+        kept = self._steps.apply(batch)
+        return 0 if kept is None else len(kept)
+
+
+class MatchingRecords:
+    """Counts by a function of a record."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._user = user
+
+    def __call__(self, batch: Batch) -> int:
+        return len(kept_rows(self._user.apply(self._user.reader(batch))))
+
+
+def matching(stream: StreamBase[Any], condition: Any, name: str, origin: Origin) -> Matching:
+    """Return the condition over the records of a stream.
+
+    Raises:
+        PlanError: it is no condition, or it reads what the stream does not have.
+    """
+    if not isinstance(condition, str | pl.Expr):
+        check_plain(condition, "while_any", origin)
+        check_returns(condition, "while_any", origin)
+        return MatchingRecords(
+            stream._user_function("while_any", name, origin, condition, None, max_in_flight=1)
+        )
+    schema = stream._columns("while_any by expression", origin)
+    column = check_filter(condition, schema, "while_any", str(origin))
+    return MatchingRows(ExpressionSteps([FilterStep(column, show(condition))], schema))
+
+
+class Loops(StreamBase[T], Generic[T]):
+    """Steps that feed records back."""
+
+    @named("iteration", _STATE)
+    def iterate(
+        self,
+        body: Callable[[Stream[T]], tuple[StreamBase[T], Stream[U]]],
+        *,
+        name: str,
+        wait: Duration = "0s",
+        parallelism: int | None = None,
+    ) -> Stream[U]:
+        """Add a loop: `body(stream) -> (feedback, output)`; records of `feedback` go back into `stream`.
+
+        It ends when the inputs have ended and no records are in flight in it any more.
+
+        Args:
+            body: called once, now, to build the steps of the loop.
+            name: the address of the state.
+            wait: the loop ends only after it was empty for this long.
+            parallelism: of both ends of the loop.
+        """
+        from .loops import add_iterate
+
+        origin = capture_origin()
+        return add_iterate(self, body, name=name, wait=wait, parallelism=parallelism, origin=origin)
+
+    @named("iteration", _STATE)
+    def iterate_rounds(
+        self,
+        body: Callable[[Stream[T]], tuple[StreamBase[T], Stream[U]]],
+        *,
+        name: str,
+        max_rounds: int,
+        while_any: ExpressionLike | Callable[[T], Any] | None = None,
+        parallelism: int | None = None,
+    ) -> Stream[U]:
+        """Add a loop in rounds, for input that ends: the feedback of one round is the input of the next.
+
+        Event time in the loop is the number of the round, from 0; when a round is over in all
+        subtasks, it is the watermark. The loop ends after a round without feedback, or as
+        `while_any` or `max_rounds` say; then the feedback of the last round is dropped.
+
+        Args:
+            body: called once, now, to build the steps of the loop.
+            name: the address of the state.
+            max_rounds: the most rounds.
+            while_any: there is another round only if this holds for some record of the feedback.
+            parallelism: of both ends of the loop.
+        """
+        from .loops import add_rounds
+
+        origin = capture_origin()
+        return add_rounds(
+            self,
+            body,
+            name=name,
+            max_rounds=max_rounds,
+            while_any=while_any,
+            parallelism=parallelism,
+            origin=origin,
+        )

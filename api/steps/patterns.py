@@ -1,4 +1,4 @@
-"""Planning of `keyed.match(...)`: checks the arguments, naming the user's line, and adds the node."""
+"""The step of `keyed.match(...)`: checks its arguments, naming the user's line, and adds the node."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Planning of process functions: checks the arguments, naming the user's line, and adds the node."""
+"""Steps with process functions: the stream methods, the checks of functions, and the nodes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from ...errors import PlanError
 from ...operators.functions.checks import check_takes, is_async
 from ...operators.functions.dead_letters import FAILED, OnErrorLike, checked_on_error, failed_sides
 from ...operators.graph import ByClock, Node, Origin
+from ...operators.origin import capture_origin
 from ...operators.partitioning import HashColumns, HashFunction
 from ...operators.per_record.base import UserFunction
 from ...operators.process.batches import (
@@ -35,10 +36,16 @@ from ...operators.process.two_inputs import BroadcastProcessOperator, CoProcessO
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, record_class
 from ...state.evolution import keeps_hash
-from ..stream_base import into_schema
+from ..required_name import named
+from ..stream_base import StreamBase, into_schema
 
 if TYPE_CHECKING:
+    from ..connected import BroadcastConnected, BroadcastStream, ConnectedStreams
     from ..stream import Stream
+
+T = TypeVar("T")
+U = TypeVar("U")
+Out = TypeVar("Out")
 
 KeyedBy = HashColumns | HashFunction
 _AT_TIMES = ("finish", "on_checkpoint_complete", "on_checkpoint_aborted")
@@ -347,3 +354,65 @@ def _fix(function: object, kind: type[Any]) -> str:
     if isinstance(function, KeyedProcess | KeyedBatchProcess):
         return f"a {_kind_of(function).__name__} has one input: keyed.process(...)"
     return f"derive a class from hg.{kind.__name__}[...]; map and flat_map take functions"
+
+
+class Processes(StreamBase[T], Generic[T]):
+    """Steps of functions with state of the subtask."""
+
+    @named("stateful step", "its state is stored under this name")
+    def process(
+        self,
+        function: Process[T, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
+    ) -> Stream[Out]:
+        """Call a function with state of the subtask, and side outputs, for each record.
+
+        Records keep their distribution: after `rebalance()` a subtask gets any of them. State per
+        key and timers need `key_by` or `key_with` before.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+            on_error: the handling of records for which it raises, as for `KeyedStream.process`.
+        """
+        from .process import add_keyless  # makes streams
+
+        return add_keyless(self._whole, function, name, into, on_error, capture_origin())
+
+    @overload
+    def connect(self, other: BroadcastStream[U]) -> BroadcastConnected[T, U]: ...  # type: ignore[overload-overlap]
+    @overload
+    def connect(self, other: Stream[U]) -> ConnectedStreams[T, U]: ...
+    def connect(
+        self, other: Stream[U] | BroadcastStream[U]
+    ) -> ConnectedStreams[T, U] | BroadcastConnected[T, U]:
+        """Connect this stream and another, both without keys, for one function; follow with
+        `.process(...)`.
+
+        Args:
+            other: a stream, or `stream.broadcast()`, which every subtask gets.
+        """
+        from ..connected import BroadcastConnected, BroadcastStream, ConnectedStreams
+        from ..stream import Stream
+
+        origin = capture_origin()
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnected((self._whole, None), other, origin)
+        if isinstance(other, Stream):
+            return ConnectedStreams((self._whole, None), (other, None), origin)
+        raise PlanError(
+            f"connect needs a stream without keys here, got `{type(other).__name__}`",
+            where=str(origin),
+            fix="call .key_by(...) or .key_with(...) on both streams, or on none",
+        )
+
+    @property
+    def _whole(self) -> Stream[Any]:
+        from ..stream import Stream
+
+        assert isinstance(self, Stream)
+        return self
