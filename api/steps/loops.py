@@ -1,4 +1,4 @@
-"""Loops: the stream methods call the user's body on the inner stream, check its result, and add both ends."""
+"""Loops: the methods call the user's body on the inner stream, check its result, and add both ends."""
 
 from __future__ import annotations
 

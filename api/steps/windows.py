@@ -1,4 +1,4 @@
-"""Windows with aggregates or functions of records: the methods, the checks of their arguments, and the nodes."""
+"""Windows with aggregates or functions of records: the methods, their checks, and the nodes."""
 
 from __future__ import annotations
 
